@@ -1,0 +1,24 @@
+"""Starts a module of `runners` under any interpreter, without putting anything of ours on its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# The package is loaded from its file, so that the measured interpreter's own site-packages decide what can be imported.
+# The current folder goes out of sys.path until our imports are done (a user's random.py must not break them), and the
+# measured process puts it back by its absolute name, which survives a change of folder.
+BOOT = """\
+import sys
+if sys.path[:1] == ['']: del sys.path[0]
+import importlib, importlib.util
+spec = importlib.util.spec_from_file_location('runners', sys.argv[1] + '/__init__.py', submodule_search_locations=[sys.argv[1]])
+package = importlib.util.module_from_spec(spec)
+sys.modules['runners'] = package
+spec.loader.exec_module(package)
+importlib.import_module('runners.' + sys.argv[2]).main(sys.argv[3:])
+"""
+
+
+def command(python: str, module: str, *arguments: str) -> list[str]:
+    """The argument list that runs `runners.<module>.main(arguments)` under the interpreter `python`."""
+    return [python, "-c", BOOT, str(Path(__file__).resolve().parent), module, *arguments]

@@ -1,0 +1,91 @@
+"""The facts of one attempt, one JSON line each, appended as they happen by the measured process alone.
+
+Kinds of line, each with `t` (seconds, the machine's monotonic clock):
+
+    environment  pid, at (UTC), record {host, python, torch, ...}, shared by every attempt in the same surroundings
+    baseline     counters {resident, ...}: after the imports, before the workload; available_memory_bytes
+    budget       budget_kind (guard / data_limit / allocator), budget_bytes
+    model        parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, model_revision, ...
+    began        phase, run_index, counters {device: {baseline}}
+    heartbeat    phase, run_index, counters {device: {peak}}: the last one of an unfinished phase is its partial peak
+    ended        phase, run_index, elapsed_s, iterations, completed, shapes, metrics,
+                 counters {device: {baseline, end, peak, alloc_retries, num_ooms}}
+    failed       phase, chain [{type, bases, message}], traceback: what the workload raised, cause by cause
+    finished     metrics, steps, tokens: the workload returned
+
+What happens between two phases is the phase `between`: it has no `began`, it starts where the one before it ended.
+Counters are whole bytes by name (allocated, reserved, requested, active, used, tensor, resident, resident_anon,
+resident_file, address); one that was not read is absent.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+# Workloads close descriptors and open files of their own; a high number is out of the way of both.
+HIGH = 700
+
+
+class Journal:
+    """Appends lines to one file. Used by the main thread and by the heartbeat of the same process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock = threading.Lock()
+        self._descriptor, self._identity = self._open()
+
+    def write(self, *lines: dict[str, Any]) -> None:
+        """Append the lines in one write, each stamped with the time. Opens the file again if the workload closed it."""
+        now = time.monotonic()
+        text = "".join(json.dumps({"t": now, **line}, allow_nan=False, default=str) + "\n" for line in lines)
+        with self._lock:
+            try:
+                seen = os.fstat(self._descriptor)
+                if (seen.st_dev, seen.st_ino) != self._identity:
+                    raise OSError("the descriptor is somebody else's file now")
+            except OSError:
+                self._descriptor, self._identity = self._open()
+            data = text.encode("utf-8", "replace")
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+
+    def _open(self) -> tuple[int, tuple[int, int]]:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        try:
+            low = os.open(self.path, flags, 0o644)
+        except FileNotFoundError:  # the workload removed its own folder
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            low = os.open(self.path, flags, 0o644)
+        try:
+            high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, HIGH)
+        except OSError:  # the limit of open files is lower than that
+            high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 50)
+        os.close(low)
+        seen = os.fstat(high)
+        return high, (seen.st_dev, seen.st_ino)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Every whole line of a journal, oldest first. A torn line (its writer died in it) is skipped; no file, no lines."""
+    try:
+        text = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return list(_whole(text.split(b"\n")))
+
+
+def _whole(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        try:
+            fact = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(fact, dict) and "kind" in fact:
+            yield fact

@@ -1,0 +1,287 @@
+"""How an attempt ended: the closed set of statuses, and the one place where a status is decided from the facts."""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runners.point import Attempt
+from runners.refusals import Refusal, refusal_in
+
+BETWEEN = "between"  # the phase of what happens between two phases
+START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
+
+
+class Status(str, enum.Enum):
+    """How an attempt ended, or why there was none."""
+
+    OK = "ok"
+    OOM = "oom"
+    OOM_KILLED = "oom_killed"
+    KILLED = "killed"
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    UNAVAILABLE = "unavailable"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+    SKIPPED = "skipped"
+    NOT_RUN = "not_run"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One phase on one device. Counters are bytes by name (`resident`, `allocated`, ...); one not read is absent."""
+
+    name: str
+    run_index: int | None
+    device: str
+    completed: bool
+    iterations: int | None = None
+    elapsed_s: float | None = None
+    baseline: Mapping[str, int] = field(default_factory=dict)
+    end: Mapping[str, int] = field(default_factory=dict)
+    peak: Mapping[str, int] = field(default_factory=dict)
+    alloc_retries: int | None = None
+    num_ooms: int | None = None
+    shapes: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one attempt ended. What was not measured is None."""
+
+    status: Status
+    device: str
+    attempt: int | None = None
+    oom_scope: str | None = None
+    failed_phase: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    traceback: str | None = None
+    signal: int | None = None
+    exit_code: int | None = None
+    requested_bytes: int | None = None
+    skipped_because: str | None = None
+    phases: tuple[Phase, ...] = ()
+    peak_is_partial: bool | None = None
+    process_baseline: Mapping[str, int] = field(default_factory=dict)
+    available_memory_bytes: int | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    budget_kind: str | None = None
+    budget_bytes: int | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    steps: int | None = None
+    tokens: int | None = None
+    pid: int | None = None
+    started_at: str | None = None
+    duration_s: float | None = None
+    contaminated: str | None = None
+    instrumented: bool | None = None
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the point fits on the device, or None if this attempt did not tell."""
+        if self.status is Status.OK:
+            return True
+        if self.status in (Status.OOM, Status.OOM_KILLED):
+            own = self.oom_scope == "device" or self.device == "cpu"
+            return False if own else None
+        return None
+
+    def peak(self, counter: str) -> int | None:
+        """The highest reading of one counter over all phases, in bytes; of one device, where there are several."""
+        return max((phase.peak[counter] for phase in self.phases if counter in phase.peak), default=None)
+
+    @property
+    def deciding(self) -> str:
+        """The counter that says where the peak is: what the allocator gave out, on cpu what is resident."""
+        return "resident" if self.device == "cpu" else "allocated"
+
+    @property
+    def peak_phase(self) -> str | None:
+        """The first phase that reached the peak of the deciding counter."""
+        highest = self.peak(self.deciding)
+        reached = (phase.name for phase in self.phases if highest is not None and phase.peak.get(self.deciding) == highest)
+        return next(reached, None)
+
+    @property
+    def needs_at_least_bytes(self) -> int | None:
+        """With an allocation refused: what was held when it was asked, and what was asked. A lower bound."""
+        if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None:
+            return None
+        failed = next((phase for phase in reversed(self.phases) if not phase.completed), None)
+        held = None if failed is None else failed.end.get(self.deciding)
+        return None if held is None else held + self.requested_bytes
+
+
+def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any] | None) -> Outcome:
+    """What the attempt's facts say: its journal, and its supervisor's last word (None: the supervisor was lost)."""
+    exit = exit or {"lost": True}
+    facts: dict[str, Mapping[str, Any]] = {fact["kind"]: fact for fact in journal}
+    phases = tuple(_phases(attempt, journal, exit))
+    partial = any(not phase.completed for phase in phases)
+    baseline = facts.get("baseline", {})
+    surroundings = facts.get("environment", {})
+    budget = facts.get("budget", {})
+    failed, finished = facts.get("failed"), facts.get("finished")
+    common: dict[str, Any] = {
+        "device": attempt.device,
+        "attempt": attempt.number,
+        "phases": phases,
+        "peak_is_partial": partial if phases else None,
+        "process_baseline": baseline.get("counters", {}),
+        "available_memory_bytes": baseline.get("available_memory_bytes"),
+        "instrumented": baseline.get("instrumented"),
+        "environment": surroundings.get("record", {}),
+        "budget_kind": budget.get("budget_kind"),
+        "budget_bytes": budget.get("budget_bytes"),
+        "model": {key: value for key, value in facts.get("model", {}).items() if key not in ("kind", "t")},
+        "pid": exit.get("pid") or surroundings.get("pid"),
+        "started_at": exit.get("started_at"),
+        "duration_s": exit.get("duration_s"),
+        "contaminated": exit.get("contaminated"),
+        "signal": exit.get("signal"),
+        "exit_code": exit.get("code"),
+    }
+    if finished is not None:
+        common |= {"metrics": finished.get("metrics") or {}, "steps": finished.get("steps"), "tokens": finished.get("tokens")}
+        return Outcome(status=Status.OK, **common)
+    unfinished = next((phase.name for phase in reversed(phases) if not phase.completed), None)
+    common["failed_phase"] = unfinished or (BETWEEN if "baseline" in facts else START)
+    if failed is not None:
+        return Outcome(**_raised(failed), **common)
+    return Outcome(**_ended(exit), **common)
+
+
+def _raised(failed: Mapping[str, Any]) -> dict[str, Any]:
+    chain = failed["chain"]
+    outermost = chain[0]
+    told: dict[str, Any] = {
+        "status": Status.ERROR,
+        "error_type": outermost["type"],
+        "error_message": outermost.get("message"),
+        "traceback": failed.get("traceback"),
+    }
+    refusal: Refusal | None = refusal_in(chain)
+    if any(cause["type"].rpartition(".")[2] == "Unavailable" for cause in chain):
+        told["status"] = Status.UNAVAILABLE
+    elif refusal is not None:
+        told |= {"status": Status.OOM, "oom_scope": refusal.scope, "requested_bytes": refusal.requested_bytes}
+    return told
+
+
+def _ended(exit: Mapping[str, Any]) -> dict[str, Any]:
+    """The status of a process that left no word of its own."""
+    if exit.get("lost"):
+        return {"status": Status.LOST, "error_message": exit.get("reason", "its supervisor ended before it could say how the attempt did")}
+    if exit.get("interrupted"):
+        return {"status": Status.INTERRUPTED, "error_message": exit.get("reason")}
+    if exit.get("timed_out"):
+        return {"status": Status.TIMEOUT, "error_message": exit.get("reason")}
+    if exit.get("unavailable"):
+        return {"status": Status.UNAVAILABLE, "error_message": exit["unavailable"]}
+    number = exit.get("signal")
+    if number == signal.SIGKILL:
+        proof = exit.get("oom_kill_proof")
+        if proof:
+            return {"status": Status.OOM_KILLED, "oom_scope": "host", "error_message": proof}
+        return {"status": Status.KILLED, "error_message": "SIGKILL, and nothing says from whom"}
+    if number is not None:
+        return {"status": Status.CRASHED, "error_message": f"ended by {_signal_name(number)}{_last_words(exit)}"}
+    return {
+        "status": Status.CRASHED,
+        "error_message": f"ended without a word, exit code {exit.get('code')}{_last_words(exit)}",
+    }
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"{signal.Signals(number).name} ({number})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_words(exit: Mapping[str, Any]) -> str:
+    words = exit.get("last_output")
+    return f": {words}" if words else ""
+
+
+def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any]) -> Iterable[Phase]:
+    """The phases that ended, then the one that did not, with the last that was seen of it."""
+    current: Mapping[str, Any] | None = None  # began, or the ended / baseline line that `between` starts from
+    seen: dict[str, dict[str, int]] = {}  # device -> highest readings of the current phase
+    for fact in journal:
+        kind = fact["kind"]
+        if kind == "ended":
+            for device, counters in fact.get("counters", {}).items():
+                yield _phase(fact, device, counters, completed=bool(fact.get("completed")))
+        if kind in ("baseline", "began", "ended"):
+            current, seen = fact, {}
+        elif kind == "heartbeat" and current is not None:
+            for device, counters in fact.get("counters", {}).items():
+                peaks = seen.setdefault(device, {})
+                for counter, value in counters.get("peak", {}).items():
+                    peaks[counter] = max(value, peaks.get(counter, value))
+        elif kind in ("failed", "finished"):
+            return
+    if current is None or current["kind"] == "baseline" and not seen and exit.get("signal") is None:
+        return
+    began = current if current["kind"] == "began" else {"phase": BETWEEN, "run_index": None, "counters": _from_end(attempt, current)}
+    devices = began.get("counters", {}) or {attempt.device: {}}
+    for device, counters in devices.items():
+        peak = dict(seen.get(device, {}))
+        resident = _resident_from_outside(current, exit)
+        if resident is not None:
+            peak["resident"] = max(resident, peak.get("resident", resident))
+        yield _phase(began, device, {"baseline": counters.get("baseline", {}), "peak": peak}, completed=False)
+
+
+def _from_end(attempt: Attempt, previous: Mapping[str, Any]) -> dict[str, Any]:
+    if previous["kind"] == "baseline":
+        return {attempt.device: {"baseline": previous.get("counters", {})}}
+    return {device: {"baseline": counters.get("end", {})} for device, counters in previous.get("counters", {}).items()}
+
+
+def _resident_from_outside(began: Mapping[str, Any], exit: Mapping[str, Any]) -> int | None:
+    """The unfinished phase's resident high-water mark as the kernel and the supervisor have it.
+
+    `wait4` gives the mark at death, to the page, but never less than what an exec'd or forked process starts from:
+    only a figure above the supervisor's own size at the start is the child's (facts: 515 MiB shown for a 15 MiB child).
+    A reading from outside counts if it was taken after the phase began.
+    """
+    readings = [
+        reading["resident"]
+        for reading in exit.get("outside", ())
+        if reading.get("resident") is not None and reading["t"] >= began["t"]
+    ]
+    at_death = exit.get("maxrss_bytes")
+    if at_death is not None and exit.get("signal") is not None and at_death > (exit.get("supervisor_resident_bytes") or 0):
+        readings.append(at_death)
+    return max(readings, default=None)
+
+
+def _phase(fact: Mapping[str, Any], device: str, counters: Mapping[str, Any], completed: bool) -> Phase:
+    return Phase(
+        name=fact["phase"],
+        run_index=fact.get("run_index"),
+        device=device,
+        completed=completed,
+        iterations=fact.get("iterations"),
+        elapsed_s=fact.get("elapsed_s"),
+        baseline=counters.get("baseline", {}),
+        end=counters.get("end", {}),
+        peak=counters.get("peak", {}),
+        alloc_retries=counters.get("alloc_retries"),
+        num_ooms=counters.get("num_ooms"),
+        shapes=fact.get("shapes") or {},
+        metrics=fact.get("metrics") or {},
+    )

@@ -1,0 +1,169 @@
+"""The `phase` object a workload is given: named stretches of an attempt, with the counters read at their boundaries."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from runners.journal import Journal
+from runners.outcome import BETWEEN
+
+WHOLE = "whole"
+
+
+class Unavailable(Exception):
+    """Torch, the device, the dtype, a kernel or an optional library is not there: nothing was measured instead."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """One device at one boundary. Bytes by counter name; what could not be read is absent."""
+
+    now: dict[str, int] = field(default_factory=dict)
+    peak: dict[str, int] = field(default_factory=dict)  # since the boundary before
+    alloc_retries: int | None = None
+    num_ooms: int | None = None
+
+
+class Meter(Protocol):
+    """What reads the memory of one kind of device. A counter that raises is absent from the reading, never an error."""
+
+    def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
+        """Wait for the device, read what is held now and the peaks since the last boundary, start new peaks.
+
+        After a failure the peaks are read first: waiting may raise, and must not cost them.
+        """
+        ...
+
+    def glance(self) -> Mapping[str, Reading]:
+        """The peaks so far, without waiting for the device: what the heartbeat reads from its thread."""
+        ...
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a workload says of the phase it is in: `with phase("warmup") as notes: notes.iterations = 3`."""
+
+    iterations: int | None = None
+    shapes: dict[str, Any] = field(default_factory=dict)  # as they reached the model
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+
+class Phases:
+    """Called with a name (and a run index), gives the context manager that measures one phase.
+
+    `phase("step", 0)` is step 0. What happens between two phases is measured too, as the phase `between`. A phase
+    inside a phase raises RuntimeError, since the inner one would take the outer one's peak; so does a phase in
+    another process than the measured one, whose memory the counters do not see.
+    """
+
+    def __init__(self, meter: Meter, journal: Journal, whole: bool = False) -> None:
+        self._meter, self._journal, self._whole = meter, journal, whole
+        self._process = os.getpid()
+        self._current: tuple[str, int | None] = (BETWEEN, None)
+        self._notes: Notes | None = None
+        self._since = time.perf_counter()
+        self._readings = meter.boundary()
+
+    def __call__(self, name: str, run_index: int | None = None) -> AbstractContextManager[Notes]:
+        if os.getpid() != self._process:
+            raise RuntimeError(f"phase {name!r} was entered in a process that is not measured")
+        if self._whole and self._current[0] == WHOLE:
+            assert self._notes is not None
+            return _inside(self._notes)
+        return self._measured(name, run_index)
+
+    def model(self, **facts: Any) -> None:
+        """Say what was built: parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ..."""
+        self._journal.write({"kind": "model", **facts})
+
+    @contextmanager
+    def _measured(self, name: str, run_index: int | None) -> Iterator[Notes]:
+        if self._current[0] != BETWEEN:
+            raise RuntimeError(f"phase {name!r} inside phase {self._current[0]!r}: it would take the outer one's peak")
+        ended = self._end(completed=True)
+        self._current, self._notes = (name, run_index), Notes()
+        began = {device: {"baseline": reading.now} for device, reading in self._readings.items()}
+        self._journal.write(ended, {"kind": "began", "phase": name, "run_index": run_index, "counters": began})
+        self._since = time.perf_counter()
+        completed = False
+        try:
+            yield self._notes
+            completed = True
+        finally:
+            ended = self._end(completed)
+            self._current, self._notes = (BETWEEN, None), None
+            self._journal.write(ended)
+
+    def _end(self, completed: bool) -> dict[str, Any]:
+        """Read the boundary, and give the line of the phase that ends at it."""
+        began, notes, (name, run_index) = self._readings, self._notes or Notes(), self._current
+        peaks_first = not completed
+        if peaks_first:
+            elapsed = time.perf_counter() - self._since
+            self._readings = self._meter.boundary(failed=True)
+        else:
+            self._readings = self._meter.boundary()  # waits for the device: the time until it is done is the phase's
+            elapsed = time.perf_counter() - self._since
+        self._since = time.perf_counter()
+        counters = {}
+        for device, reading in self._readings.items():
+            before = began.get(device, Reading())
+            counters[device] = {
+                "baseline": before.now,
+                "end": reading.now,
+                "peak": reading.peak,
+                "alloc_retries": _rise(before.alloc_retries, reading.alloc_retries),
+                "num_ooms": _rise(before.num_ooms, reading.num_ooms),
+            }
+        return {
+            "kind": "ended",
+            "phase": name,
+            "run_index": run_index,
+            "elapsed_s": elapsed,
+            "iterations": notes.iterations,
+            "completed": completed,
+            "counters": counters,
+            "shapes": notes.shapes,
+            "metrics": notes.metrics,
+        }
+
+    def close(self, completed: bool) -> None:
+        """End the last stretch between phases: what the workload did after its last phase counts too."""
+        if self._current[0] == BETWEEN:
+            self._journal.write(self._end(completed))
+
+    @contextmanager
+    def heartbeat(self, seconds: float) -> Iterator[None]:
+        """Append the peaks so far every `seconds`, so that a hang or a kill leaves more than the last boundary."""
+        stop = threading.Event()
+
+        def beat() -> None:
+            while not stop.wait(seconds):
+                name, run_index = self._current
+                counters = {device: {"peak": reading.peak} for device, reading in self._meter.glance().items()}
+                if (name, run_index) == self._current:  # a reading across a boundary belongs to neither side
+                    self._journal.write({"kind": "heartbeat", "phase": name, "run_index": run_index, "counters": counters})
+
+        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join(timeout=5)
+
+
+@contextmanager
+def _inside(notes: Notes) -> Iterator[Notes]:
+    """A phase of a workload measured as a whole: its notes are the whole's."""
+    yield notes
+
+
+def _rise(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else after - before

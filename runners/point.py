@@ -1,0 +1,166 @@
+"""What is measured: one settled configuration, one attempt at it, and the name of every file an attempt leaves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1  # of point.json, journal.jsonl and exit.json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One configuration: a value for every key that can change what is measured, nested as in conf/, JSON types only.
+
+    Two spellings that settle to the same values are the same point: the id is a hash of the values.
+    """
+
+    values: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(canonical(self.values).encode()).hexdigest()[:16]
+
+    def __getitem__(self, key: str) -> Any:
+        """The value at a dotted key, as it is typed on the command line; a group's own name gives its option's name.
+
+        Raises KeyError for a key the point does not have.
+        """
+        value: Any = self.values
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                raise KeyError(key)
+            value = value[part]
+        if isinstance(value, Mapping) and "name" in value:
+            return value["name"]
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+
+def canonical(values: Any) -> str:
+    """The one JSON spelling of a value: sorted keys, no spaces."""
+    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One point, on one device, in one new process, once: everything the measured process is told."""
+
+    point: Point
+    device: str  # as the user names it, canonical: cpu, cuda:0, cuda:0+cuda:1, sim:h100-80gb
+    number: int = 1  # 1 for the first attempt of this point on this device
+    device_uuid: str | None = None
+    environ: Mapping[str, str | None] | None = None  # set (or, with None, removed) before the interpreter starts
+    cwd: str = "."
+    heartbeat: float = 0.2  # seconds between readings inside a phase
+    lock: str | None = None  # held by the supervisor while the attempt runs: one attempt at a time on a device
+    engine: str = "local"
+
+    @property
+    def timeout(self) -> float | None:
+        timeout: float | None = self.point.get("timeout")
+        return timeout
+
+    @property
+    def warm(self) -> bool:
+        return bool(self.point.get("start") == "warm")
+
+    @property
+    def name(self) -> str:
+        """The attempt folder's path below `points/`. Ids only: nothing that a user typed becomes a path."""
+        device = re.sub(r"[^a-z0-9+.-]", "-", self.device)
+        return f"{self.point.id[:2]}/{self.point.id}.{device}.{self.number}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "id": self.point.id,
+            "values": self.point.values,
+            "device": self.device,
+            "attempt": self.number,
+            "device_uuid": self.device_uuid,
+            "environ": dict(self.environ or {}),
+            "cwd": self.cwd,
+            "heartbeat": self.heartbeat,
+            "lock": self.lock,
+            "engine": self.engine,
+        }
+
+    @classmethod
+    def from_json(cls, request: Mapping[str, Any]) -> Attempt:
+        return cls(
+            point=Point(values=request["values"]),
+            device=request["device"],
+            number=request["attempt"],
+            device_uuid=request.get("device_uuid"),
+            environ=request.get("environ") or {},
+            cwd=request.get("cwd", "."),
+            heartbeat=request.get("heartbeat", 0.2),
+            lock=request.get("lock"),
+            engine=request.get("engine", "local"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFolder:
+    """One attempt's folder: the only place that knows the names of its files, and who writes each."""
+
+    path: Path
+
+    @property
+    def request(self) -> Path:
+        """What was asked, written by the orchestrator before the attempt starts."""
+        return self.path / "point.json"
+
+    @property
+    def journal(self) -> Path:
+        """What the measured process learnt, one line each, written by it alone."""
+        return self.path / "journal.jsonl"
+
+    @property
+    def exit(self) -> Path:
+        """How the process ended, written by the supervisor, aside and then renamed: its presence means settled."""
+        return self.path / "exit.json"
+
+    @property
+    def output(self) -> Path:
+        """What the workload printed, capped, written by the supervisor."""
+        return self.path / "output.log"
+
+    def ask(self, attempt: Attempt) -> None:
+        """Write the request. Raises FileExistsError if the folder is there: an attempt is made once."""
+        self.path.mkdir(parents=True, exist_ok=False)
+        write_aside(self.request, attempt.to_json())
+
+    def asked(self) -> Attempt:
+        return Attempt.from_json(json.loads(self.request.read_text()))
+
+    def settled(self) -> dict[str, Any] | None:
+        """The supervisor's last word, or None while (or because) it has not been said."""
+        try:
+            settled: dict[str, Any] = json.loads(self.exit.read_text())
+        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+            return None
+        return settled
+
+
+def write_aside(path: Path, value: Any) -> None:
+    """Write JSON beside its place, then rename: a reader sees the whole of it or nothing."""
+    aside = path.with_name(path.name + f".{os.getpid()}.tmp")
+    try:
+        aside.write_text(json.dumps(value, allow_nan=False) + "\n")
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
