@@ -1,0 +1,59 @@
+# make install   .venv with everything that a sweep needs
+# make sweep     the same, and a first sweep on the device that is found
+# make test      .venv with the test extra: ruff, mypy, pytest
+#
+# PYTHON=python3.12 chooses the interpreter that .venv is made with.
+# PIP_CONSTRAINT=constraints.txt keeps torch to the CPU build that the tests run with; without it, pip chooses.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Touched when an installation is complete: a second `make` installs nothing, an edited pyproject.toml does.
+INSTALLED := $(VENV)/installed
+INSTALLED_TO_TEST := $(VENV)/installed-to-test
+
+ifdef PIP_CONSTRAINT
+export PIP_CONSTRAINT
+endif
+
+.PHONY: help install sweep test lint test-slow test-gpu bench
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+install: $(INSTALLED)
+
+sweep: $(INSTALLED)
+	$(BIN)/python -m sweeper batch=1,2,4 context=2048,4096
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(INSTALLED_TO_TEST)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test-slow: $(INSTALLED_TO_TEST)
+	$(BIN)/python -m pytest -m slow
+
+test-gpu: $(INSTALLED_TO_TEST)
+	$(BIN)/python -m pytest -m gpu
+
+bench: $(INSTALLED_TO_TEST)
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/tables.py
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "sweeper needs Python 3.10 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)." \
+			"Name another: make install PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --editable '.[models]'
+	@touch $@
+
+$(INSTALLED_TO_TEST): pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --editable '.[test]'
+	@touch $@ $(INSTALLED)

@@ -1,0 +1,397 @@
+"""What can be measured under one interpreter: asked and answered once, in a short-lived process of its own.
+
+The orchestrator has no torch, and the measured interpreter may be another one, so this module is started under it
+(`ask`) and prints one JSON line. A failure of any part is the answer of that part, one line with the root cause; the
+rest is answered all the same.
+
+    python      version; executable
+    torch       version, or None with torch_error: why it is not there. Imported only if `devices` is asked
+    backend     what this build of torch is for: cuda, hip or cpu; backend_version, driver
+    gpus        [{index, name, uuid, total_bytes, idle, capability}] as torch numbers them, or gpus_error: why none
+    cpu         name, cores, total_bytes, available_bytes, guard_bytes, phase_peaks, phase_peaks_error: why not
+    libraries   version of each by its distribution's name, None where it is not installed
+    target      of a user's function: parameters it takes by name, required, takes_any, takes_phase; or error
+
+No syntax here is newer than Python 3.8, so that an interpreter that is too old can say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import platform
+import subprocess
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+TYPE_CHECKING = False  # typing itself is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
+
+OLDEST_PYTHON = (3, 10)
+LIBRARIES = ("transformers", "peft", "numpy", "nvidia-ml-py", "amdsmi")
+# A display server and the context that this probe itself may hold take less than this together; nobody's work does.
+IDLE_BELOW_BYTES = 2**30
+MIB = 2**20
+
+
+class NoAnswer(Exception):
+    """The interpreter could not be started, or ended without an answer; one line says why."""
+
+
+def ask(python: str, *, devices: bool = False, target: str | None = None, seconds: float = 120) -> dict[str, Any]:
+    """What the probe answers under `python`. Raises NoAnswer."""
+    from runners.boot import command
+
+    asked = json.dumps({"devices": devices, "target": target})
+    try:
+        done = subprocess.run(
+            command(python, "probe", asked), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+        )
+    except OSError as error:
+        raise NoAnswer(f"{python} cannot be started: {error.strerror or error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"{python} gave no answer in {seconds:g} seconds") from error
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+        if "python" not in answer:
+            raise ValueError(answer)
+    except (TypeError, ValueError):
+        words = done.stderr.decode(errors="replace").strip().splitlines()
+        ended = f"exit code {done.returncode}" if done.returncode >= 0 else f"signal {-done.returncode}"
+        raise NoAnswer(f"{python} ended without an answer, {ended}" + (f": {words[-1]}" if words else "")) from None
+    return answer
+
+
+def main(arguments: Sequence[str]) -> None:
+    asked = json.loads(arguments[0]) if arguments else {}
+    with _own_output() as out:
+        answer = probe(devices=bool(asked.get("devices")), target=asked.get("target"))
+        out.write((json.dumps(answer) + "\n").encode())
+    # All is said. A thread or an exit handler of the user's module would only keep the asker waiting.
+    os._exit(0)
+
+
+def probe(devices: bool, target: str | None) -> dict[str, Any]:
+    answer: dict[str, Any] = {"python": platform.python_version(), "executable": sys.executable}
+    answer.update(_torch() if devices else _no_torch(None))
+    answer["cpu"] = _cpu()
+    answer["libraries"] = {name: _version(name) for name in LIBRARIES}
+    answer["target"] = None if target is None else _target(target)
+    return answer
+
+
+@contextlib.contextmanager
+def _own_output() -> Iterator[Any]:
+    """Standard output for the answer alone: what an imported module prints goes to standard error."""
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    with os.fdopen(answer, "wb") as out:
+        yield out
+
+
+# --- torch and its devices --------------------------------------------------------------------------------------------
+
+
+def _no_torch(error: str | None) -> dict[str, Any]:
+    return {
+        "torch": None,
+        "torch_error": error,
+        "backend": None,
+        "backend_version": None,
+        "driver": None,
+        "gpus": [],
+        "gpus_error": error,
+    }
+
+
+def _torch() -> dict[str, Any]:
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        return _no_torch(f"Python {platform.python_version()} is too old: 3.10 or newer is needed")
+    # Asked through NVML where it can be: counting devices then creates no context on them.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch = importlib.import_module("torch")
+            version = str(torch.__version__)
+    except BaseException as error:  # a broken installation raises anything, SystemExit included
+        return _no_torch("torch cannot be imported: " + root_cause(error))
+    answer = _no_torch(None)
+    answer["torch"] = version
+    answer["backend"], answer["backend_version"] = _backend(torch)
+    answer["driver"] = _driver(answer["backend"])
+    answer["gpus"], answer["gpus_error"] = _gpus(torch, answer["backend"])
+    return answer
+
+
+def _backend(torch: Any) -> tuple[str, str | None]:
+    built_for = getattr(torch, "version", None)
+    for backend in ("hip", "cuda"):
+        version = getattr(built_for, backend, None)
+        if version:
+            return backend, str(version)
+    return "cpu", None
+
+
+def _gpus(torch: Any, backend: str) -> tuple[list[dict[str, Any]], str | None]:
+    if backend == "cpu":
+        return [], f"this torch ({torch.__version__}) is built without CUDA and ROCm"
+    try:
+        count = torch.cuda.device_count()
+        if not count:
+            return [], _why_none(torch)
+        used = _used_by_uuid() if backend == "cuda" else {}
+        return [_gpu(torch, index, backend, used) for index in range(count)], None
+    except BaseException as error:
+        return [], root_cause(error)
+
+
+def _why_none(torch: Any) -> str:
+    """Why a torch that is built for devices sees none."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        value = os.environ.get(variable)
+        if value is not None and value.strip() in ("", "-1"):
+            return f"{variable}={value!r} hides every device"
+    try:
+        torch.cuda.init()
+    except BaseException as error:
+        return root_cause(error)
+    return "torch sees no device"
+
+
+def _gpu(torch: Any, index: int, backend: str, used: Mapping[str, int]) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    uuid = _uuid(properties, used)
+    if backend == "hip":
+        capability = getattr(properties, "gcnArchName", None)
+    else:
+        capability = f"{properties.major}.{properties.minor}"
+    return {
+        "index": index,
+        "name": properties.name,
+        "uuid": uuid,
+        "total_bytes": properties.total_memory,
+        "idle": _idle(torch, index, used.get(uuid) if uuid else None),
+        "capability": capability,
+    }
+
+
+def _uuid(properties: Any, used: Mapping[str, int]) -> str | None:
+    """As CUDA_VISIBLE_DEVICES takes it. Torch gives the number alone; a slice of a device (MIG) has its own prefix."""
+    number = getattr(properties, "uuid", None)
+    if number is None:  # a torch or a backend that does not tell
+        return None
+    known = [name for name in used if name.endswith(str(number))]
+    return known[0] if known else f"GPU-{_serial(str(number)) or number}"
+
+
+def _serial(number: str) -> str | None:
+    """ROCm's 16 bytes are the letters of the serial number that HIP_VISIBLE_DEVICES takes; a true UUID is not text."""
+    try:
+        letters = bytes.fromhex(number.replace("-", "")).decode("ascii")
+        int(letters, 16)
+    except ValueError:
+        return None
+    return letters
+
+
+def _idle(torch: Any, index: int, used: int | None) -> bool | None:
+    """By the memory in use, whoever uses it; through torch (which opens a context) only where nothing else tells."""
+    if used is None:
+        try:
+            free, total = torch.cuda.mem_get_info(index)
+        except BaseException:
+            return None
+        used = total - free
+    return used < IDLE_BELOW_BYTES
+
+
+def _used_by_uuid() -> dict[str, int]:
+    """What is used on each NVIDIA device and each slice of one, by UUID, or nothing without nvidia-ml-py."""
+    used: dict[str, int] = {}
+    with _nvml() as nvml:
+        if nvml is None:
+            return used
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            used[_text(nvml.nvmlDeviceGetUUID(handle))] = nvml.nvmlDeviceGetMemoryInfo(handle).used
+            with contextlib.suppress(Exception):  # a device without slices says so by raising
+                for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                    with contextlib.suppress(Exception):  # an empty slot, likewise
+                        part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+                        used[_text(nvml.nvmlDeviceGetUUID(part))] = nvml.nvmlDeviceGetMemoryInfo(part).used
+    return used
+
+
+def _driver(backend: str) -> str | None:
+    """The driver's version: a library's word for NVIDIA, the kernel module's for AMD."""
+    if backend == "hip":
+        with contextlib.suppress(OSError), Path("/sys/module/amdgpu/version").open() as version:
+            return version.read().strip() or None
+    if backend == "cuda":
+        with _nvml() as nvml:
+            if nvml is not None:
+                return _text(nvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """nvidia-ml-py, initialised, or None; what it raises inside is swallowed: it only adds to the answer."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:
+        yield None
+        return
+    with contextlib.suppress(Exception):
+        try:
+            yield nvml
+        finally:
+            nvml.nvmlShutdown()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value  # older nvidia-ml-py gives bytes
+
+
+# --- the machine ------------------------------------------------------------------------------------------------------
+
+
+def _cpu() -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "name": None,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "total_bytes": None,
+        "available_bytes": None,
+        "guard_bytes": None,
+        "phase_peaks": False,
+        "phase_peaks_error": None,
+    }
+    try:
+        # Not at the top: an interpreter that is too old cannot load it, and has to answer all the same.
+        cpu = importlib.import_module("runners.meters.cpu")
+        answer["name"] = cpu.name()
+        answer["total_bytes"] = cpu.total_memory_bytes()
+        available = cpu.available_memory_bytes()
+        if available is not None:
+            answer["available_bytes"] = available
+            answer["guard_bytes"] = max(0, available - cpu.guard_reserve_bytes(available))
+        answer["phase_peaks_error"] = _why_no_phase_peaks(cpu)
+    except Exception as error:
+        answer["phase_peaks_error"] = root_cause(error)
+    answer["phase_peaks"] = answer["phase_peaks_error"] is None
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # where there is no /proc
+        if answer["total_bytes"] is None:
+            answer["total_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    answer["name"] = answer["name"] or platform.processor() or platform.machine() or None
+    return answer
+
+
+def _why_no_phase_peaks(cpu: Any) -> str | None:
+    """None where the kernel sets a process's high-water mark back: tried, with memory that was touched and freed."""
+    if not Path("/proc/self/status").exists():
+        return f"{platform.system()} has no /proc: only the peak of the whole process can be read"
+    touched = b"\1" * (8 * MIB)
+    del touched
+    before = cpu.read_status().peak.get("resident")
+    if before is None:
+        return "/proc/self/status does not tell VmHWM"
+    if not cpu.CpuMeter().resets:
+        return "the kernel refuses to reset the high-water mark (/proc/self/clear_refs)"
+    if cpu.read_status().peak["resident"] >= before:
+        return "the kernel accepts a reset of the high-water mark and does not do it (/proc/self/clear_refs)"
+    return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.import_module("importlib.metadata").version(distribution)  # type: ignore[no-any-return]
+    except Exception:
+        return None
+
+
+# --- a user's function ------------------------------------------------------------------------------------------------
+
+
+def _target(target: str) -> dict[str, Any]:
+    """What `module:function` takes, found as the measured process will find it: from the current folder too."""
+    module_name, colon, path = target.partition(":")
+    if not (colon and module_name and path):
+        return {"error": f"{target!r} is not of the form module:function"}
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        function: Any = importlib.import_module(module_name)
+    except BaseException as error:  # whatever the module does, SystemExit included
+        return {"error": f"{module_name} cannot be imported: {root_cause(error)}"}
+    try:
+        for part in path.split("."):
+            function = getattr(function, part)
+        return _taken_by(function, target)
+    except AttributeError:
+        return {"error": f"{module_name} has no {path}"}
+    except BaseException as error:
+        return {"error": f"{target} cannot be read: {root_cause(error)}"}
+
+
+def _taken_by(function: Callable[..., Any], target: str) -> dict[str, Any]:
+    if not callable(function):
+        return {"error": f"{target} is of type {type(function).__name__}, not a function"}
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return {"error": f"{target} is async: a call would run none of it"}
+    if inspect.isgeneratorfunction(function):
+        return {"error": f"{target} is a generator: a call would run none of it"}
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        return {"error": f"{target} does not say what it takes: {error}"}
+    named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    nameless = [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY and each.default is each.empty]
+    if nameless:
+        return {"error": f"{target} takes {nameless[0]} by place alone: values are given by name"}
+    return {
+        "parameters": [each.name for each in named],
+        "required": [each.name for each in named if each.default is each.empty],
+        "takes_any": any(each.kind is each.VAR_KEYWORD for each in parameters),
+        "takes_phase": any(each.name == "phase" for each in named),
+    }
+
+
+# --- errors as answers ------------------------------------------------------------------------------------------------
+
+
+def root_cause(error: BaseException) -> str:
+    """One line: the error, where it was raised, and the one it came from, if there is one."""
+    first = error
+    seen = {id(error)}
+    while True:
+        cause = first.__cause__ or (None if first.__suppress_context__ else first.__context__)
+        if cause is None or id(cause) in seen:
+            break
+        seen.add(id(cause))
+        first = cause
+    line = _one_line(error)
+    return line if first is error else f"{line}, because of {_one_line(first)}"
+
+
+def _one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    told = type(error).__name__ + (": " + message if message else "")
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_machinery(each.filename)]
+    if frames:
+        told += f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    return told
+
+
+def _is_machinery(filename: str) -> bool:
+    """Frames of the import system and of this module: between the person's file and what went wrong in it."""
+    return filename.startswith("<frozen") or filename == __file__ or filename.endswith("importlib/__init__.py")
