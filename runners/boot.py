@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 # The package is loaded from its file, so that the measured interpreter's own site-packages decide what can be imported.
@@ -10,8 +12,10 @@ from pathlib import Path
 BOOT = """\
 import sys
 if sys.path[:1] == ['']: del sys.path[0]
-import importlib, importlib.util
-spec = importlib.util.spec_from_file_location('runners', sys.argv[1] + '/__init__.py', submodule_search_locations=[sys.argv[1]])
+import importlib
+from importlib.util import spec_from_file_location
+folder = sys.argv[1]
+spec = spec_from_file_location('runners', folder + '/__init__.py', submodule_search_locations=[folder])
 package = importlib.util.module_from_spec(spec)
 sys.modules['runners'] = package
 spec.loader.exec_module(package)
@@ -22,3 +26,9 @@ importlib.import_module('runners.' + sys.argv[2]).main(sys.argv[3:])
 def command(python: str, module: str, *arguments: str) -> list[str]:
     """The argument list that runs `runners.<module>.main(arguments)` under the interpreter `python`."""
     return [python, "-c", BOOT, str(Path(__file__).resolve().parent), module, *arguments]
+
+
+def environ(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """This process's environment with some variables set, or, with None, taken out."""
+    changed: dict[str, str | None] = {**os.environ, **changes}
+    return {name: value for name, value in changed.items() if value is not None}

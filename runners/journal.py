@@ -22,10 +22,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ class Journal:
     def write(self, *lines: dict[str, Any]) -> None:
         """Append the lines in one write, each stamped with the time. Opens the file again if the workload closed it."""
         now = time.monotonic()
-        text = "".join(json.dumps({"t": now, **line}, allow_nan=False, default=str) + "\n" for line in lines)
+        text = "".join(_dumps({"t": now, **line}) + "\n" for line in lines)
         with self._lock:
             try:
                 seen = os.fstat(self._descriptor)
@@ -52,7 +53,7 @@ class Journal:
                     raise OSError("the descriptor is somebody else's file now")
             except OSError:
                 self._descriptor, self._identity = self._open()
-            data = text.encode("utf-8", "replace")
+            data = text.encode()
             while data:
                 data = data[os.write(self._descriptor, data) :]
 
@@ -72,8 +73,33 @@ class Journal:
         return high, (seen.st_dev, seen.st_ino)
 
 
+def _dumps(line: dict[str, Any]) -> str:
+    try:
+        return json.dumps(line, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(plain(line), allow_nan=False)
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON's own types. What has no such form (an object, nan, a number of numpy's) is told as text."""
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    try:
+        return str(value)
+    except Exception:  # the user's own __str__
+        return f"<{type(value).__name__} that cannot be printed>"
+
+
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole line of a journal, oldest first. A torn line (its writer died in it) is skipped; no file, no lines."""
+    """Every whole line, oldest first. A torn line (its writer died in it) is skipped; no file, no lines."""
     try:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

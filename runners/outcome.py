@@ -98,8 +98,12 @@ class Outcome:
         return None
 
     def peak(self, counter: str) -> int | None:
-        """The highest reading of one counter over all phases, in bytes; of one device, where there are several."""
-        return max((phase.peak[counter] for phase in self.phases if counter in phase.peak), default=None)
+        """The highest reading of one counter over all phases, in bytes; of one device, where there are several.
+
+        None if there was no reading, or only zeros of phases before the one that was not finished.
+        """
+        highest = max((phase.peak[counter] for phase in self.phases if counter in phase.peak), default=None)
+        return None if highest == 0 and self.peak_is_partial else highest
 
     @property
     def deciding(self) -> str:
@@ -226,7 +230,7 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
                 yield _phase(fact, device, counters, completed=bool(fact.get("completed")))
         if kind in ("baseline", "began", "ended"):
             current, seen = fact, {}
-        elif kind == "heartbeat" and current is not None:
+        elif kind == "heartbeat" and current is not None and _is_of(fact, current):
             for device, counters in fact.get("counters", {}).items():
                 peaks = seen.setdefault(device, {})
                 for counter, value in counters.get("peak", {}).items():
@@ -243,6 +247,12 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
         if resident is not None:
             peak["resident"] = max(resident, peak.get("resident", resident))
         yield _phase(began, device, {"baseline": counters.get("baseline", {}), "peak": peak}, completed=False)
+
+
+def _is_of(heartbeat: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
+    """Whether a heartbeat belongs to the phase that is under way: it can be written just after its own phase ended."""
+    under_way = (current["phase"], current.get("run_index")) if current["kind"] == "began" else (BETWEEN, None)
+    return (heartbeat["phase"], heartbeat.get("run_index")) == under_way
 
 
 def _from_end(attempt: Attempt, previous: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -62,13 +62,26 @@ class Phases:
     another process than the measured one, whose memory the counters do not see.
     """
 
-    def __init__(self, meter: Meter, journal: Journal, whole: bool = False) -> None:
-        self._meter, self._journal, self._whole = meter, journal, whole
+    def __init__(
+        self,
+        meter: Meter,
+        journal: Journal,
+        whole: bool = False,
+        unlimited: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`unlimited` lifts the attempt's budget: after a refusal there may be no room left to write it down."""
+        self._meter, self._journal, self._whole, self._unlimited = meter, journal, whole, unlimited
         self._process = os.getpid()
         self._current: tuple[str, int | None] = (BETWEEN, None)
         self._notes: Notes | None = None
         self._since = time.perf_counter()
-        self._readings = meter.boundary()
+        self._readings: Mapping[str, Reading] = {}
+        self.raised: BaseException | None = None  # the last exception that left a phase
+
+    def open(self) -> None:
+        """Begin the stretch before the first phase."""
+        self._readings = self._meter.boundary()
+        self._since = time.perf_counter()
 
     def __call__(self, name: str, run_index: int | None = None) -> AbstractContextManager[Notes]:
         if os.getpid() != self._process:
@@ -91,26 +104,26 @@ class Phases:
         began = {device: {"baseline": reading.now} for device, reading in self._readings.items()}
         self._journal.write(ended, {"kind": "began", "phase": name, "run_index": run_index, "counters": began})
         self._since = time.perf_counter()
-        completed = False
         try:
             yield self._notes
-            completed = True
-        finally:
-            ended = self._end(completed)
-            self._current, self._notes = (BETWEEN, None), None
-            self._journal.write(ended)
+        except BaseException as error:
+            self.raised = error
+            with self._unlimited():
+                self._leave(completed=False)
+            raise
+        self._leave(completed=True)
+
+    def _leave(self, completed: bool) -> None:
+        ended = self._end(completed)
+        self._current, self._notes = (BETWEEN, None), None
+        self._journal.write(ended)
 
     def _end(self, completed: bool) -> dict[str, Any]:
         """Read the boundary, and give the line of the phase that ends at it."""
         began, notes, (name, run_index) = self._readings, self._notes or Notes(), self._current
-        peaks_first = not completed
-        if peaks_first:
-            elapsed = time.perf_counter() - self._since
-            self._readings = self._meter.boundary(failed=True)
-        else:
-            self._readings = self._meter.boundary()  # waits for the device: the time until it is done is the phase's
-            elapsed = time.perf_counter() - self._since
-        self._since = time.perf_counter()
+        self._readings = self._meter.boundary(failed=not completed)
+        elapsed = time.perf_counter() - self._since  # the boundary waits for the device: its time is the phase's
+        self._since += elapsed
         counters = {}
         for device, reading in self._readings.items():
             before = began.get(device, Reading())
@@ -144,13 +157,18 @@ class Phases:
         stop = threading.Event()
 
         def beat() -> None:
-            while not stop.wait(seconds):
-                name, run_index = self._current
-                counters = {device: {"peak": reading.peak} for device, reading in self._meter.glance().items()}
-                if (name, run_index) == self._current:  # a reading across a boundary belongs to neither side
-                    self._journal.write({"kind": "heartbeat", "phase": name, "run_index": run_index, "counters": counters})
+            current = self._current
+            peaks = {device: {"peak": reading.peak} for device, reading in self._meter.glance().items()}
+            if current is self._current and self._readings:  # a reading across a boundary belongs to neither side
+                name, run_index = current
+                self._journal.write({"kind": "heartbeat", "phase": name, "run_index": run_index, "counters": peaks})
 
-        thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        def run() -> None:
+            while not stop.wait(seconds):
+                with suppress(MemoryError):  # a budget is used up: the phase's end will say so
+                    beat()
+
+        thread = threading.Thread(target=run, name="heartbeat", daemon=True)
         thread.start()
         try:
             yield

@@ -1,1 +1,1 @@
-"""The code that is measured. Each workload is a module with `prepare` (what to import before the baseline) and `run`."""
+"""The code that is measured: each workload says what to `import`, what to `prepare`, and `run`s."""

@@ -1,0 +1,191 @@
+"""The measured process: runs one attempt's workload between counters, and writes down what it learns as it learns it.
+
+Before the workload's own libraries nothing is imported but the standard library. `python -c BOOT child FOLDER` runs
+any attempt again by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timezone
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from runners import processes
+from runners.budget import Budget
+from runners.journal import Journal, plain
+from runners.meters import cpu
+from runners.phases import WHOLE, Meter, Phases, Unavailable
+from runners.point import Attempt, AttemptFolder
+
+LONGEST_MESSAGE = 10_000  # characters kept of a message, from its start
+LONGEST_TRACEBACK = 30_000  # characters kept of a traceback, from its end
+MOST_CAUSES = 20
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Run the attempt in the folder named first; the parent's pid, if it has one to die with, second."""
+    folder = AttemptFolder(Path(arguments[0]))
+    run(folder, folder.asked(), parent=int(arguments[1]) if len(arguments) > 1 else None)
+
+
+def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn:
+    """Measure, and leave without the interpreter's own end: it takes 0.3 s, and can hang on what a workload left."""
+    if parent is not None:
+        processes.die_with(parent)
+    _be_an_ordinary_process()
+    journal = Journal(folder.journal)
+    try:
+        finished = _measure(attempt, journal)
+    except BaseException as error:  # whatever a workload raises is a fact about its point
+        journal.write({"kind": "failed", **_told(error)})
+    else:
+        journal.write({"kind": "finished", **finished})
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
+
+
+def import_libraries(attempt: Attempt) -> None:
+    """Import what the workload says it needs; Unavailable, with the root cause, if a library is not there or broken."""
+    workload = _workload(attempt)
+    for module in workload.imports(attempt.point.values):
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise Unavailable(f"{module} cannot be imported: {_root_cause(error)}{_cure(module)}") from error
+
+
+def _measure(attempt: Attempt, journal: Journal) -> dict[str, Any]:
+    values = attempt.point.values
+    import_libraries(attempt)
+    device, meter, following = _meter(attempt)
+    workload = _workload(attempt)
+    workload.prepare(values, device)
+
+    from runners import torch_surroundings
+
+    record = torch_surroundings.record(attempt)
+    journal.write({"kind": "environment", "pid": os.getpid(), "at": _now(), "record": record})
+    torch_surroundings.start_threads()
+    budget = Budget(attempt)
+    phases = Phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)
+    with phases.heartbeat(attempt.heartbeat):  # its thread is there before the baseline and the budget count it
+        journal.write(_baseline(following), *budget.impose())
+        phases.open()
+        try:
+            with following, phases(WHOLE) if values.get("phases") == WHOLE else nullcontext():
+                finished: dict[str, Any] = workload.run(values, device, phases)
+        except BaseException as error:
+            with budget.lifted():  # what left a phase failed there, and not in the unwinding after it
+                phases.close(completed=any(cause is phases.raised for cause in _causes(error)))
+            raise
+        phases.close(completed=True)
+    return finished
+
+
+def _workload(attempt: Attempt) -> ModuleType:
+    return importlib.import_module(f"runners.workloads.{attempt.point['workload']}")
+
+
+def _meter(attempt: Attempt) -> tuple[str, Meter, AbstractContextManager[Any]]:
+    """The torch device the workload is given, the device's meter, and what follows tensors meanwhile."""
+    if attempt.device == "cpu":
+        if not attempt.point.get("tensors"):
+            return "cpu", cpu.CpuMeter(), nullcontext()
+        from runners.meters.torch_tensors import TensorFollower
+
+        follower = TensorFollower()
+        return "cpu", cpu.CpuMeter(tensors=follower), follower
+    from runners.meters import cuda
+
+    names = attempt.device.split("+")
+    for index, name in enumerate(names):
+        cuda.check(name, index, attempt.point["dtype"])
+    # The process sees its own devices only, so they are the first ones whatever they are called outside.
+    return "cuda:0", cuda.CudaMeter(list(range(len(names))), names, cpu.CpuMeter()), nullcontext()
+
+
+def _baseline(following: AbstractContextManager[Any]) -> dict[str, Any]:
+    lines = cpu.status_lines()
+    counters = dict(cpu.read_status().now)
+    for name, line in (("virtual", "VmSize"), ("virtual_peak", "VmPeak")):
+        if line in lines:
+            counters[name] = lines[line]
+    return {
+        "kind": "baseline",
+        "counters": counters,
+        "available_memory_bytes": cpu.available_memory_bytes(),
+        "instrumented": not isinstance(following, nullcontext),
+    }
+
+
+def _be_an_ordinary_process() -> None:
+    """Undo what the supervisor is and a user's own run is not; be what the kernel ends first when memory runs out."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    folder = os.getcwd()
+    if not os.environ.get("PYTHONSAFEPATH") and folder not in sys.path:
+        sys.path.insert(0, folder)  # where `python -c` looks first; by its name, since a workload may change folder
+    with contextlib.suppress(Exception):
+        faulthandler.enable()  # a segfault's Python stack goes to the output; the signal stays what it was
+
+
+def _told(error: BaseException) -> dict[str, Any]:
+    """An exception as facts: each cause's type, bases and message, and the traceback. Never raises."""
+    chain = [
+        {
+            "type": _name(type(cause)),
+            "bases": [_name(base) for base in type(cause).__mro__[1:-1]],
+            "message": plain(cause)[:LONGEST_MESSAGE],
+        }
+        for cause in _causes(error)
+    ]
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception:
+        text = f"{chain[0]['type']}, whose traceback cannot be printed"
+    return {"chain": chain, "traceback": plain(text)[-LONGEST_TRACEBACK:]}
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting and len(seen) < MOST_CAUSES:
+        cause = waiting.pop(0)
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        waiting += [cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
+        waiting += getattr(cause, "exceptions", ())  # of an ExceptionGroup
+
+
+def _name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _root_cause(error: BaseException) -> str:
+    *_, last = _causes(error)
+    return f"{_name(type(last))}: {plain(last)}"
+
+
+def _cure(module: str) -> str:
+    library = module.partition(".")[0]
+    return f" (pip install 'sweeper[models]' brings {library})" if library in ("transformers", "peft") else ""
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat()

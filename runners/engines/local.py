@@ -1,0 +1,183 @@
+"""Starts attempts on this machine: a supervisor process per lane, under the measured interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runners import boot, processes
+from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
+
+
+class EngineFailed(Exception):
+    """No attempt can be kept any more (a full disk, a folder gone): the sweep has to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to an attempt: it `began`, waits for its device (`waiting`, with who has it), or is `settled`."""
+
+    kind: str
+    folder: AttemptFolder
+    lane: str
+    detail: str | None = None
+
+
+@dataclass
+class _Lane:
+    process: subprocess.Popen[bytes]
+    surroundings: tuple[object, ...]  # what the supervisor was started with, and a warm template cannot change
+    under_way: AttemptFolder | None = None
+    unread: bytes = b""
+
+
+class Local:
+    """The seam of every engine: `start` an attempt in a lane, `wait` for events, `cancel` what runs, `close`.
+
+    One attempt at a time in a lane. Has no thread: `wait` is the orchestrator's only place to wait in, and
+    `wake` is a descriptor that ends the waiting when something is written to it (a signal's number, say).
+    """
+
+    name = "local"
+
+    def __init__(self, python: str, lanes: int, wake: int | None = None) -> None:
+        processes.inherit_orphans()  # of a supervisor that dies
+        self._python, self._count = python, lanes
+        self._lanes: dict[str, _Lane] = {}
+        self._selector = selectors.DefaultSelector()
+        if wake is not None:
+            self._selector.register(wake, selectors.EVENT_READ, None)
+
+    def start(self, attempt: Attempt, folder: AttemptFolder, lane: str) -> None:
+        """Hand the attempt to the lane's supervisor. The folder is asked for already. Raises OSError if none starts."""
+        supervisor = self._supervisor(lane, attempt)
+        supervisor.under_way = folder
+        self._tell(supervisor, {"run": str(folder.path.absolute())})
+
+    def wait(self, timeout: float | None) -> list[Event]:
+        """What has happened since, waiting for at most `timeout` seconds. Raises EngineFailed."""
+        events: list[Event] = []
+        for key, _ in self._selector.select(timeout):
+            if key.data is not None:
+                events += self._read(key.data)
+        return events
+
+    def cancel(self, reason: str) -> None:
+        """End what is under way; each such attempt still comes as settled."""
+        for lane in self._lanes.values():
+            if lane.under_way is not None:
+                self._tell(lane, {"cancel": reason})
+
+    def kill(self) -> None:
+        """End everything now. What was under way has no last word."""
+        for lane in self._lanes.values():
+            with contextlib.suppress(ProcessLookupError):
+                lane.process.kill()
+        processes.end_descendants(os.getpid())
+
+    def close(self) -> None:
+        """Let the supervisors go, and see that nothing is left."""
+        for name in list(self._lanes):
+            self._dismiss(name)
+        processes.end_descendants(os.getpid())
+        self._selector.close()
+
+    def _supervisor(self, name: str, attempt: Attempt) -> _Lane:
+        surroundings = _surroundings(attempt)
+        lane = self._lanes.get(name)
+        if lane is not None and lane.surroundings != surroundings:
+            self._dismiss(name)
+            lane = None
+        if lane is None:
+            process = subprocess.Popen(
+                boot.command(self._python, "supervise", str(self._count)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=boot.environ(attempt.environ or {}),
+                cwd=attempt.cwd,
+                start_new_session=True,
+                bufsize=0,
+            )
+            lane = self._lanes[name] = _Lane(process, surroundings)
+            assert process.stdout is not None
+            os.set_blocking(process.stdout.fileno(), False)
+            self._selector.register(process.stdout, selectors.EVENT_READ, name)
+        return lane
+
+    def _tell(self, lane: _Lane, command: Mapping[str, str]) -> None:
+        assert lane.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died: its closed stdout says so, and the attempt is lost
+            lane.process.stdin.write(json.dumps(command).encode() + b"\n")
+
+    def _read(self, name: str) -> list[Event]:
+        lane = self._lanes[name]
+        assert lane.process.stdout is not None
+        try:
+            data = os.read(lane.process.stdout.fileno(), 2**16)
+        except BlockingIOError:
+            return []
+        if not data:
+            return self._bury(name)
+        *lines, lane.unread = (lane.unread + data).split(b"\n")
+        events = []
+        for line in lines:
+            answer = json.loads(line)
+            if "unwritten" in answer:
+                raise EngineFailed(f"{answer['unwritten']} cannot be written: {answer['error']}")
+            kind = next(kind for kind in ("began", "waiting", "settled") if kind in answer)
+            events.append(Event(kind, AttemptFolder(Path(answer[kind])), name, answer.get("for")))
+            if kind == "settled":
+                lane.under_way = None
+        return events
+
+    def _bury(self, name: str) -> list[Event]:
+        """A supervisor is gone without having been let go: end what it left, and say that its attempt is lost."""
+        lane = self._lanes.pop(name)
+        self._forget(lane)
+        code = lane.process.wait()
+        processes.end_descendants(os.getpid(), spare=frozenset(other.process.pid for other in self._lanes.values()))
+        folder = lane.under_way
+        if folder is None:
+            return []
+        if folder.settled() is None:
+            ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            try:
+                write_aside(folder.exit, {"format": FORMAT, "lost": True, "reason": f"its supervisor died ({ended})"})
+            except OSError as error:
+                raise EngineFailed(f"{folder.exit} cannot be written: {error}") from error
+        return [Event("settled", folder, name)]
+
+    def _dismiss(self, name: str) -> None:
+        lane = self._lanes.pop(name)
+        self._forget(lane)
+        try:
+            lane.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            lane.process.kill()
+            lane.process.wait()
+
+    def _forget(self, lane: _Lane) -> None:
+        assert lane.process.stdout is not None
+        assert lane.process.stdin is not None
+        self._selector.unregister(lane.process.stdout)
+        lane.process.stdin.close()
+        lane.process.stdout.close()
+
+
+def _surroundings(attempt: Attempt) -> tuple[object, ...]:
+    """What decides whether an attempt can use a supervisor that is there.
+
+    A cold attempt can use any. A warm one is a copy of its supervisor: its environment variables were read when the
+    libraries were imported, and a template that has imported another point's libraries too is no clean one.
+    """
+    if not attempt.warm:
+        return ("cold",)
+    model = attempt.point.get("model")
+    return ("warm", attempt.point.get("workload"), model, tuple(sorted((attempt.environ or {}).items())))

@@ -1,0 +1,180 @@
+"""Host memory of this process, as the kernel counts it: what is resident, its high-water mark, and its address space.
+
+Definitions (proc(5), and the kernel's fs/proc/task_mmu.c):
+
+    resident       VmRSS now; peak VmHWM, which writing 5 to /proc/self/clear_refs sets back to VmRSS
+    resident_anon  RssAnon; resident_file RssFile + RssShmem: no high-water mark of their own
+    address        VmData now, what RLIMIT_DATA limits; peak VmPeak, of the whole process: it cannot be reset
+
+Never ru_maxrss: a child starts at its parent's peak (a 13 MiB child of a 600 MiB parent shows 613 MiB).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from runners.phases import Reading
+
+KIB = 1024
+STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_HIGH_WATER_MARK = b"5"
+
+
+class CpuMeter:
+    """Reads the process's own memory. `tensors` is what follows tensors, if something does: live and peak bytes."""
+
+    def __init__(self, device: str = "cpu", tensors: TensorBytes | None = None) -> None:
+        self.device = device
+        self._tensors = tensors
+        self.resets = _reset()  # False where the kernel refuses: then a peak is the process's, not the phase's
+
+    def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
+        reading = self._read()
+        if self.resets:
+            _reset()
+        if self._tensors is not None:
+            self._tensors.start_new_peak()
+        return {self.device: reading}
+
+    def glance(self) -> Mapping[str, Reading]:
+        return {self.device: self._read()}
+
+    def _read(self) -> Reading:
+        reading = read_status()
+        if not self.resets:  # named for what it is: not a phase's
+            reading.peak.pop("resident", None)
+        if self._tensors is not None and self._tensors.valid:
+            reading.now["tensor"], reading.peak["tensor"] = self._tensors.live, self._tensors.peak
+        return reading
+
+
+class TensorBytes:
+    """What a follower of tensors offers a meter: bytes alive now and at most since the last boundary."""
+
+    live = 0
+    peak = 0
+
+    @property
+    def valid(self) -> bool:
+        """False once something ran that cannot be followed: then the counter is null, not too small."""
+        return True
+
+    def start_new_peak(self) -> None:
+        self.peak = self.live
+
+
+def read_status(pid: int | str = "self") -> Reading:
+    """The memory lines of /proc/PID/status in bytes, or an empty reading where there is none (macOS, a zombie)."""
+    lines = status_lines(pid)
+    now, peak = {}, {}
+    if "VmRSS" in lines:
+        now["resident"] = lines["VmRSS"]
+        now["resident_anon"] = lines["RssAnon"]
+        now["resident_file"] = lines["RssFile"] + lines.get("RssShmem", 0)
+        now["address"] = lines["VmData"]
+        peak["resident"] = lines["VmHWM"]
+        peak["address"] = lines["VmPeak"]
+    return Reading(now=now, peak=peak)
+
+
+def status_lines(pid: int | str = "self") -> dict[str, int]:
+    """Every line of /proc/PID/status that is in kB, in bytes; none if the process is gone."""
+    try:
+        text = STATUS.read_bytes() if pid == "self" else Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return {}
+    lines = {}
+    for line in text.splitlines():
+        if line.endswith(b" kB"):
+            name, _, value = line[:-3].partition(b":")
+            lines[name.decode()] = int(value) * KIB
+    return lines
+
+
+def available_memory_bytes() -> int | None:
+    """What a new allocation may take on this machine: MemAvailable, or less if a memory cgroup allows less."""
+    available = _meminfo("MemAvailable")
+    if available is None:
+        return None
+    return min([available, *(max(0, limit - usage) for limit, usage in _cgroup_limits())])
+
+
+def total_memory_bytes() -> int | None:
+    """The machine's memory, or less if a memory cgroup allows less: what a cpu device has."""
+    total = _meminfo("MemTotal")
+    if total is None:
+        return None
+    return min([total, *(limit for limit, _ in _cgroup_limits())])
+
+
+def _meminfo(field: str) -> int | None:
+    try:
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return int(fields[field].split()[0]) * KIB
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _cgroup_limits() -> list[tuple[int, int]]:
+    """(limit, usage) of the memory cgroups this process is in, innermost and up, v2 and v1."""
+    found: list[tuple[int, int]] = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, limit_name, usage_name = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            root, limit_name, usage_name = (
+                Path("/sys/fs/cgroup/memory"),
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+            )
+        else:
+            continue
+        folder = root / path.lstrip("/")
+        while folder.is_relative_to(root):
+            try:
+                limit = int((folder / limit_name).read_text())
+                usage = int((folder / usage_name).read_text())
+                found.append((limit, usage))
+            except (OSError, ValueError):  # no such file in this folder, or "max"
+                pass
+            folder = folder.parent
+    return found
+
+
+def guard_reserve_bytes(total: int) -> int:
+    """What a cpu attempt without a budget leaves to the machine, so that it ends by a refusal and not by the kernel."""
+    return max(512 * 2**20, total // 50)
+
+
+def _reset() -> bool:
+    if sys.platform != "linux":
+        return False
+    try:
+        descriptor = os.open(CLEAR_REFS, os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        os.write(descriptor, RESET_HIGH_WATER_MARK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def name() -> str | None:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

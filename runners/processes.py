@@ -1,0 +1,111 @@
+"""Who is whose child on this machine, and how to see that nothing is left running: Linux's own means, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with(parent: int | None) -> None:
+    """Be killed when the parent dies; at once if it is dead already. With None, live on.
+
+    To be called by the child itself: the kernel follows the thread that forked, and a preexec_fn may run in another.
+    """
+    _prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def inherit_orphans() -> None:
+    """Become the parent of descendants whose own parent dies, `setsid` or not."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants_of(ancestor: int) -> list[int]:
+    """Children, their children and so on, nearest first."""
+    by_parent: dict[int, list[int]] = {}
+    for pid, ppid in _parents():
+        by_parent.setdefault(ppid, []).append(pid)
+    found, waiting = [], [ancestor]
+    while waiting:
+        children = by_parent.get(waiting.pop(0), [])
+        found += children
+        waiting += children
+    return found
+
+
+def family_of(pid: int) -> list[int]:
+    """As `descendants_of`, from the kernel's own lists of children: 40 us, where looking at all of /proc takes 5 ms.
+
+    Cheap enough beside a measurement, and not exact while processes come and go (proc(5), children).
+    """
+    found, waiting = [], [pid]
+    while waiting:
+        parent = waiting.pop()
+        for listed in Path(f"/proc/{parent}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                children = [int(child) for child in listed.read_text().split()]
+                found += children
+                waiting += children
+    return found
+
+
+def end_descendants(ancestor: int, spare: frozenset[int] = frozenset(), patience: float = 2.0) -> int:
+    """Kill everything below `ancestor` (which must be the caller) but the subtrees of `spare`; how many there were.
+
+    A process that is forking while it is killed can leave one more: looks again until nothing is left.
+    """
+    ended: set[int] = set()
+    until = time.monotonic() + patience
+    while True:
+        spared = {pid for root in spare for pid in (root, *descendants_of(root))}
+        left = [pid for pid in descendants_of(ancestor) if pid not in spared]
+        if not left or time.monotonic() > until:
+            return len(ended)
+        for pid in left:
+            if _state(pid) != "Z":
+                ended.add(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):  # a grandchild: it becomes ours when its parent is reaped
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.002)
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    for name in names:
+        if name.isdigit():
+            fields = _stat(int(name))
+            if fields is not None:
+                yield int(name), int(fields[1])
+
+
+def _state(pid: int) -> str | None:
+    fields = _stat(pid)
+    return None if fields is None else fields[0].decode()
+
+
+def _stat(pid: int) -> list[bytes] | None:
+    """The fields of /proc/PID/stat after the name, which may hold spaces and parentheses: state, parent, ..."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)

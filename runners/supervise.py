@@ -1,0 +1,493 @@
+"""One per lane: starts each measured process, watches it, ends it, and says how it ended. Its only parent.
+
+Reads commands on stdin, one JSON line each, and answers on stdout, one JSON line each:
+
+    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, in between maybe {"waiting": FOLDER, "for": TEXT},
+                            then {"settled": FOLDER} once exit.json is in its place,
+                            or {"unwritten": FOLDER, "error": TEXT} if it could not be put there
+    {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is answered as settled
+
+Ends everything below it when stdin closes, which is how it learns that the orchestrator died. With `start=warm` it is
+itself the template: it imports the libraries, touches neither a device nor a tensor, and forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from runners import boot, child, processes
+from runners.meters import cpu
+from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
+
+LONGEST_OUTPUT = 2**20  # bytes kept of what a workload prints: this much from the start,
+LAST_OUTPUT = 2**16  # and this much from the end
+OUTSIDE_EVERY = 0.2  # seconds between readings from outside
+READINGS_KEPT = 5
+LOCK_EVERY = 0.2  # seconds between looks at a device that another sweep holds
+
+
+def main(arguments: list[str]) -> None:
+    """Serve a lane; or, given a folder, run that one attempt and leave (how Slurm and Ray use it)."""
+    Supervisor(lanes=int(arguments[0]) if arguments else 1).serve()
+
+
+@dataclass
+class Running:
+    """The attempt under way."""
+
+    folder: AttemptFolder
+    attempt: Attempt
+    asked: float
+    pid: int | None = None  # None while the device is somebody else's
+    process: subprocess.Popen[bytes] | None = None  # a cold one
+    output: Output | None = None
+    journal: int | None = None  # kept open: the workload may remove its own folder
+    began: float = 0.0
+    started_at: str | None = None
+    lock: IO[str] | None = None
+    waits: bool = False
+    timed_out: bool = False
+    cancelled: str | None = None
+    own_resident: int | None = None
+    oom_kills: int | None = None
+    kernel_log: int | None = None
+    outside: list[dict[str, Any]] = field(default_factory=list)
+    others: int = 0  # most processes of the workload's own seen at once
+    others_resident: int = 0  # and their resident bytes, added up: pages they share count in each
+
+
+class Supervisor:
+    def __init__(self, lanes: int = 1) -> None:
+        self._lanes = lanes  # attempts that can be under way at once in our memory cgroup
+        self._queue: list[AttemptFolder] = []
+        self._running: Running | None = None
+        self._selector = selectors.DefaultSelector()
+        self._next_look = 0.0
+        self._unread = b""
+
+    def serve(self) -> None:
+        self._be_a_supervisor()
+        while True:
+            for key, _ in self._selector.select(self._patience()):
+                if key.data == "commands" and not self._read_commands():
+                    self._leave("the orchestrator went away")
+                elif key.data == "signals":
+                    self._read_signals()
+                elif key.data == "output" and self._running and self._running.output:
+                    self._running.output.drain()
+            self._look()
+
+    def _be_a_supervisor(self) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # told by the wake-up descriptor, as SIGCHLD is
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        processes.inherit_orphans()
+        # Answers keep the pipe; what a library prints while the template imports it must not mix with them.
+        self._answers = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 100), "w", buffering=1)
+        os.dup2(2, 1)
+        self._commands = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        os.set_blocking(self._commands, False)
+        self._signals, self._wakeup = os.pipe()
+        os.set_blocking(self._signals, False)
+        os.set_blocking(self._wakeup, False)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        self._selector.register(self._commands, selectors.EVENT_READ, "commands")
+        self._selector.register(self._signals, selectors.EVENT_READ, "signals")
+
+    # -- what comes in ------------------------------------------------------------------------------------------------
+
+    def _read_commands(self) -> bool:
+        """Take what the orchestrator wrote; False once it has closed its end."""
+        try:
+            data = os.read(self._commands, 2**16)
+        except BlockingIOError:
+            return True
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        for line in lines:
+            command = json.loads(line)
+            if "run" in command:
+                self._queue.append(AttemptFolder(Path(command["run"])))
+            elif self._running is not None:
+                self._running.cancelled = command["cancel"]
+                self._kill(self._running)
+        self._start_next()
+        return bool(data)
+
+    def _read_signals(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if signal.SIGTERM in os.read(self._signals, 2**10):
+                self._leave("the supervisor was asked to end")
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._running is not None and pid == self._running.pid:
+                self._settle(self._running, status, usage)
+
+    def _patience(self) -> float | None:
+        running = self._running
+        if running is None:
+            return None
+        now = time.monotonic()
+        wake = self._next_look
+        if running.pid is not None and running.attempt.timeout is not None and not running.timed_out:
+            wake = min(wake, running.began + running.attempt.timeout)
+        return max(0.0, wake - now)
+
+    def _look(self) -> None:
+        """What time brings: a device that may be free now, a reading from outside, the deadline."""
+        running, now = self._running, time.monotonic()
+        if running is None:
+            return
+        if running.pid is None:
+            if now >= self._next_look:
+                self._next_look = now + LOCK_EVERY
+                self._begin(running)
+            return
+        timeout = running.attempt.timeout
+        if timeout is not None and now >= running.began + timeout and not running.timed_out:
+            running.timed_out = True
+            self._kill(running)
+        if now >= self._next_look:
+            self._next_look = now + OUTSIDE_EVERY
+            self._read_outside(running)
+
+    # -- one attempt --------------------------------------------------------------------------------------------------
+
+    def _start_next(self) -> None:
+        while self._running is None and self._queue:
+            folder = self._queue.pop(0)
+            self._running = Running(folder=folder, attempt=folder.asked(), asked=time.monotonic())
+            self._next_look = 0.0
+            self._begin(self._running)
+
+    def _begin(self, running: Running) -> None:
+        if not self._take_device(running):
+            return
+        attempt = running.attempt
+        if attempt.warm:
+            self._import_libraries(attempt)
+        running.journal = os.open(running.folder.journal, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        running.oom_kills, running.kernel_log = _oom_kills(), _open_kernel_log()
+        running.own_resident = max(cpu.status_lines().get("VmHWM", 0), _own_maxrss())
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)
+        running.output = Output(read_end, running.folder.output)
+        running.started_at = datetime.now(timezone.utc).isoformat()
+        running.began = time.monotonic()
+        try:
+            if attempt.warm:
+                running.pid = self._fork(running, write_end)
+            else:
+                running.process = _spawn(running, write_end)
+                running.pid = running.process.pid
+        except OSError as error:
+            os.close(write_end)
+            running.output.close()
+            self._write_end(running, {"unavailable": f"no process could be started: {error}"})
+            return
+        os.close(write_end)
+        self._selector.register(read_end, selectors.EVENT_READ, "output")
+        self._next_look = running.began + OUTSIDE_EVERY
+        self._answer({"began": str(running.folder.path), "pid": running.pid})
+
+    def _take_device(self, running: Running) -> bool:
+        """Hold the device's lock, or say once that somebody else does. Held until the attempt has settled."""
+        path = running.attempt.lock
+        if path is None or running.lock is not None:
+            return True
+        lock = open(path, "a+")  # noqa: SIM115 (held for as long as the attempt runs)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "another sweep"
+            lock.close()
+            if not running.waits:
+                running.waits = True
+                self._answer({"waiting": str(running.folder.path), "for": holder})
+            return False
+        lock.truncate(0)
+        lock.write(f"{running.folder.path} (pid {os.getpid()})\n")
+        lock.flush()
+        running.lock = lock
+        return True
+
+    def _import_libraries(self, attempt: Attempt) -> None:
+        """Become the template. Imports take seconds: until they are done the kernel ends us with the orchestrator."""
+        processes.die_with(os.getppid())
+        # What cannot be imported is for the measured process to find and to tell.
+        with contextlib.suppress(Exception):
+            child.import_libraries(attempt)
+        processes.die_with(None)
+
+    def _fork(self, running: Running, output: int) -> int:
+        supervisor = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            # With a copy of our answers' pipe in the child, the orchestrator could not see us die.
+            kept = [self._answers.fileno(), self._commands, self._signals, self._wakeup, output]
+            kept += [fd for fd in (running.journal, running.kernel_log) if fd is not None]
+            kept += [running.lock.fileno()] if running.lock else []
+            self._selector.close()
+            for descriptor in kept:
+                os.close(descriptor)
+            os.chdir(running.attempt.cwd)
+            child.run(running.folder, running.attempt, parent=supervisor)
+        finally:
+            os._exit(70)  # EX_SOFTWARE: child.run never returns
+
+    def _kill(self, running: Running) -> None:
+        """End the attempt's whole session at once: a workload can ignore or delay any gentler signal."""
+        if running.pid is None:  # still waiting for its device
+            self._write_end(running, {"interrupted": True, "reason": running.cancelled})
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(running.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may not have its own session yet
+            os.kill(running.pid, signal.SIGKILL)
+
+    def _read_outside(self, running: Running) -> None:
+        assert running.pid is not None
+        now = time.monotonic()  # before the reading: one that straddles a phase's start counts to neither phase
+        peak = cpu.read_status(running.pid).peak.get("resident")
+        if peak is not None:
+            running.outside = [*running.outside[1 - READINGS_KEPT :], {"t": now, "resident": peak}]
+        others = processes.family_of(running.pid)
+        if others:
+            resident = sum(cpu.read_status(pid).now.get("resident", 0) for pid in others)
+            running.others = max(running.others, len(others))
+            running.others_resident = max(running.others_resident, resident)
+
+    def _settle(self, running: Running, status: int, usage: resource.struct_rusage) -> None:
+        ended = time.monotonic()
+        assert running.output is not None
+        code = os.waitstatus_to_exitcode(status)
+        if running.process is not None:
+            running.process.returncode = code  # we reaped it ourselves, for its resource usage
+        leftovers = processes.end_descendants(os.getpid())
+        self._selector.unregister(running.output.descriptor)
+        running.output.close()
+        facts: dict[str, Any] = {
+            "pid": running.pid,
+            "code": None if code < 0 else code,
+            "signal": -code if code < 0 else None,
+            "timed_out": running.timed_out,
+            "duration_s": ended - running.began,
+            "maxrss_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            "supervisor_resident_bytes": running.own_resident,
+            "outside": running.outside,
+            "other_processes": running.others or None,
+            "other_processes_resident_bytes": running.others_resident or None,
+            "leftover_processes": leftovers,
+            "output_truncated": running.output.truncated,
+            "last_output": running.output.last_words,
+            "available_memory_bytes_end": cpu.available_memory_bytes(),
+        }
+        if running.timed_out:
+            facts["reason"] = f"not done after timeout={running.attempt.timeout:g} seconds"
+        if running.cancelled is not None:
+            facts |= {"interrupted": True, "reason": running.cancelled}
+        if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
+            facts["oom_kill_proof"] = self._proof_of_oom_kill(running)
+        self._write_end(running, facts)
+
+    def _proof_of_oom_kill(self, running: Running) -> str | None:
+        """Why a SIGKILL was the kernel's for want of memory; None where that is not proved.
+
+        Lanes can share a cgroup: its count proves something only if it rose by as many as could have been killed.
+        """
+        if running.kernel_log is not None and _kernel_log_names(running.kernel_log, running.pid):
+            return f"the kernel's log names process {running.pid} as killed for want of memory"
+        kills = _oom_kills()
+        if kills is not None and running.oom_kills is not None and kills - running.oom_kills >= self._lanes:
+            return f"the memory cgroup's oom_kill count rose by {kills - running.oom_kills}"
+        return None
+
+    def _write_end(self, running: Running, facts: dict[str, Any]) -> None:
+        """Put exit.json in its place, and the folder back if the workload removed it; then take the next attempt."""
+        answer = {"settled": str(running.folder.path)}
+        try:
+            running.folder.path.mkdir(parents=True, exist_ok=True)
+            if not running.folder.request.exists():
+                write_aside(running.folder.request, running.attempt.to_json())
+            if running.journal is not None:
+                _restore(running.folder.journal, running.journal)
+            write_aside(running.folder.exit, {"format": FORMAT, "started_at": running.started_at, **facts})
+        except OSError as error:  # a full disk, say: not settled, and the sweep must not go on as if it were
+            answer = {"unwritten": str(running.folder.path), "error": str(error)}
+        for descriptor in (running.journal, running.kernel_log):
+            if descriptor is not None:
+                os.close(descriptor)
+        if running.lock is not None:
+            running.lock.close()
+        self._running = None
+        self._answer(answer)
+        self._start_next()
+
+    def _leave(self, reason: str) -> None:
+        """End what runs, write that down, and go."""
+        self._queue.clear()
+        running = self._running
+        if running is not None:
+            running.cancelled = reason
+            self._kill(running)
+            if running.pid is not None:
+                with contextlib.suppress(ChildProcessError):
+                    _, status, usage = os.wait4(running.pid, 0)
+                    self._settle(running, status, usage)
+        processes.end_descendants(os.getpid())
+        os._exit(0)
+
+    def _answer(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the orchestrator is gone: stdin tells the same
+            print(json.dumps(answer), file=self._answers, flush=True)
+
+
+class Output:
+    """What a workload prints: its start and its end kept, never waited for, never in the measured process's way."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.descriptor = descriptor
+        self._path = path
+        self._start = bytearray()
+        self._end = bytearray()
+        self._dropped = 0
+
+    @property
+    def truncated(self) -> bool:
+        return self._dropped > 0
+
+    @property
+    def last_words(self) -> str | None:
+        """What a process said that ended without a word in the journal: where it crashed, or its last line."""
+        text = bytes((self._end or self._start)[-(2**14) :]).decode("utf-8", "replace")
+        crash = re.search(r"(Fatal Python error: [^\n]*)\n.*?\n  (File [^\n]*)", text, re.DOTALL)  # faulthandler's
+        if crash:
+            return f"{crash[1]}, {crash[2]}"[:500]
+        return next((line.strip()[:500] for line in reversed(text.splitlines()) if line.strip()), None)
+
+    def drain(self, most: int = 2**22) -> None:
+        """Take what is there. A flood is read in parts, so that the deadline is looked at in between."""
+        while most > 0:
+            try:
+                data = os.read(self.descriptor, 2**16)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            most -= len(data)
+            room = LONGEST_OUTPUT - len(self._start)
+            self._start += data[:room]
+            self._end += data[room:]
+            if len(self._end) > 2 * LAST_OUTPUT:
+                self._dropped += len(self._end) - LAST_OUTPUT
+                del self._end[:-LAST_OUTPUT]
+
+    def close(self) -> None:
+        self.drain()
+        os.close(self.descriptor)
+        if not self._start:
+            return
+        with contextlib.suppress(OSError):  # no room for the log costs the log, not the attempt
+            note = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
+            self._path.write_bytes(self._start + note + self._end)
+
+
+def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        boot.command(sys.executable, "child", str(running.folder.path), str(os.getpid())),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        cwd=running.attempt.cwd,
+        env=boot.environ(running.attempt.environ or {}),
+        start_new_session=True,
+    )
+
+
+def _restore(path: Path, descriptor: int) -> None:
+    """Put back the lines of a journal whose file was removed; the process that wrote it is dead."""
+    was = os.fstat(descriptor)
+    try:
+        now = path.stat()
+        if (was.st_dev, was.st_ino) == (now.st_dev, now.st_ino):
+            return
+        since = path.read_bytes()
+    except FileNotFoundError:
+        since = b""
+    path.write_bytes(os.pread(descriptor, was.st_size, 0) + since)
+
+
+def _own_maxrss() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _oom_kills() -> int | None:
+    """How often the kernel has killed for want of memory in our memory cgroup; None where it does not say."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            events = Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"
+        elif "memory" in controllers.split(","):
+            events = Path("/sys/fs/cgroup/memory") / path.lstrip("/") / "memory.oom_control"
+        else:
+            continue
+        with contextlib.suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
+            if found:
+                return int(found[1])
+    return None
+
+
+def _open_kernel_log() -> int | None:
+    """The kernel's log from here on; None where it may not be read."""
+    try:
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        os.lseek(descriptor, 0, os.SEEK_END)
+    except OSError:
+        return None
+    return descriptor
+
+
+def _kernel_log_names(descriptor: int, pid: int | None) -> bool:
+    while True:
+        try:
+            record = os.read(descriptor, 2**13)
+        except BlockingIOError:
+            return False
+        except OSError:  # EPIPE: a record was overwritten before it was read
+            continue
+        if f"Killed process {pid} ".encode() in record:
+            return True

@@ -1,0 +1,94 @@
+"""What an attempt ran in, as far as it moves memory: versions, the device, settings. No names of users, no secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from runners.point import Attempt
+
+# The only environment variables that are written down: each of them moves memory or decides what runs.
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "GLIBC_TUNABLES",
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HUB_OFFLINE",
+    "LD_PRELOAD",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_CONF",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_CUDNN_V8_API_DISABLED",
+)
+LIBRARIES = ("numpy", "transformers", "peft", "accelerate", "bitsandbytes", "torchao", "lightning")
+
+
+def record(attempt: Attempt) -> dict[str, Any]:
+    """One flat record, the same for every attempt in the same surroundings."""
+    version = torch.version
+    backend = "cuda" if version.cuda else "hip" if getattr(version, "hip", None) else "cpu"
+    found: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "backend": backend,
+        "backend_version": version.cuda or getattr(version, "hip", None),
+        "libraries": {name: _version(name) for name in LIBRARIES if name in sys.modules},
+        "threads": torch.get_num_threads(),
+        "transparent_huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+    if attempt.device == "cpu":
+        from runners.meters import cpu
+
+        allocator = "malloc"
+        return found | {
+            "device_name": cpu.name(),
+            "device_uuid": None,
+            "device_total_bytes": cpu.total_memory_bytes(),
+            "allocator_backend": allocator,
+            "driver": None,
+        }
+    from runners.meters import cuda
+
+    return found | cuda.describe(0)
+
+
+def start_threads() -> None:
+    """Run one small parallel operation, so that the worker threads are in the baseline and there before any limit.
+
+    Under RLIMIT_DATA a thread that cannot start ends the process without an exception (libgomp: Thread creation
+    failed). 2**17 elements are four times at::internal::GRAIN_SIZE, below which nothing runs in parallel.
+    """
+    torch.ones(2**17).add_(1)
+
+
+def _version(library: str) -> str | None:
+    version = getattr(sys.modules[library], "__version__", None)
+    return None if version is None else str(version)
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None
