@@ -1,0 +1,241 @@
+"""What the probe answers: real interpreters, real folders, and a stand-in for torch where a GPU would be needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners import boot
+from runners.probe import NoAnswer, ask
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder of whoever asks."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def about(target: str) -> dict[str, Any]:
+    told: dict[str, Any] = ask(sys.executable, target=target)["target"]
+    return told
+
+
+# Torch as far as the probe asks it, written from PyTorch's documentation of torch.cuda.
+STAND_IN = """\
+import types
+__version__ = "2.13.0+cu128"
+version = types.SimpleNamespace(cuda="12.8", hip=None)
+def properties(index):
+    return types.SimpleNamespace(
+        name=f"GPU number {index}", uuid=f"0000000{index}-1111-2222-3333-444444444444",
+        total_memory=(index + 1) * 2**34, major=9, minor=0)
+class cuda:
+    device_count = staticmethod(lambda: 2)
+    get_device_properties = staticmethod(properties)
+    mem_get_info = staticmethod(lambda index: (2**34 - 2**20, 2**34) if index == 0 else (2**33, 2**35))
+    init = staticmethod(lambda: None)
+"""
+
+
+@pytest.fixture
+def torch_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Comes before the installed torch, in whatever interpreter is asked."""
+    folder = tmp_path / "stand-in"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    (folder / "torch.py").write_text(STAND_IN)
+    return folder / "torch.py"
+
+
+def test_the_answer_is_one_json_line() -> None:
+    asked = json.dumps({"devices": False, "target": None})
+    done = subprocess.run(boot.command(sys.executable, "probe", asked), capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 1
+    assert json.loads(done.stdout)["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_torch_is_imported_only_where_devices_are_asked(torch_stand_in: Path) -> None:
+    torch_stand_in.write_text("raise SystemExit('imported')")
+    assert ask(sys.executable, devices=False)["torch_error"] is None
+    assert "SystemExit: imported" in ask(sys.executable, devices=True)["torch_error"]
+
+
+def test_a_torch_that_cannot_be_imported_is_told_with_its_root_cause(torch_stand_in: Path) -> None:
+    torch_stand_in.write_text(
+        "try:\n    raise OSError('libcudart.so.12: cannot open shared object file')\n"
+        "except OSError as error:\n    raise ImportError('no backend') from error\n"
+    )
+    answer = ask(sys.executable, devices=True)
+    assert answer["torch"] is None
+    assert "libcudart.so.12" in answer["torch_error"]
+    assert "\n" not in answer["torch_error"]
+    assert answer["gpus"] == []
+    assert answer["cpu"]["cores"] >= 1
+
+
+def test_gpus_are_listed_with_the_number_that_a_process_is_given(torch_stand_in: Path) -> None:
+    answer = ask(sys.executable, devices=True)
+    assert (answer["backend"], answer["backend_version"], answer["gpus_error"]) == ("cuda", "12.8", None)
+    assert answer["gpus"] == [
+        {
+            "index": 0,
+            "name": "GPU number 0",
+            "uuid": "GPU-00000000-1111-2222-3333-444444444444",
+            "total_bytes": 2**34,
+            "idle": True,
+            "capability": "9.0",
+        },
+        {
+            "index": 1,
+            "name": "GPU number 1",
+            "uuid": "GPU-00000001-1111-2222-3333-444444444444",
+            "total_bytes": 2**35,
+            "idle": False,
+            "capability": "9.0",
+        },
+    ]
+
+
+NVML_STAND_IN = """\
+import types
+UUIDS = ["GPU-00000001-1111-2222-3333-444444444444", b"GPU-00000000-1111-2222-3333-444444444444"]
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlSystemGetDriverVersion(): return b"580.126"
+def nvmlDeviceGetCount(): return 2
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetUUID(handle): return UUIDS[handle]
+def nvmlDeviceGetMemoryInfo(handle): return types.SimpleNamespace(used=[2**33, 2**20][handle])
+"""
+
+
+def test_whether_a_gpu_is_idle_is_matched_by_uuid_and_opens_no_context(torch_stand_in: Path) -> None:
+    """NVML numbers the devices in its own way, and does not follow CUDA_VISIBLE_DEVICES."""
+    (torch_stand_in.parent / "pynvml.py").write_text(NVML_STAND_IN)
+    torch_stand_in.write_text(STAND_IN.replace("mem_get_info", "not_to_be_asked"))
+    answer = ask(sys.executable, devices=True)
+    assert answer["driver"] == "580.126"
+    assert [gpu["idle"] for gpu in answer["gpus"]] == [True, False]
+
+
+def test_a_driver_library_that_fails_costs_its_own_answer_alone(torch_stand_in: Path) -> None:
+    (torch_stand_in.parent / "pynvml.py").write_text("def nvmlInit(): raise RuntimeError('driver not loaded')")
+    answer = ask(sys.executable, devices=True)
+    assert answer["driver"] is None
+    assert [gpu["idle"] for gpu in answer["gpus"]] == [True, False]
+
+
+def test_no_gpu_is_explained(torch_stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    none = STAND_IN.replace("lambda: 2", "lambda: 0")
+    torch_stand_in.write_text(none + "    def init(): raise RuntimeError('Found no NVIDIA driver on your system.')\n")
+    assert "Found no NVIDIA driver" in ask(sys.executable, devices=True)["gpus_error"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES=''" in ask(sys.executable, devices=True)["gpus_error"]
+
+
+def test_a_build_for_the_cpu_says_that_it_is_one(torch_stand_in: Path) -> None:
+    torch_stand_in.write_text(STAND_IN.replace('cuda="12.8"', "cuda=None"))
+    answer = ask(sys.executable, devices=True)
+    assert (answer["backend"], answer["gpus"]) == ("cpu", [])
+    assert "built without CUDA" in answer["gpus_error"]
+
+
+def test_an_amd_gpu_has_the_serial_number_that_its_driver_takes(torch_stand_in: Path) -> None:
+    letters = "-".join(b.hex() for b in (b"1a2b", b"3c", b"4d", b"5e", b"6f7089"))
+    stand_in = STAND_IN.replace('cuda="12.8", hip=None', 'cuda=None, hip="6.4"')
+    torch_stand_in.write_text(stand_in.replace('f"0000000{index}-1111-2222-3333-444444444444"', f'"{letters}"'))
+    answer = ask(sys.executable, devices=True)
+    assert answer["backend"] == "hip"
+    assert answer["gpus"][0]["uuid"] == "GPU-1a2b3c4d5e6f7089"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_the_cpu_has_memory_cores_and_phase_peaks() -> None:
+    cpu = ask(sys.executable)["cpu"]
+    assert 0 < cpu["guard_bytes"] < cpu["available_bytes"] <= cpu["total_bytes"]
+    assert cpu["cores"] == len(os.sched_getaffinity(0))
+    assert cpu["phase_peaks"] is (cpu["phase_peaks_error"] is None)
+
+
+def test_a_function_is_found_in_the_current_folder_and_its_parameters_told(here: Path) -> None:
+    (here / "mywork.py").write_text("def run(*, batch, context=8, phase, width=1): ...\ndef all_of(**_): ...\n")
+    assert about("mywork:run") == {
+        "parameters": ["batch", "context", "phase", "width"],
+        "required": ["batch", "phase"],
+        "takes_any": False,
+        "takes_phase": True,
+    }
+    assert about("mywork:all_of") == {"parameters": [], "required": [], "takes_any": True, "takes_phase": False}
+
+
+def test_a_function_is_found_on_pythonpath_and_in_a_class(
+    here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "mywork.py").write_text("class Work:\n    @staticmethod\n    def run(batch): ...\n")
+    monkeypatch.setenv("PYTHONPATH", str(elsewhere))
+    assert about("mywork:Work.run")["parameters"] == ["batch"]
+
+
+def test_a_standard_module_that_the_folder_shadows_is_of_no_concern_to_the_probe(here: Path) -> None:
+    (here / "random.py").write_text("raise RuntimeError('mine')")
+    (here / "mywork.py").write_text("def run(batch): ...\n")
+    assert about("mywork:run")["parameters"] == ["batch"]
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("nomodule:run", "nomodule"),
+        ("lacks:run", "not_there"),
+        ("wraps:run", "not_there"),
+        ("quits:run", "SystemExit: config"),
+        ("torn:run", "torn.py, line 1"),
+        ("mywork:nope", "nope"),
+        ("mywork:number", "int"),
+        ("mywork:later", "async"),
+        ("mywork:some", "generator"),
+        ("mywork:by_place", "by place"),
+        ("mywork", "module:function"),
+        ("mywork:", "module:function"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_one_line_with_the_root_cause(here: Path, target: str, named: str) -> None:
+    (here / "lacks.py").write_text("import not_there\n")
+    (here / "wraps.py").write_text(
+        "try:\n    import not_there\nexcept ImportError as error:\n    raise RuntimeError('no luck') from error\n"
+    )
+    (here / "quits.py").write_text("raise SystemExit('config')\n")
+    (here / "torn.py").write_text("def run(:\n")
+    (here / "mywork.py").write_text(
+        "number = 1\nasync def later(): ...\ndef some():\n    yield 1\ndef by_place(batch, /): ...\n"
+    )
+    error = about(target)["error"]
+    assert named in error
+    assert "\n" not in error
+
+
+def test_what_a_module_prints_or_leaves_running_does_not_disturb_the_answer(here: Path) -> None:
+    (here / "mywork.py").write_text(
+        "import os, threading\nprint('hello')\nos.write(1, b'noise')\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "def run(batch): ...\n"
+    )
+    assert about("mywork:run")["parameters"] == ["batch"]
+
+
+def test_an_interpreter_that_gives_no_answer_is_told_apart(here: Path) -> None:
+    (here / "dies.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    with pytest.raises(NoAnswer, match="signal 11"):
+        about("dies:run")
+    with pytest.raises(NoAnswer, match="cannot be started"):
+        ask(str(here / "no-python"))
+    with pytest.raises(NoAnswer, match=r"0\.01 seconds"):
+        ask(sys.executable, seconds=0.01)
