@@ -1,0 +1,224 @@
+"""Device memory as PyTorch's allocator and the driver count it, on CUDA and on ROCm, which has the same interface.
+
+Definitions (the documentation of torch.cuda, and its notes on memory management):
+
+    allocated   memory_allocated: what tensors occupy, in the allocator's blocks; peak max_memory_allocated
+    reserved    memory_reserved: what the allocator holds of the device, the allocated in it; peak max_memory_reserved
+    requested   what was asked for, before it was rounded up to blocks
+    active      allocated, and what was freed but is still in use by a stream
+    used        total - free, as the driver has it for the whole device: reserved, the context, libraries, other
+                processes. Only what it is at a boundary: the driver keeps no peak of it
+
+Resetting a peak sets it to what is held at that moment: weights that are alive are in every later phase's peak.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import string
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from runners.meters.nvml import driver_version, others_on
+from runners.phases import Meter, Reading, Unavailable
+
+__all__ = ["CudaMeter", "allocator_backend", "check", "describe", "device_uuid", "driver_version", "limit", "others_on"]
+
+NATIVE = "native"  # PyTorch's own caching allocator, the only one that keeps every counter
+STATISTICS = ("allocated", "reserved", "requested", "active")  # of memory_stats, all pools together
+OF_THE_HOST = ("resident", "resident_anon", "resident_file")  # its address space says nothing beside a CUDA build's
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the last two are old names
+BFLOAT16_SINCE = (8, 0)  # compute capability, as torch.cuda.is_bf16_supported has it
+
+
+class CudaMeter:
+    """Reads one or several devices, by their index in this process; each has a reading of its own, under its name.
+
+    An attempt sees only its own device, so what the user calls cuda:1 is index 0 here.
+    """
+
+    def __init__(self, devices: Sequence[int], names: Sequence[str], host: Meter) -> None:
+        self._devices = dict(zip(names, devices, strict=True))
+        self._host = host
+        self._native = allocator_backend() == NATIVE
+        self._not_reset: set[int] = set()  # devices whose peaks are older than the boundary before
+
+    def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
+        """Raises what a kernel of the stretch behind it failed with: the workload's failure, not a counter's."""
+        if not failed:
+            self._synchronize()
+        readings = {name: self._read(index, peaks_first=failed) for name, index in self._devices.items()}
+        if failed:
+            with suppress(Exception):  # after a device-side assert every call to the device raises
+                self._synchronize()
+        for index in self._devices.values():
+            self._start_new_peaks(index)
+        return _beside(readings, self._host.boundary(failed))
+
+    def glance(self) -> Mapping[str, Reading]:
+        """The allocator's own books and no more: from this thread a question to the driver can spoil the workload.
+
+        While another thread captures a CUDA graph, cuMemPoolGetAttribute invalidates the capture (cuda-python#2834),
+        and memory_stats is made of it under cudaMallocAsync.
+        """
+        readings = {}
+        for name, index in self._devices.items():
+            stats = _stats(index) if self._native else {}
+            readings[name] = Reading(peak=self._of_this_stretch(index, _bytes(stats, "peak")))
+        return _beside(readings, self._host.glance())
+
+    def _synchronize(self) -> None:
+        for index in self._devices.values():
+            torch.cuda.synchronize(index)
+
+    def _read(self, index: int, peaks_first: bool) -> Reading:
+        reading = Reading()
+        for read in (self._peaks, self._now) if peaks_first else (self._now, self._peaks):
+            read(index, reading)
+        return reading
+
+    def _now(self, index: int, reading: Reading) -> None:
+        reading.now = _read_each(
+            allocated=lambda: torch.cuda.memory_allocated(index),
+            reserved=lambda: torch.cuda.memory_reserved(index),
+            used=lambda: _used(index),
+        )
+        if self._native:
+            reading.now = _bytes(_stats(index), "current") | reading.now
+
+    def _peaks(self, index: int, reading: Reading) -> None:
+        peak = _read_each(
+            allocated=lambda: torch.cuda.max_memory_allocated(index),
+            reserved=lambda: torch.cuda.max_memory_reserved(index),
+        )
+        if self._native:  # what cudaMallocAsync does not count it reports "as zero" (memory_stats), so it is left out
+            stats = _stats(index)
+            peak = _bytes(stats, "peak") | peak
+            reading.alloc_retries, reading.num_ooms = stats.get("num_alloc_retries"), stats.get("num_ooms")
+        reading.peak = self._of_this_stretch(index, peak)
+
+    def _of_this_stretch(self, index: int, peak: dict[str, int]) -> dict[str, int]:
+        return {} if index in self._not_reset else peak
+
+    def _start_new_peaks(self, index: int) -> None:
+        try:
+            torch.cuda.reset_peak_memory_stats(index)
+        except Exception:
+            self._not_reset.add(index)
+        else:
+            self._not_reset.discard(index)
+
+
+def _beside(readings: dict[str, Reading], host: Mapping[str, Reading]) -> dict[str, Reading]:
+    """The host's memory in the first device's reading alone: it is the process's, and must not be taken for a sum."""
+    first = next(iter(readings.values()))
+    for reading in host.values():
+        first.now |= {counter: value for counter, value in reading.now.items() if counter in OF_THE_HOST}
+        first.peak |= {counter: value for counter, value in reading.peak.items() if counter in OF_THE_HOST}
+    return readings
+
+
+def _read_each(**counters: Callable[[], int]) -> dict[str, int]:
+    """What could be read. Before the device is initialised torch answers 0 for all of it, which would be a measure."""
+    values: dict[str, int] = {}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for counter, read in counters.items():
+            with suppress(Exception):
+                values[counter] = read()
+    return values
+
+
+def _used(index: int) -> int:
+    free, total = torch.cuda.mem_get_info(index)
+    return total - free
+
+
+def _stats(index: int) -> Mapping[str, Any]:
+    """Every counter of the allocator; none before the device is initialised, or if it cannot be read."""
+    try:
+        return torch.cuda.memory_stats(index)
+    except Exception:
+        return {}
+
+
+def _bytes(stats: Mapping[str, Any], moment: str) -> dict[str, int]:
+    keys = {counter: f"{counter}_bytes.all.{moment}" for counter in STATISTICS}
+    return {counter: stats[key] for counter, key in keys.items() if key in stats}
+
+
+def allocator_backend() -> str:
+    """`native` or `cudaMallocAsync`, as PYTORCH_ALLOC_CONF chose it."""
+    return str(torch.cuda.memory.get_allocator_backend())
+
+
+def check(device_name: str, index: int, dtype: str) -> None:
+    """Raise Unavailable, with the reason, if there is no such device here, or none that declares the dtype.
+
+    `index` is the device's in this process. Initialises CUDA, but touches no device: no context is made.
+    """
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise Unavailable(f"{device_name}: torch {torch.__version__} is built without CUDA and without ROCm")
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:  # no driver, no device, or a driver that is too old
+        reason, _, _ = str(error).strip().partition("\n")
+        raise Unavailable(f"{device_name}: {reason}") from error
+    count = torch.cuda.device_count()
+    if index >= count:
+        there = "no device" if not count else "cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise Unavailable(f"{device_name}: there is no such device, torch sees {there}")
+    if dtype == "bfloat16" and torch.version.hip is None:
+        capability = torch.cuda.get_device_capability(index)
+        if capability < BFLOAT16_SINCE:
+            has, needs = (f"{major}.{minor}" for major, minor in (capability, BFLOAT16_SINCE))
+            raise Unavailable(f"{device_name}: bfloat16 needs compute capability {needs}, this device has {has}")
+
+
+def describe(index: int) -> dict[str, str | int | None]:
+    """What of a device and its software goes into the environment's record."""
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "device_name": properties.name,
+        "device_uuid": device_uuid(index),
+        "device_total_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "allocator_backend": allocator_backend(),
+        "allocator_settings": next((os.environ[name] for name in SETTINGS if name in os.environ), None),
+        "driver": driver_version(),
+        "backend": "cuda" if torch.version.hip is None else "hip",
+        "backend_version": torch.version.cuda if torch.version.hip is None else torch.version.hip,
+    }
+
+
+def device_uuid(index: int) -> str | None:
+    """A device's UUID in the form that CUDA_VISIBLE_DEVICES (HIP_VISIBLE_DEVICES) takes; None if torch has none."""
+    properties = torch.cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    if uuid is None:
+        return None
+    text = str(uuid)
+    if text.startswith(("GPU-", "MIG-")):
+        return text
+    if torch.version.hip is not None:  # HIP's sixteen bytes are text: the digits of the device's serial number
+        digits = bytes.fromhex(text.replace("-", "")).decode("latin-1")
+        text = digits if set(digits) <= set(string.hexdigits) else text
+    return ("MIG-" if " MIG " in properties.name else "GPU-") + text
+
+
+def limit(index: int, budget_bytes: int) -> int:
+    """Limit what the allocator may reserve on a device, before its first allocation; the bytes that are allowed.
+
+    Context and libraries are outside of it: an allocator budget, not a smaller card.
+    """
+    total = torch.cuda.get_device_properties(index).total_memory
+    if budget_bytes > total:
+        raise Unavailable(f"a budget of {budget_bytes} bytes is more than the device has, which is {total}")
+    fraction = budget_bytes / total  # the allocator multiplies it again, and drops what is less than a byte
+    if int(fraction * total) < budget_bytes:
+        fraction = math.nextafter(fraction, 1.0)
+    torch.cuda.set_per_process_memory_fraction(fraction, index)
+    return int(fraction * total)
