@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from runners.point import Attempt
@@ -13,6 +15,10 @@ from runners.refusals import Refusal, refusal_in
 
 BETWEEN = "between"  # the phase of what happens between two phases
 START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
+
+UNAVAILABLE = "runners.phases.Unavailable"  # by its name: a user's class may be called the same
+# What the driver says where torch was built without code for this kind of device (CUDA and ROCm)
+NO_KERNEL = re.compile(r"no kernel image is available|invalid device function")
 
 
 class Status(str, enum.Enum):
@@ -114,15 +120,19 @@ class Outcome:
     def peak_phase(self) -> str | None:
         """The first phase that reached the peak of the deciding counter."""
         highest = self.peak(self.deciding)
-        reached = (phase.name for phase in self.phases if highest is not None and phase.peak.get(self.deciding) == highest)
-        return next(reached, None)
+        if highest is None:
+            return None
+        return next(phase.name for phase in self.phases if phase.peak.get(self.deciding) == highest)
 
     @property
     def needs_at_least_bytes(self) -> int | None:
-        """With an allocation refused: what was held when it was asked, and what was asked. A lower bound."""
-        if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None:
+        """With an allocation refused: what was held when it was asked, and what was asked. A lower bound.
+
+        None with several devices: the exception does not say, in the user's names, which of them refused.
+        """
+        if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None or "+" in self.device:
             return None
-        failed = next((phase for phase in reversed(self.phases) if not phase.completed), None)
+        failed = _failed(self.phases)
         held = None if failed is None else failed.end.get(self.deciding)
         return None if held is None else held + self.requested_bytes
 
@@ -157,13 +167,24 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
         "exit_code": exit.get("code"),
     }
     if finished is not None:
-        common |= {"metrics": finished.get("metrics") or {}, "steps": finished.get("steps"), "tokens": finished.get("tokens")}
+        common |= {"metrics": finished.get("metrics") or {}}
+        common |= {"steps": finished.get("steps"), "tokens": finished.get("tokens")}
         return Outcome(status=Status.OK, **common)
-    unfinished = next((phase.name for phase in reversed(phases) if not phase.completed), None)
-    common["failed_phase"] = unfinished or (BETWEEN if "baseline" in facts else START)
+    unfinished = _failed(phases)
+    common["failed_phase"] = unfinished.name if unfinished else BETWEEN if "baseline" in facts else START
     if failed is not None:
         return Outcome(**_raised(failed), **common)
     return Outcome(**_ended(exit), **common)
+
+
+def _failed(phases: Sequence[Phase]) -> Phase | None:
+    """The phase an attempt failed in: of the unfinished ones that it ended with, the one that is not `between`.
+
+    An exception that leaves a phase ends the stretch after it too. So a workload that has caught one phase's failure
+    and fails before the next phase is told as failed in that phase.
+    """
+    last = list(takewhile(lambda phase: not phase.completed, reversed(phases)))
+    return next((phase for phase in last if phase.name != BETWEEN), last[0] if last else None)
 
 
 def _raised(failed: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,17 +197,25 @@ def _raised(failed: Mapping[str, Any]) -> dict[str, Any]:
         "traceback": failed.get("traceback"),
     }
     refusal: Refusal | None = refusal_in(chain)
-    if any(cause["type"].rpartition(".")[2] == "Unavailable" for cause in chain):
+    if any(_is_unavailable(cause) for cause in chain):
         told["status"] = Status.UNAVAILABLE
     elif refusal is not None:
         told |= {"status": Status.OOM, "oom_scope": refusal.scope, "requested_bytes": refusal.requested_bytes}
     return told
 
 
+def _is_unavailable(cause: Mapping[str, Any]) -> bool:
+    if cause["type"] == UNAVAILABLE:
+        return True
+    is_torchs = "RuntimeError" in (cause["type"], *cause.get("bases", ()))
+    return is_torchs and NO_KERNEL.search(cause.get("message") or "") is not None
+
+
 def _ended(exit: Mapping[str, Any]) -> dict[str, Any]:
     """The status of a process that left no word of its own."""
     if exit.get("lost"):
-        return {"status": Status.LOST, "error_message": exit.get("reason", "its supervisor ended before it could say how the attempt did")}
+        why = exit.get("reason") or "its supervisor ended before it could say how the attempt did"
+        return {"status": Status.LOST, "error_message": why}
     if exit.get("interrupted"):
         return {"status": Status.INTERRUPTED, "error_message": exit.get("reason")}
     if exit.get("timed_out"):
@@ -219,10 +248,11 @@ def _last_words(exit: Mapping[str, Any]) -> str:
     return f": {words}" if words else ""
 
 
-def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any]) -> Iterable[Phase]:
+def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any]) -> Iterator[Phase]:
     """The phases that ended, then the one that did not, with the last that was seen of it."""
     current: Mapping[str, Any] | None = None  # began, or the ended / baseline line that `between` starts from
     seen: dict[str, dict[str, int]] = {}  # device -> highest readings of the current phase
+    told = False  # how it ended, by the process itself
     for fact in journal:
         kind = fact["kind"]
         if kind == "ended":
@@ -231,22 +261,37 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
         if kind in ("baseline", "began", "ended"):
             current, seen = fact, {}
         elif kind == "heartbeat" and current is not None and _is_of(fact, current):
-            for device, counters in fact.get("counters", {}).items():
-                peaks = seen.setdefault(device, {})
-                for counter, value in counters.get("peak", {}).items():
-                    peaks[counter] = max(value, peaks.get(counter, value))
+            _keep_highest(seen, fact)
         elif kind in ("failed", "finished"):
-            return
-    if current is None or current["kind"] == "baseline" and not seen and exit.get("signal") is None:
+            told = True
+            break
+    if current is None or (told and current["kind"] != "began"):
         return
-    began = current if current["kind"] == "began" else {"phase": BETWEEN, "run_index": None, "counters": _from_end(attempt, current)}
-    devices = began.get("counters", {}) or {attempt.device: {}}
-    for device, counters in devices.items():
+    if current["kind"] == "baseline" and not seen and exit.get("signal") is None:
+        return
+    yield from _unfinished(attempt, current, seen, exit)
+
+
+def _keep_highest(seen: dict[str, dict[str, int]], heartbeat: Mapping[str, Any]) -> None:
+    for device, counters in heartbeat.get("counters", {}).items():
+        peaks = seen.setdefault(device, {})
+        for counter, value in counters.get("peak", {}).items():
+            peaks[counter] = max(value, peaks.get(counter, value))
+
+
+def _unfinished(
+    attempt: Attempt, current: Mapping[str, Any], seen: Mapping[str, Mapping[str, int]], exit: Mapping[str, Any]
+) -> Iterator[Phase]:
+    first = attempt.device.partition("+")[0]  # where the process's own memory stands
+    began = current if current["kind"] == "began" else _between(current, first)
+    counters = began.get("counters") or {first: {}}
+    for device in dict.fromkeys([*counters, *seen]):
         peak = dict(seen.get(device, {}))
-        resident = _resident_from_outside(current, exit)
+        resident = _resident_from_outside(current, exit) if device == first else None
         if resident is not None:
             peak["resident"] = max(resident, peak.get("resident", resident))
-        yield _phase(began, device, {"baseline": counters.get("baseline", {}), "peak": peak}, completed=False)
+        known = {"baseline": counters.get(device, {}).get("baseline", {}), "peak": peak}
+        yield _phase(began, device, known, completed=False)
 
 
 def _is_of(heartbeat: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
@@ -255,10 +300,14 @@ def _is_of(heartbeat: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
     return (heartbeat["phase"], heartbeat.get("run_index")) == under_way
 
 
-def _from_end(attempt: Attempt, previous: Mapping[str, Any]) -> dict[str, Any]:
+def _between(previous: Mapping[str, Any], first: str) -> dict[str, Any]:
+    """The stretch that starts where another ended, or at the process's baseline, as if it had a `began` of its own."""
     if previous["kind"] == "baseline":
-        return {attempt.device: {"baseline": previous.get("counters", {})}}
-    return {device: {"baseline": counters.get("end", {})} for device, counters in previous.get("counters", {}).items()}
+        counters = {first: {"baseline": previous.get("counters", {})}}
+    else:
+        ended = previous.get("counters", {})
+        counters = {device: {"baseline": readings.get("end", {})} for device, readings in ended.items()}
+    return {"phase": BETWEEN, "run_index": None, "counters": counters}
 
 
 def _resident_from_outside(began: Mapping[str, Any], exit: Mapping[str, Any]) -> int | None:
@@ -273,8 +322,8 @@ def _resident_from_outside(began: Mapping[str, Any], exit: Mapping[str, Any]) ->
         for reading in exit.get("outside", ())
         if reading.get("resident") is not None and reading["t"] >= began["t"]
     ]
-    at_death = exit.get("maxrss_bytes")
-    if at_death is not None and exit.get("signal") is not None and at_death > (exit.get("supervisor_resident_bytes") or 0):
+    at_death, started_at = exit.get("maxrss_bytes"), exit.get("supervisor_resident_bytes") or 0
+    if at_death is not None and exit.get("signal") is not None and at_death > started_at:
         readings.append(at_death)
     return max(readings, default=None)
 

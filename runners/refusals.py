@@ -10,29 +10,39 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 MIB = 2**20
-UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+POWERS = {"bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}  # of 1024, whether printed as GiB or as GB
 
 # (what the type or a base of it is called, what its message contains, whose memory was refused)
 KNOWN: tuple[tuple[str, str, str], ...] = (
-    # torch's own class, raised by the caching allocators of CUDA, ROCm and XPU (and by MPS in newer versions)
+    # torch's own class, raised by the caching allocators of CUDA, ROCm and XPU
     ("OutOfMemoryError", r"", "device"),
-    ("MemoryError", r"", "host"),
-    # c10/core/impl/alloc_cpu.cpp
-    ("RuntimeError", r"DefaultCPUAllocator: (can't|not enough memory|can not) ?allocate|DefaultCPUAllocator: not enough memory", "host"),
-    # before torch.cuda.OutOfMemoryError existed (torch < 1.13), and errors of the driver that the allocator does not see
-    ("RuntimeError", r"(CUDA|HIP) (error: )?out of memory", "device"),
-    ("RuntimeError", r"MPS backend out of memory", "device"),
-    # handles and workspaces that cuBLAS, hipBLAS, cuDNN and MIOpen could not allocate
-    ("RuntimeError", r"(CU|HIP)BLAS_STATUS_ALLOC_FAILED", "device"),
-    ("RuntimeError", r"(CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED)", "device"),
-    ("RuntimeError", r"miopenStatusAllocFailed", "device"),
+    ("MemoryError", r"", "host"),  # NumPy's _ArrayMemoryError too
+    # c10/core/impl/alloc_cpu.cpp: "can't allocate memory" on POSIX, "not enough memory" on Windows
+    ("RuntimeError", r"DefaultCPUAllocator: (can't allocate|not enough) memory", "host"),
+    ("RuntimeError", r"std::bad_alloc", "host"),  # `new` in C++: torch hands every std::exception on as RuntimeError
     ("RuntimeError", r"unable to mmap \d+ bytes .*Cannot allocate memory", "host"),
     ("OSError", r"\[Errno 12\]", "host"),
+    # before torch.cuda.OutOfMemoryError existed (torch < 1.13)
+    ("RuntimeError", r"(CUDA|HIP) out of memory\. Tried to allocate", "device"),
+    # from the driver, past the allocator: the runtime's words, the driver API's, NCCL's, Triton's
+    ("RuntimeError", r"(CUDA|HIP)( driver)? error: out of memory", "device"),
+    ("RuntimeError", r"Cuda failure (\d+ )?'out of memory'", "device"),
+    ("RuntimeError", r"Triton Error \[(CUDA|HIP)\]: out of memory", "device"),
+    ("RuntimeError", r"MPS backend out of memory", "device"),
+    # handles and workspaces that a library could not allocate
+    ("RuntimeError", r"(CUBLAS|HIPBLAS|CUDNN|CUSOLVER|HIPSOLVER|CUSPARSE|HIPSPARSE)_STATUS_ALLOC_FAILED", "device"),
+    ("RuntimeError", r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "device"),
+    ("RuntimeError", r"(CU|HIP)FFT_ALLOC_FAILED|miopenStatusAllocFailed", "device"),
 )
+
+EXACT = re.compile(r"you tried to allocate (\d+) bytes|unable to mmap (\d+) bytes")
+# torch's allocators; cudaMallocAsync ("Requested               : 640.00 MiB"); NumPy ("Unable to allocate 7.28 TiB")
+PRINTED = re.compile(r"(?:Tried to allocate|Requested *:|Unable to allocate) (\d+(?:\.\d+)?) (bytes|([KMGTPE])i?B)")
+CACHING = re.compile(r"(CUDA|HIP|XPU) out of memory\. Tried to allocate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +65,23 @@ def refusal_in(chain: Sequence[Mapping[str, Any]]) -> Refusal | None:
 
 
 def requested_in(message: str) -> int | None:
-    """Bytes asked for, as the message has them.
+    """Bytes asked for, as the message has them; where it has them rounded, the least that would print like this.
 
-    The CPU allocator prints the exact number. The CUDA allocator rounds to two decimals of a unit, and asks the driver
-    for multiples of 2 MiB from 2 MiB up (c10/cuda/CUDACachingAllocator.cpp, kRoundLarge): the smallest such multiple
-    that prints like this is a true lower bound, and exact below 1 GiB.
+    The CPU allocator prints the exact number, the others two decimals of a unit. The caching allocators ask the driver
+    for multiples of 2 MiB, and print that (c10/cuda/CUDACachingAllocator.cpp: kSmallBuffer, kLargeBuffer, kRoundLarge):
+    the number is then exact up to 1 GiB, and 20 MiB stands for any tensor of 1 to 10 MiB.
     """
-    exact = re.search(r"you tried to allocate (\d+) bytes", message)
+    exact = EXACT.search(message)
     if exact:
-        return int(exact[1])
-    printed = re.search(r"[Tt]ried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB|TiB)", message)
+        return int(exact[1] or exact[2])
+    printed = PRINTED.search(message)
     if not printed:
         return None
-    number, unit = printed[1], UNITS[printed[2]]
+    number, power = printed[1], POWERS[printed[3] or "bytes"]
+    unit = 1024**power
     decimals = len(number.partition(".")[2])
-    lowest = (Decimal(number) - Decimal(5).scaleb(-decimals - 1)) * unit if decimals else Decimal(number) * unit
-    step = 2 * MIB if unit >= MIB else 1
-    multiple = -(-int(lowest.to_integral_value(rounding="ROUND_CEILING")) // step) * step
-    return multiple if f"{Decimal(multiple) / unit:.{decimals}f}" == number else int(lowest)
+    half = Decimal(5).scaleb(-decimals - 1) if power else Decimal(0)  # bytes are not rounded
+    least = int(((Decimal(number) - half) * unit).to_integral_value(ROUND_CEILING))
+    step = 2 * MIB if CACHING.search(message) and unit >= MIB else 1
+    multiple = -(-least // step) * step
+    return multiple if f"{Decimal(multiple) / unit:.{decimals}f}" == number else least
