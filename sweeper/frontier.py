@@ -1,0 +1,453 @@
+"""What fits: rows of points.parquet in, the edge between what fits and what does not out. Pure, but for `main`.
+
+The points that differ only in keys of which more is known to take more memory are one search; every other difference,
+also one in a key whose direction is not known, makes another. In a search the edge is the points that fit and have
+nothing larger that fits, and the points that fail and have nothing smaller that fails. Only `fits` counts: an error or
+a timeout is no limit of memory, and a point that passes sometimes does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, Protocol, runtime_checkable
+
+from runners.outcome import Status
+from runners.point import canonical
+from sweeper import schema
+from sweeper.errors import Mistake
+
+# Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
+# parameter of somebody's own workload) nobody knows, and to take them for a direction would hide what they do.
+GROWING = frozenset(
+    (
+        *("batch", "context", "new_tokens", "prompt_tokens", "sequences", "concurrency"),
+        *("width", "layers", "num_hidden_layers", "n_layer", "hidden_size", "n_embd"),
+        *("intermediate_size", "n_inner", "vocab_size", "num_key_value_heads", "rank"),
+    )
+)
+ALWAYS = ("batch", "context")
+
+# An attempt that ended like this says something of its point; the others were stopped, lost or never made.
+TRIED = frozenset(
+    status.value
+    for status in (
+        *(Status.OK, Status.OOM, Status.OOM_KILLED),
+        *(Status.KILLED, Status.CRASHED, Status.TIMEOUT, Status.ERROR),
+    )
+)
+NO_MEMORY = (Status.OOM.value, Status.OOM_KILLED.value)
+
+FROM_ROW = (
+    *("run", "device", "kind"),
+    *(column.name for column in schema.DIMENSIONS),
+    *("budget_bytes", "budget_kind", "point_id", "attempt"),
+)
+NEEDS = (
+    *FROM_ROW,
+    *("config", "status", "fits", "flaky", "oom_scope", "failed_phase", "error_type", "error_message"),
+    *("needs_at_least_bytes", "skipped_because", "device_total_bytes", "budget_used_bytes", "peak_phase"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_resident_bytes"),
+)
+
+Row = Mapping[str, Any]
+At = tuple[float, ...]
+
+
+def frontier(
+    rows: Iterable[Row], objective: Any = "tokens", along: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
+    """The rows of frontier.parquet. `along`: the keys that are searched, if not the ones that grow and vary.
+
+    A search in which nothing told has no row. One in which nothing fits has one whose point is null, and its failures.
+    """
+    return [edge for search in searches(rows, along) if search.told for edge in search.edges(objective)]
+
+
+def searches(rows: Iterable[Row], along: Sequence[str] | None = None) -> list[Search]:
+    """The rows, by what they have in common, in the order they come in."""
+    rows = list(rows)
+    keys = _growing(rows) if along is None else tuple(along)
+    found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
+        found[row["device"], row["kind"], ",".join(mine), _rest(row, mine)].append(row)
+    return [Search(tuple(key[2].split(",")) if key[2] else (), group) for key, group in found.items()]
+
+
+def _growing(rows: Sequence[Row]) -> tuple[str, ...]:
+    """The keys to search along: batch, context and swept ones that grow, as far as they vary."""
+    swept = [name for name in (rows[0] if rows else {}) if name not in schema.FIXED and not name.startswith("dim.")]
+    growing = (key for key in (*ALWAYS, *swept) if key.rpartition(".")[2] in GROWING)
+    varying = [key for key in growing if _numbers_vary(row.get(key) for row in rows)]
+    return tuple(varying) or ALWAYS
+
+
+def _numbers_vary(values: Iterable[Any]) -> bool:
+    different = {value for value in values if value is not None}
+    return len(different) > 1 and all(isinstance(value, int | float) and value is not True for value in different)
+
+
+def _rest(row: Row, along: Sequence[str]) -> str:
+    """Everything settled but the keys that are searched, as one text."""
+    values = json.loads(row["config"])
+    for key in along:
+        inner = values
+        *groups, last = key.split(".")
+        for group in groups:
+            inner = inner[group]
+        inner.pop(last, None)
+    return canonical(values)
+
+
+@dataclass(frozen=True)
+class Search:
+    """Points on one device that differ in nothing but the keys along which memory grows."""
+
+    along: tuple[str, ...]
+    rows: Sequence[Row]
+
+    def at(self, row: Row) -> At:
+        return tuple(row[schema.column_of(key)] for key in self.along)
+
+    @property
+    def told(self) -> bool:
+        return bool(self.fitting or self.failing)
+
+    @cached_property
+    def fitting(self) -> dict[At, Row]:
+        return {self.at(row): row for row in self.rows if row["fits"] is True and not row.get("flaky")}
+
+    @cached_property
+    def failing(self) -> dict[At, Row]:
+        return {self.at(row): row for row in self.rows if row["fits"] is False}
+
+    @cached_property
+    def silent(self) -> dict[At, Row]:
+        """What was asked for and did not tell."""
+        told = self.fitting.keys() | self.failing.keys()
+        return {self.at(row): row for row in self.rows if self.at(row) not in told}
+
+    @cached_property
+    def largest_fitting(self) -> list[At]:
+        return _maximal(self.fitting)
+
+    @cached_property
+    def smallest_failing(self) -> list[At]:
+        return [_negative(at) for at in _maximal(map(_negative, self.failing))]
+
+    @cached_property
+    def untested(self) -> list[At]:
+        """What did not tell, and is not implied by what did."""
+        return [
+            at
+            for at in self.silent
+            if not any(_at_least(at, failing) for failing in self.smallest_failing)
+            and not any(_at_least(fitting, at) for fitting in self.largest_fitting)
+        ]
+
+    @cached_property
+    def contradictions(self) -> list[At]:
+        """What fails although something larger fits."""
+        return [at for at in self.failing if any(_at_least(larger, at) for larger in self.largest_fitting)]
+
+    @property
+    def monotone(self) -> bool:
+        return not any(_at_least(fits, fails) for fits in self.largest_fitting for fails in self.smallest_failing)
+
+    def largest(self, objective: Any) -> At | None:
+        return max(self.largest_fitting, key=lambda at: (self.score(at, objective), at), default=None)
+
+    def score(self, at: At, objective: Any) -> float:
+        """How much of what is wanted: tokens (batch x context), a key, or a product of keys with weights."""
+        row = self.fitting[at]
+        if isinstance(objective, Mapping):
+            factors = (float(row.get(schema.column_of(key)) or 1) ** float(w) for key, w in objective.items())
+            return float(prod(factors))
+        column = schema.column_of(str(objective))
+        if row.get(column) is not None:
+            return float(row[column])
+        return float((row.get("batch") or 1) * (row.get("context") or 1))
+
+    def next_larger(self, at: At | None) -> Row | None:
+        """What stands in the way of anything larger than a point that fits (of anything at all, with None).
+
+        Of the nearest larger ones that were tried or are implied to fail: one that memory stopped, if there is one.
+        """
+        larger = (other for other in self._standing if at is None or _at_least(other, at))
+        nearest = [self._standing[_negative(other)] for other in _maximal(map(_negative, larger))]
+        return min(nearest, key=lambda row: LIMITS.index(limit_of(row)), default=None)
+
+    @cached_property
+    def _standing(self) -> dict[At, Row]:
+        """What was tried and does not fit, or is implied not to, each with the row that says why."""
+        rows = (self.failing | self.silent).items()
+        return {at: evidence for at, row in rows if (evidence := self._evidence(row)) is not None}
+
+    def _evidence(self, row: Row) -> Row | None:
+        """The row that says why this one does not fit: itself if it was tried, if it was skipped what implies it."""
+        if row["status"] in TRIED:
+            return row
+        implied_by = (row.get("skipped_because") or "").rpartition("/")[2].partition(".")[0]
+        return self._failing_ids.get(implied_by)
+
+    @cached_property
+    def _failing_ids(self) -> dict[str, Row]:
+        return {row["point_id"]: row for row in self.failing.values()}
+
+    def say(self, at: At) -> str:
+        return " ".join(f"{key}={value}" for key, value in zip(self.along, at, strict=True))
+
+    def edges(self, objective: Any) -> list[dict[str, Any]]:
+        largest = self.largest(objective)
+        fits = [self._fits(at, at == largest) for at in sorted(self.largest_fitting)] or [self._none_fits()]
+        return fits + [self._fails(at) for at in sorted(self.smallest_failing)]
+
+    def _fits(self, at: At, largest: bool) -> dict[str, Any]:
+        row = self.fitting[at]
+        left, counter = headroom(row)
+        return self._edge(row, "fits", self.next_larger(at)) | {
+            "largest": largest,
+            "headroom_bytes": left,
+            "headroom_counter": counter,
+            "untested_between": sum(_at_least(other, at) for other in self.untested),
+        }
+
+    def _none_fits(self) -> dict[str, Any]:
+        nothing = dict.fromkeys((*map(schema.column_of, self.along), "point_id", "attempt", "budget_bytes"))
+        edge = self._edge(self.rows[0], "fits", self.next_larger(None)) | nothing
+        return edge | {"largest": True, "untested_between": len(self.untested)}
+
+    def _fails(self, at: At) -> dict[str, Any]:
+        row = self.failing[at]
+        between = sum(_at_least(at, other) for other in self.untested)
+        return self._edge(row, "fails", row) | {"untested_between": between}
+
+    def _edge(self, row: Row, side: str, in_the_way: Row | None) -> dict[str, Any]:
+        swept = [name for name in row if name not in schema.FIXED]
+        return {name: row.get(name) for name in (*FROM_ROW, *swept)} | {
+            "along": ",".join(self.along),
+            "side": side,
+            "limit": "not_reached" if in_the_way is None else limit_of(in_the_way),
+            "limiting_phase": None if in_the_way is None else in_the_way.get("failed_phase"),
+            "monotone": self.monotone,
+        }
+
+
+LIMITS = ("memory", "host_memory", "other")
+
+
+def limit_of(row: Row) -> str:
+    """What stopped an attempt that did not fit, or did not tell."""
+    if row["fits"] is False:
+        return "memory"
+    if row["status"] in NO_MEMORY:
+        return "host_memory"
+    return "other"
+
+
+def headroom(row: Row) -> tuple[int | None, str | None]:
+    """What was left of the limit at the peak, and the column of what took it; nothing where either is not known."""
+    if row.get("budget_bytes") is not None:
+        return _left(row["budget_bytes"], row, ("budget_used_bytes",))
+    if row["device"] == "cpu":
+        return _left(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
+    if row["kind"] == "calculated":
+        return _left(row.get("device_total_bytes"), row, ("peak_reserved_bytes",))
+    # What is used has no high-water mark, and can be read too late: what was reserved at the peak was used then.
+    return _left(row.get("device_total_bytes"), row, ("peak_used_bytes", "peak_reserved_bytes"))
+
+
+def _left(limit: int | None, row: Row, columns: Sequence[str]) -> tuple[int | None, str | None]:
+    taken = [(row[column], column) for column in columns if row.get(column) is not None]
+    if limit is None or not taken:
+        return None, None
+    most, column = max(taken)
+    return limit - most, column
+
+
+def _maximal(points: Iterable[At]) -> list[At]:
+    """The points that no other one is at least as large as in every direction."""
+    found: list[At] = []
+    for at in sorted(set(points), reverse=True):  # whatever is larger than a point comes before it
+        # In two directions the last one found has the largest second one of all before it.
+        rivals = found[-1:] if len(at) <= 2 else found
+        if not any(_at_least(other, at) for other in rivals):
+            found.append(at)
+    return found
+
+
+def _at_least(one: At, other: At) -> bool:
+    return all(a >= b for a, b in zip(one, other, strict=True))
+
+
+def _negative(at: At) -> At:
+    return tuple(-value for value in at)
+
+
+def frontier_text(source: Iterable[Row] | HasRows, objective: Any = None) -> str:
+    """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why.
+
+    `source` is rows of points.parquet, or what has them and the run's objective.
+    """
+    if isinstance(source, HasRows):
+        objective = objective or source.objective
+        return frontier_text(source.rows(), objective)
+    found = searches(source)
+    told = [search for search in found if search.told]
+    names = _names(told)
+    lines = [line for search in told[:LONGEST] for line in _lines(search, names, objective or "tokens")]
+    if len(told) > LONGEST:
+        lines.append(f"... and {len(told) - LONGEST} more, in frontier.parquet")
+    return "\n".join([*lines, *_silent_lines([search for search in found if not search.told])])
+
+
+@runtime_checkable
+class HasRows(Protocol):
+    """What gives rows of points.parquet, and says what `largest` means in its run."""
+
+    objective: Any
+
+    def rows(self) -> list[dict[str, Any]]: ...
+
+
+LONGEST = 20  # searches on the screen; frontier.parquet has them all
+NAMED = ("model", "workload", "dtype")
+VARYING = tuple(column.name for column in schema.DIMENSIONS if column.name not in NAMED)
+
+
+def _names(found: Sequence[Search]) -> tuple[str, ...]:
+    """The columns, beside the usual ones, that tell one search from another."""
+    columns = [*VARYING, *(name for name in (found[0].rows[0] if found else {}) if name not in schema.FIXED)]
+    searched = {schema.column_of(key) for search in found for key in search.along}
+    return tuple(c for c in columns if c not in searched and len({str(s.rows[0].get(c)) for s in found}) > 1)
+
+
+def _lines(search: Search, names: Sequence[str], objective: Any) -> list[str]:
+    row = search.rows[0]
+    said = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
+    if row["device"] == "cpu" and "allocator" not in names:
+        said.append(f"allocator={row.get('allocator')}")
+    said += [f"{name}={row.get(name)}" for name in names]
+    said += _budget(row)
+    if row["kind"] == "calculated":
+        said.append("(calculated, not measured)")
+    lines = ["  ".join(said), f"  largest that fits:   {_largest_line(search, objective)}"]
+    smallest = _smallest(search, objective)
+    if smallest is not None:
+        lines.append(f"  smallest that fails: {search.say(smallest)}  {why(search.failing[smallest])}")
+    return [*lines, *(f"  {remark}" for remark in _remarks(search, objective))]
+
+
+def _budget(row: Row) -> list[str]:
+    if row.get("budget_bytes") is None or row.get("budget_kind") == "guard":
+        return []
+    return [f"budget {readable(row['budget_bytes'])} ({row['budget_kind']})"]
+
+
+def _largest_line(search: Search, objective: Any) -> str:
+    largest = search.largest(objective)
+    in_the_way = search.next_larger(largest)
+    if largest is None:
+        smaller = in_the_way is not None and in_the_way["fits"] is not False
+        return f"none fits; the smallest: {why(in_the_way)}" if in_the_way and smaller else "none fits"
+    row = search.fitting[largest]
+    said = search.say(largest)
+    counter = "resident" if row["device"] == "cpu" else "allocated"
+    peak = row.get(f"peak_{counter}_bytes")
+    if peak is not None:
+        said += f"  peak {readable(peak)} {counter}"
+        said += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
+    left, _ = headroom(row)
+    if left is not None and row.get("budget_kind") != "guard":
+        said += f", {readable(left)} left"
+    if in_the_way is None:
+        return f"{said}; nothing larger was tried"
+    if in_the_way["fits"] is not False:
+        return f"{said}; the next, {search.say(search.at(in_the_way))}: {why(in_the_way)}"
+    return said
+
+
+def _smallest(search: Search, objective: Any) -> At | None:
+    """Of the points at the failing edge the one next to the largest that fits, else the smallest."""
+    largest = search.largest(objective)
+    beyond = [at for at in search.smallest_failing if largest is not None and _at_least(at, largest)]
+    return min(beyond or search.smallest_failing, key=lambda at: (prod(at), at), default=None)
+
+
+def _remarks(search: Search, objective: Any) -> list[str]:
+    largest, remarks = search.largest(objective), []
+    others = [at for at in sorted(search.largest_fitting) if at != largest]
+    if others:
+        listed = "; ".join(map(search.say, others[:4])) + ("; ..." if len(others) > 4 else "")
+        remarks.append(f"also at the edge:    {listed}")
+    if not search.monotone:
+        below = "; ".join(map(search.say, sorted(search.contradictions)[:4]))
+        remarks.append(f"not monotone:        {below} fails, and something larger fits")
+    flaky = sum(bool(row.get("flaky")) for row in search.rows)
+    if flaky:
+        remarks.append(f"flaky:               {flaky} passed once and failed once, and do not count as fitting")
+    if search.untested:
+        remarks.append(f"untested between:    {len(search.untested)}")
+    return remarks
+
+
+def _silent_lines(found: Sequence[Search]) -> list[str]:
+    """One line for each device on which some searches told nothing."""
+    by_device: dict[str, list[Row]] = defaultdict(list)
+    for search in found:
+        by_device[search.rows[0]["device"]] += search.rows
+    lines = []
+    for device, rows in by_device.items():
+        counts = Counter(row["status"] for row in rows)
+        reason = next((_message(row) for row in rows if _message(row)), None)
+        told = ", ".join(f"{count} {status}" for status, count in counts.items())
+        lines.append(f"{device}  nothing told whether it fits: {told}" + (f" ({reason})" if reason else ""))
+    return lines
+
+
+def why(row: Row) -> str:
+    """Why a row did not fit or did not tell, in a line."""
+    phase = f" in {row['failed_phase']}" if row.get("failed_phase") else ""
+    if row["status"] in NO_MEMORY:
+        whose = "host memory" if row["fits"] is None else "memory"
+        said = f"out of {whose}{phase}"
+        needs = row.get("needs_at_least_bytes")
+        return said if needs is None else f"{said}, needs at least {readable(needs)}"
+    message = _message(row)
+    return f"{row['status']}{phase}" + (f": {message}" if message else "")
+
+
+def _message(row: Row) -> str:
+    parts = (row.get("error_type"), " ".join(str(row.get("error_message") or "").split()))
+    return f"{': '.join(part for part in parts if part):.120}"
+
+
+def readable(count: int) -> str:
+    """Bytes for a person, in binary units that are called so."""
+    size = abs(count)
+    unit, name = next(((unit, name) for unit, name in UNITS if size >= unit), (1, "bytes"))
+    return f"{count} bytes" if unit == 1 else f"{count / unit:.2f} {name}"
+
+
+UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`frontier RUN [--json]`: the largest that fit, and the decision sheet."""
+    from sweeper import sheet, tables
+
+    as_json = "--json" in arguments
+    runs = [argument for argument in arguments if argument != "--json"]
+    unknown = [argument for argument in runs if argument.startswith("-")]
+    if unknown:
+        raise Mistake(f"frontier: {unknown[0]} is not known; it takes RUN and --json")
+    if len(runs) != 1:
+        raise Mistake(f"frontier takes one run, the folder of a sweep, got {' '.join(runs) or 'none'}")
+    found = sheet.sheet(tables.run_folder(runs[0]))
+    print(json.dumps(found, indent=2) if as_json else sheet.as_text(found))
+    return 0

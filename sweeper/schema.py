@@ -1,0 +1,468 @@
+"""Every column of every table, declared once: its name, type, unit and meaning, and the fact it is taken from.
+
+Version 1 (in each file's metadata, `sweeper.schema`), the first: points, attempts, phases, environment, estimates,
+frontier.
+
+Every table has the same fixed columns whatever happened, also when every point failed. Counters are nullable int64,
+never floats: a double keeps 53 bits, and is what pandas makes of a nullable integer it is not told about. So a `pandas`
+block in each file's metadata names the nullable types, and a plain `pd.read_parquet` keeps every integer exact.
+A measure that was not taken is null, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from runners.outcome import Outcome, Phase, Status
+from runners.point import Attempt, Point
+
+VERSION = 1
+CALCULATED = "sim:"  # how a device is called that is calculated and not measured
+
+INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
+TIME = pa.timestamp("us", tz="UTC")
+PANDAS = {  # how the `pandas` metadata names a type, and what it asks pandas to make of it
+    INT: ("int64", "Int64"),
+    BOOL: ("bool", "boolean"),
+    FLOAT: ("float64", "float64"),
+    TEXT: ("unicode", "object"),
+    TIME: ("datetimetz", "datetime64[us]"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. `of` takes its value from what a row is made of; one without it is known only when it is written."""
+
+    name: str
+    type: pa.DataType
+    meaning: str
+    unit: str | None = None
+    of: Callable[[Any], Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the columns of a planned point are taken from: the point, and its line of plan.jsonl."""
+
+    point_id: str
+    point: Point
+    line: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the columns of an attempt are taken from. Its peaks are looked for once."""
+
+    attempt: Attempt
+    outcome: Outcome
+    environment_id: str | None
+
+    @cached_property
+    def peaks(self) -> dict[str, int]:
+        highest: dict[str, int] = {}
+        for phase in self.outcome.phases:
+            for counter, value in phase.peak.items():
+                if value > highest.get(counter, -1):
+                    highest[counter] = value
+            # The driver has no high-water mark of what is used on a device: the highest reading is all there is.
+            for reading in (phase.baseline, phase.end):
+                if reading.get("used", -1) > highest.get("used", -1):
+                    highest["used"] = reading["used"]
+        return highest
+
+    @property
+    def budget_used(self) -> int | None:
+        """What the limit counts, at its highest. On cpu it is what the address space grew by (VmPeak over VmSize): the
+        resident peak counts file pages, which RLIMIT_DATA does not. After a refusal VmPeak says nothing."""
+        if self.outcome.device != "cpu":
+            return self.peaks.get("reserved")
+        before, peak = self.outcome.process_baseline.get("virtual"), self.peaks.get("address")
+        if before is None or peak is None or self.outcome.status is not Status.OK:
+            return None
+        return peak - before
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the columns of a phase on one device are taken from."""
+
+    point_id: str
+    attempt: Attempt
+    position: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """What the columns of one term of an estimate are taken from."""
+
+    point_id: str
+    term: Any
+
+
+def as_text(value: Any) -> str | None:
+    """JSON for a person and a program; nothing for what is empty."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str) if value else None
+
+
+def as_one_text(value: Any) -> str | None:
+    """A value that a column of text holds: as it is if it is text, else JSON."""
+    return value if value is None or isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+
+
+def as_time(iso: str | None) -> datetime | None:
+    try:
+        return None if iso is None else datetime.fromisoformat(iso.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+
+
+def _key(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
+    take: Callable[[Planned], Any] = lambda planned: planned.point.get(name)  # noqa: E731
+    if type == TEXT:
+        take = lambda planned: as_one_text(planned.point.get(name))  # noqa: E731
+    return Column(name, type, meaning, unit, take)
+
+
+def _outcome(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
+    return Column(name, type, meaning, unit, lambda settled: getattr(settled.outcome, name))
+
+
+def _peak(counter: str, meaning: str) -> Column:
+    name = f"peak_{counter}_bytes"
+    return Column(name, INT, meaning, "bytes", lambda settled: settled.peaks.get(counter))
+
+
+def _model(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
+    if type == TEXT:
+        return Column(name, type, meaning, unit, lambda settled: as_one_text(settled.outcome.model.get(name)))
+    return Column(name, type, meaning, unit, lambda settled: settled.outcome.model.get(name))
+
+
+RUN = Column("run", TEXT, "the name of the run's folder")
+POINT_ID = Column("point_id", TEXT, "hash of the point's settled values", None, lambda source: source.point_id)
+DEVICE = Column("device", TEXT, "the device asked for, as it is named on the command line")
+KIND = Column("kind", TEXT, "measured, or calculated (devices sim:*): never to be mixed")
+
+DIMENSIONS = (
+    _key("model", TEXT, "the model's name in conf/model"),
+    _key("workload", TEXT, "the workload's name in conf/workload"),
+    _key("dtype", TEXT, "data type of the weights"),
+    _key("batch", INT, "samples in a pass", "samples"),
+    _key("context", INT, "length of a sample", "tokens"),
+    _key("warmup", INT, "passes between the first and the repeats", "passes"),
+    _key("repeats", INT, "later passes that are measured", "passes"),
+    _key("seed", INT, "seed of the inputs"),
+    _key("start", TEXT, "cold: a new interpreter; warm: forked from a clean template that has imported the libraries"),
+    _key("allocator", TEXT, "system: as a user's own run would; repeatable: a fixed mmap threshold"),
+    _key("phases", TEXT, "each: counters at every phase's boundary; whole: the loop as one phase"),
+    _key("cache", TEXT, "keep, or empty the allocator's cache between repeats"),
+)
+PLAN = (
+    POINT_ID,
+    *DIMENSIONS,
+    Column("config", TEXT, "everything that was settled, JSON", None, lambda planned: as_text(planned.point.values)),
+    Column("order", INT, "place in the plan, from 0", None, lambda planned: planned.line.get("order")),
+    Column(
+        "changed",
+        TEXT,
+        "the keys that differ from changed_from, separated by commas",
+        None,
+        lambda planned: ",".join(planned.line.get("changed") or ()) or None,
+    ),
+    Column(
+        "changed_from",
+        TEXT,
+        "point_id of the neighbour it is compared with",
+        None,
+        lambda planned: planned.line.get("changed_from"),
+    ),
+)
+WHERE = (
+    Column("environment_id", TEXT, "hash of the record in environment.parquet", None, lambda s: s.environment_id),
+    Column("engine", TEXT, "what started the attempt: local, slurm, ray", None, lambda s: s.attempt.engine),
+    Column("host", TEXT, "the machine it ran on", None, lambda s: as_one_text(s.outcome.environment.get("host"))),
+    _outcome("pid", INT, "the measured process"),
+)
+ENDED = (
+    Column("status", TEXT, "how it ended, one of a closed set", None, lambda settled: settled.outcome.status.value),
+    _outcome("fits", BOOL, "whether it fits; null if the attempt did not tell. Only this moves the frontier"),
+    _outcome("oom_scope", TEXT, "whose memory was refused: device or host"),
+    _outcome("failed_phase", TEXT, "where it failed"),
+    _outcome("error_type", TEXT, "the exception's type"),
+    _outcome("error_message", TEXT, "the exception's message, or why there is no measurement"),
+    _outcome("signal", INT, "the signal that ended the process"),
+    _outcome("exit_code", INT, "the exit code of the process"),
+    _outcome("requested_bytes", INT, "what the refused allocation asked for", "bytes"),
+    _outcome("needs_at_least_bytes", INT, "held plus requested when it was refused: a lower bound", "bytes"),
+    Column("skipped_because", TEXT, "the attempt that implies this point"),
+    Column("flaky", BOOL, "whether attempts told both ways; null with fewer than two that told"),
+    _outcome("contaminated", TEXT, "who else was on the device"),
+    _outcome("instrumented", BOOL, "whether tensors were followed"),
+)
+PEAKS = (
+    _peak(
+        "allocated", "highest given out by the caching allocator, part of reserved; of one device where there are more"
+    ),
+    _peak("reserved", "highest taken by the caching allocator from the device; of one device where there are more"),
+    _peak("requested", "highest asked of the caching allocator, before its rounding"),
+    _peak("used", "highest reading of what the driver says is used on the device, whoever uses it"),
+    _peak("tensor", "highest live bytes of tensors' storages, as followed; without kernels' scratch"),
+    _peak("resident", "highest resident host memory of the process, baseline included"),
+    Column(
+        "process_baseline_bytes",
+        INT,
+        "resident after the imports and before the workload",
+        "bytes",
+        lambda settled: settled.outcome.process_baseline.get("resident"),
+    ),
+    _outcome("peak_phase", TEXT, "the first phase that reached the peak (allocated; resident on cpu)"),
+    _outcome("peak_is_partial", BOOL, "whether a phase did not complete, so that the true peak may be higher"),
+)
+LIMITS = (
+    _outcome("budget_bytes", INT, "what the workload may take", "bytes"),
+    _outcome("budget_kind", TEXT, "data_limit or guard (RLIMIT_DATA over what is held at its start), allocator"),
+    Column(
+        "budget_used_bytes",
+        INT,
+        "what a budget counts, at its highest: reserved; on cpu the growth of the address space, null unless it passed",
+        "bytes",
+        lambda settled: settled.budget_used,
+    ),
+    Column("device_total_bytes", INT, "the device's memory", "bytes"),
+    Column("device_uuid", TEXT, "the device's own identity", None, lambda settled: settled.attempt.device_uuid),
+)
+MODEL = (
+    _model("parameters", INT, "parameters of the model, shared ones once", "parameters"),
+    _model("parameter_bytes", INT, "bytes of the parameters, shared ones once", "bytes"),
+    _model("trainable_parameters", INT, "parameters that are trained", "parameters"),
+    _model("storage_dtype", TEXT, "data type the parameters are stored in"),
+    _model("compute_dtype", TEXT, "data type it computes in"),
+    _model("model_revision", TEXT, "revision of a model from the hub"),
+)
+DONE = (
+    _outcome("steps", INT, "steps done", "steps"),
+    _outcome("tokens", INT, "tokens done", "tokens"),
+    Column("metrics", TEXT, "what the workload returned, JSON", None, lambda settled: as_text(settled.outcome.metrics)),
+    Column("started_at", TIME, "when it started", None, lambda settled: as_time(settled.outcome.started_at)),
+    _outcome("duration_s", FLOAT, "from its start to its end", "seconds"),
+    _outcome("available_memory_bytes", INT, "host memory available at its start", "bytes"),
+)
+NUMBER = Column(
+    "attempt", INT, "1 for the first attempt of this point on this device", None, lambda of: of.attempt.number
+)
+RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *DONE) if c.of is not None)
+
+POINTS = (
+    *(RUN, POINT_ID, DEVICE, KIND, NUMBER),
+    Column("attempts", INT, "how many attempts there were", "attempts"),
+    *WHERE,
+    *PLAN[1:],
+    *ENDED,
+    *PEAKS,
+    *LIMITS,
+    *MODEL,
+    *DONE,
+)
+ATTEMPTS = (*POINTS, Column("counts", BOOL, "whether this attempt is the one in points.parquet"))
+
+
+COUNTERS = {
+    "allocated": "given out by the caching allocator; part of reserved",
+    "reserved": "taken from the device by the caching allocator",
+    "requested": "asked of the caching allocator, before its rounding",
+    "active": "given out or waiting for a stream",
+    "used": "used on the device as the driver says, whoever uses it",
+    "tensor": "live storages of tensors, as followed",
+    "resident": "host memory of the process that is resident",
+    "resident_anon": "resident and not of a file",
+    "resident_file": "resident and of a file or shared",
+    "address": "now VmData; its peak VmPeak, of the whole process",
+}
+MOMENTS = {
+    "baseline": "when the phase began",
+    "end": "when it ended",
+    "peak": "at most, what was there before included",
+}
+
+
+def _phase(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
+    return Column(name, type, meaning, unit, lambda measured: getattr(measured.phase, name))
+
+
+def _counter(moment: str, counter: str) -> Column:
+    meaning = f"{COUNTERS[counter]}: {MOMENTS[moment]}"
+    name = f"{moment}_{counter}_bytes"
+    return Column(name, INT, meaning, "bytes", lambda measured: getattr(measured.phase, moment).get(counter))
+
+
+PHASES = (
+    RUN,
+    POINT_ID,
+    Column("device", TEXT, DEVICE.meaning, None, lambda measured: measured.attempt.device),
+    Column("kind", TEXT, KIND.meaning, None, lambda measured: kind_of(measured.attempt.device)),
+    NUMBER,
+    Column("position", INT, "place of the phase in its attempt, from 0", None, lambda measured: measured.position),
+    Column("phase_device", TEXT, "the device these counters are of", None, lambda measured: measured.phase.device),
+    Column("phase", TEXT, "the phase's name; between: from one phase to the next", None, lambda m: m.phase.name),
+    _phase("run_index", INT, "which repeat of the phase, from 0"),
+    _phase("iterations", INT, "passes inside the phase", "passes"),
+    _phase("completed", BOOL, "false where the attempt ended in it: its peak is a partial one"),
+    _phase("elapsed_s", FLOAT, "until the device was done", "seconds"),
+    *(_counter(moment, counter) for moment in MOMENTS for counter in COUNTERS),
+    _phase("alloc_retries", INT, "allocations that succeeded after the cache was freed", "times"),
+    _phase("num_ooms", INT, "allocations the caching allocator refused", "times"),
+    Column("shapes", TEXT, "shapes as they reached the model, JSON", None, lambda m: as_text(m.phase.shapes)),
+    Column("metrics", TEXT, "what the workload said of the phase, JSON", None, lambda m: as_text(m.phase.metrics)),
+)
+
+
+def _record(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
+    if type == TEXT:
+        return Column(name, type, meaning, unit, lambda record: as_one_text(record.get(name)))
+    return Column(name, type, meaning, unit, lambda record: record.get(name))
+
+
+ENVIRONMENT = (
+    Column("environment_id", TEXT, "hash of the record", None, lambda record: record["environment_id"]),
+    _record("host", TEXT, "the machine's name"),
+    _record("system", TEXT, "operating system, its version, architecture"),
+    _record("python", TEXT, "version of the measured interpreter"),
+    _record("torch", TEXT, "version of torch"),
+    _record("backend", TEXT, "what torch was built for: cuda, hip, cpu"),
+    _record("backend_version", TEXT, "its version"),
+    _record("driver", TEXT, "the device's driver"),
+    _record("libraries", TEXT, "versions of the libraries that were loaded, JSON"),
+    _record("threads", INT, "threads of torch's operations", "threads"),
+    _record("device_name", TEXT, "what the device is called"),
+    _record("device_uuid", TEXT, "the device's own identity"),
+    _record("device_total_bytes", INT, "the device's memory", "bytes"),
+    _record("allocator_backend", TEXT, "malloc, native, cudaMallocAsync"),
+    _record("allocator_settings", TEXT, "the allocator's settings"),
+    _record("variables", TEXT, "the environment variables that move memory, JSON"),
+    Column("record", TEXT, "all that was recorded, JSON", None, lambda record: as_text(record["record"])),
+)
+
+
+def _term(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
+    return Column(name, type, meaning, unit, lambda estimated: getattr(estimated.term, name))
+
+
+ESTIMATES = (
+    RUN,
+    POINT_ID,
+    _term("term", TEXT, "weights, gradients, optimizer, kv_cache, reserve, ..."),
+    _term("bytes", INT, "calculated, never measured", "bytes"),
+    _term("formula", TEXT, "how it was calculated"),
+    _term("assumption", TEXT, "what was assumed"),
+    _term("source", TEXT, "where the formula is from"),
+)
+
+
+FRONTIER = (
+    *(RUN, DEVICE, KIND),
+    *(Column(column.name, column.type, column.meaning, column.unit) for column in DIMENSIONS),
+    Column("budget_bytes", INT, "what the workload may take at this point", "bytes"),
+    Column("budget_kind", TEXT, "what stands behind budget_bytes"),
+    Column("along", TEXT, "the keys of more and more memory that were searched, separated by commas"),
+    Column("side", TEXT, "fits: nothing that fits is larger; fails: nothing that fails is smaller"),
+    Column("point_id", TEXT, "the edge point; null in the one row of a search in which nothing fits"),
+    Column("attempt", INT, "the attempt that told"),
+    Column("largest", BOOL, "of the points that fit, the largest by the objective; null for those that fail"),
+    Column(
+        "limit",
+        TEXT,
+        "why nothing larger fits: memory, host_memory, other (an error, a timeout, ...), not_reached (nothing tried)",
+    ),
+    Column("limiting_phase", TEXT, "the phase in which the next larger one failed, or this one"),
+    Column("monotone", BOOL, "false if something fails that is smaller than something that fits"),
+    Column(
+        "headroom_bytes",
+        INT,
+        "left at the edge: the budget, or the device's total, less headroom_counter; null where either is not known",
+        "bytes",
+    ),
+    Column("headroom_counter", TEXT, "the column of points.parquet that decides"),
+    Column(
+        "untested_between",
+        INT,
+        "points asked for that did not tell, larger than this one that fits (smaller than this one that fails), and "
+        "not implied by another that told",
+        "points",
+    ),
+)
+FIXED = frozenset(column.name for table in (ATTEMPTS, FRONTIER) for column in table)
+USUAL = frozenset(column.name for column in DIMENSIONS)
+TABLES = ("points", "attempts", "phases", "environment", "estimates", "frontier")
+
+
+def kind_of(device: str) -> str:
+    return "calculated" if device.startswith(CALCULATED) else "measured"
+
+
+def column_of(key: str) -> str:
+    """The column of a key: its name as it is typed; of one that is called like some other fixed column, with a prefix."""
+    return f"dim.{key}" if key in FIXED and key not in USUAL else key
+
+
+def swept_column(key: str, values: Iterable[Any]) -> Column:
+    """The column of a swept key, typed by its values; by text, or JSON where they do not agree."""
+    return Column(column_of(key), type_of(values), f"the swept key {key}")
+
+
+def type_of(values: Iterable[Any]) -> pa.DataType:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return BOOL
+    if kinds == {int}:
+        return INT
+    if kinds and kinds <= {int, float}:
+        return FLOAT
+    return TEXT
+
+
+def swept_values(values: Sequence[Any], type: pa.DataType) -> list[Any]:
+    """The values as a column of that type holds them: of mixed kinds each as JSON, so that 1 and "1" stay apart."""
+    if type == FLOAT:
+        return [None if value is None else float(value) for value in values]
+    if type != TEXT or all(value is None or isinstance(value, str) for value in values):
+        return list(values)
+    return [None if value is None else json.dumps(value, sort_keys=True) for value in values]
+
+
+def with_swept(columns: Sequence[Column], swept: Sequence[Column]) -> tuple[Column, ...]:
+    """The table's columns with those of the swept keys after the usual dimensions."""
+    after = next(place for place, column in enumerate(columns) if column.name == DIMENSIONS[-1].name) + 1
+    return (*columns[:after], *swept, *columns[after:])
+
+
+def schema_of(columns: Sequence[Column], metadata: Mapping[str, str] | None = None) -> pa.Schema:
+    """The file's schema: unit and meaning with each field, the nullable types of pandas with the file."""
+    fields = [
+        pa.field(c.name, c.type, metadata={"meaning": c.meaning, **({} if c.unit is None else {"unit": c.unit})})
+        for c in columns
+    ]
+    pandas = {
+        "index_columns": [],
+        "column_indexes": [],
+        "columns": [_for_pandas(column) for column in columns],
+        "creator": {"library": "sweeper", "version": str(VERSION)},
+        "pandas_version": "2.2.0",
+    }
+    own = {"pandas": json.dumps(pandas), "sweeper.schema": str(VERSION)}
+    return pa.schema(fields, metadata=own | dict(metadata or {}))
+
+
+def _for_pandas(column: Column) -> dict[str, Any]:
+    kind, numpy = PANDAS[column.type]
+    zone = {"timezone": "UTC"} if column.type == TIME else None
+    names = {"name": column.name, "field_name": column.name}
+    return {**names, "pandas_type": kind, "numpy_type": numpy, "metadata": zone}
