@@ -1,8 +1,8 @@
 """What can be measured under one interpreter: asked and answered once, in a short-lived process of its own.
 
-The orchestrator has no torch, and the measured interpreter may be another one, so this module is started under it
-(`ask`) and prints one JSON line. A failure of any part is the answer of that part, one line with the root cause; the
-rest is answered all the same.
+The orchestrator has no torch, and the measured interpreter may be another one, so this module is started under it with
+`{"devices": true, "target": "mywork:run"}` and prints one JSON line. A failure of any part is the answer of that part,
+one line with the root cause; the rest is answered all the same.
 
     python      version; executable
     torch       version, or None with torch_error: why it is not there. Imported only if `devices` is asked
@@ -23,7 +23,6 @@ import inspect
 import json
 import os
 import platform
-import subprocess
 import sys
 import traceback
 import warnings
@@ -31,7 +30,7 @@ from pathlib import Path
 
 TYPE_CHECKING = False  # typing itself is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 OLDEST_PYTHON = (3, 10)
@@ -39,34 +38,6 @@ LIBRARIES = ("transformers", "peft", "numpy", "nvidia-ml-py", "amdsmi")
 # A display server and the context that this probe itself may hold take less than this together; nobody's work does.
 IDLE_BELOW_BYTES = 2**30
 MIB = 2**20
-
-
-class NoAnswer(Exception):
-    """The interpreter could not be started, or ended without an answer; one line says why."""
-
-
-def ask(python: str, *, devices: bool = False, target: str | None = None, seconds: float = 120) -> dict[str, Any]:
-    """What the probe answers under `python`. Raises NoAnswer."""
-    from runners.boot import command
-
-    asked = json.dumps({"devices": devices, "target": target})
-    try:
-        done = subprocess.run(
-            command(python, "probe", asked), stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
-        )
-    except OSError as error:
-        raise NoAnswer(f"{python} cannot be started: {error.strerror or error}") from error
-    except subprocess.TimeoutExpired as error:
-        raise NoAnswer(f"{python} gave no answer in {seconds:g} seconds") from error
-    try:
-        answer: dict[str, Any] = json.loads(done.stdout)
-        if "python" not in answer:
-            raise ValueError(answer)
-    except (TypeError, ValueError):
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        ended = f"exit code {done.returncode}" if done.returncode >= 0 else f"signal {-done.returncode}"
-        raise NoAnswer(f"{python} ended without an answer, {ended}" + (f": {words[-1]}" if words else "")) from None
-    return answer
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -146,10 +117,7 @@ def _gpus(torch: Any, backend: str) -> tuple[list[dict[str, Any]], str | None]:
         return [], f"this torch ({torch.__version__}) is built without CUDA and ROCm"
     try:
         count = torch.cuda.device_count()
-        if not count:
-            return [], _why_none(torch)
-        used = _used_by_uuid() if backend == "cuda" else {}
-        return [_gpu(torch, index, backend, used) for index in range(count)], None
+        return [_gpu(torch, index, backend) for index in range(count)], None if count else _why_none(torch)
     except BaseException as error:
         return [], root_cause(error)
 
@@ -167,9 +135,10 @@ def _why_none(torch: Any) -> str:
     return "torch sees no device"
 
 
-def _gpu(torch: Any, index: int, backend: str, used: Mapping[str, int]) -> dict[str, Any]:
+def _gpu(torch: Any, index: int, backend: str) -> dict[str, Any]:
+    # Imports torch, as this module does only where devices are asked.
+    uuid = importlib.import_module("runners.meters.cuda").device_uuid(index)
     properties = torch.cuda.get_device_properties(index)
-    uuid = _uuid(properties, used)
     if backend == "hip":
         capability = getattr(properties, "gcnArchName", None)
     else:
@@ -179,88 +148,46 @@ def _gpu(torch: Any, index: int, backend: str, used: Mapping[str, int]) -> dict[
         "name": properties.name,
         "uuid": uuid,
         "total_bytes": properties.total_memory,
-        "idle": _idle(torch, index, used.get(uuid) if uuid else None),
+        "idle": _idle(torch, index, uuid),
         "capability": capability,
     }
 
 
-def _uuid(properties: Any, used: Mapping[str, int]) -> str | None:
-    """As CUDA_VISIBLE_DEVICES takes it. Torch gives the number alone; a slice of a device (MIG) has its own prefix."""
-    number = getattr(properties, "uuid", None)
-    if number is None:  # a torch or a backend that does not tell
-        return None
-    known = [name for name in used if name.endswith(str(number))]
-    return known[0] if known else f"GPU-{_serial(str(number)) or number}"
-
-
-def _serial(number: str) -> str | None:
-    """ROCm's 16 bytes are the letters of the serial number that HIP_VISIBLE_DEVICES takes; a true UUID is not text."""
-    try:
-        letters = bytes.fromhex(number.replace("-", "")).decode("ascii")
-        int(letters, 16)
-    except ValueError:
-        return None
-    return letters
-
-
-def _idle(torch: Any, index: int, used: int | None) -> bool | None:
+def _idle(torch: Any, index: int, uuid: str | None) -> bool | None:
     """By the memory in use, whoever uses it; through torch (which opens a context) only where nothing else tells."""
+    used = None if uuid is None else _used_bytes(uuid)
     if used is None:
         try:
             free, total = torch.cuda.mem_get_info(index)
         except BaseException:
             return None
         used = total - free
-    return used < IDLE_BELOW_BYTES
+    return bool(used < IDLE_BELOW_BYTES)
 
 
-def _used_by_uuid() -> dict[str, int]:
-    """What is used on each NVIDIA device and each slice of one, by UUID, or nothing without nvidia-ml-py."""
-    used: dict[str, int] = {}
-    with _nvml() as nvml:
-        if nvml is None:
-            return used
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            used[_text(nvml.nvmlDeviceGetUUID(handle))] = nvml.nvmlDeviceGetMemoryInfo(handle).used
-            with contextlib.suppress(Exception):  # a device without slices says so by raising
-                for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-                    with contextlib.suppress(Exception):  # an empty slot, likewise
-                        part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-                        used[_text(nvml.nvmlDeviceGetUUID(part))] = nvml.nvmlDeviceGetMemoryInfo(part).used
-    return used
-
-
-def _driver(backend: str) -> str | None:
-    """The driver's version: a library's word for NVIDIA, the kernel module's for AMD."""
-    if backend == "hip":
-        with contextlib.suppress(OSError), Path("/sys/module/amdgpu/version").open() as version:
-            return version.read().strip() or None
-    if backend == "cuda":
-        with _nvml() as nvml:
-            if nvml is not None:
-                return _text(nvml.nvmlSystemGetDriverVersion())
-    return None
-
-
-@contextlib.contextmanager
-def _nvml() -> Iterator[Any]:
-    """nvidia-ml-py, initialised, or None; what it raises inside is swallowed: it only adds to the answer."""
+def _used_bytes(uuid: str) -> int | None:
+    """What is used on an NVIDIA device, or a slice of one; None where nvidia-ml-py is missing or cannot tell."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
-    except Exception:
-        yield None
-        return
-    with contextlib.suppress(Exception):
         try:
-            yield nvml
+            used: int = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used
+            return used
         finally:
             nvml.nvmlShutdown()
+    except Exception:
+        return None
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value  # older nvidia-ml-py gives bytes
+def _driver(backend: str) -> str | None:
+    """The driver's version: its library's word for NVIDIA, the kernel module's for AMD."""
+    with contextlib.suppress(Exception):
+        if backend == "hip":
+            return Path("/sys/module/amdgpu/version").read_text().strip() or None
+        if backend == "cuda":
+            version: str | None = importlib.import_module("runners.meters.nvml").driver_version()
+            return version
+    return None
 
 
 # --- the machine ------------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ from importlib.metadata import PackageNotFoundError, version
 from json import dumps
 from typing import Any
 
-from runners.probe import LIBRARIES, NoAnswer, ask
+from runners.probe import LIBRARIES
 from sweeper.errors import Mistake
 from sweeper.estimate import GIB, hundredths
+from sweeper.plan import interpreter
+from sweeper.probing import Probes
 
 # Said wherever CUDA is offered, until tests/gpu has passed on a GPU (`make test-gpu`).
 CUDA_UNPROVEN = (
@@ -40,23 +42,21 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _interpreter(arguments: Sequence[str]) -> str:
-    python = sys.executable
+    python = None
     for argument in arguments:
-        key, equals, value = argument.partition("=")
+        key, _, value = argument.partition("=")
         if argument == "--json":
             continue
-        if key != "python" or not equals or not value:
-            raise Mistake(f"environment takes python=INTERPRETER and --json, got {argument!r}")
+        if key != "python" or not value:
+            raise Mistake(f"environment takes python=INTERPRETER and --json, not {argument!r}")
         python = value
-    return python
+    return interpreter(python)
 
 
 def environment(python: str) -> dict[str, Any]:
     """The probe's answer under that interpreter, and what follows from it for each kind of device."""
-    try:
-        answer = ask(shutil.which(python) or python, devices=True)
-    except NoAnswer as reason:
-        raise Mistake(f"python={python}: {reason}") from None
+    with Probes() as probes:
+        answer = probes.devices(python)
     return {
         "sweeper": _own_version(),
         **answer,

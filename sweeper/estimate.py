@@ -16,22 +16,20 @@ a sweep measures.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
-from difflib import get_close_matches
 from fractions import Fraction
 from json import dumps
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runners.point import AttemptFolder, Point, canonical
+from runners.point import Attempt, AttemptFolder, Point, canonical
+from sweeper.designs import DESIGNS
 from sweeper.errors import Mistake
-
-if TYPE_CHECKING:
-    from sweeper.plan import Asked, Plan
+from sweeper.plan import Asked, Plan, did_you_mean, typed
+from sweeper.run_folder import POINTS
 
 GIB = 2**30
 GB = 10**9
@@ -141,7 +139,7 @@ def _weights_of(values: Mapping[str, Any]) -> Term:
         term=term.term,
         bytes=term.bytes,
         formula=f"{count.total:,} parameters x {_bits(values) // 8} bytes",
-        assumption=f"stored as {values['dtype']}, a tied matrix once; buffers (rotary frequencies) are left out",
+        assumption=f"stored as {values['dtype']}, a tied matrix once; buffers are left out",
         source=count.formula,
     )
 
@@ -474,11 +472,8 @@ def _bare_keys(arguments: Iterable[str]) -> dict[str, str]:
         if not equals:
             raise Mistake(f"cannot read {argument!r}: write key=value, as in parameters=7000000000 bits=16")
         if key not in BARE:
-            near = get_close_matches(key, BARE, 1)
-            meant = f" (did you mean {near[0]}?)" if near else ""
-            raise Mistake(
-                f"{key}={value}: estimate takes parameters, bits and reserve_gib alone, or a configuration{meant}"
-            )
+            near = did_you_mean(key, BARE)
+            raise Mistake(f"{key}={value}: beside parameters, bits and reserve_gib nothing is taken{near}")
         if key in given:
             raise Mistake(f"{key} is given twice, {given[key]} and {value}: it is one number")
         given[key] = value
@@ -512,7 +507,7 @@ def _reserve(value: str) -> Decimal:
 def main(plan: Plan, json: bool = False) -> int:
     """Show what would be run, in its order, and the arithmetic of it. Starts nothing."""
     asked = _first_asked(plan)
-    done = _settled_attempts(plan, [each.point for each in asked])
+    done = _measured(plan, [each.point for each in asked])
     groups = _alike([each.point for each in asked])
     if json:
         print(dumps(_plan_as_json(plan, asked, done, groups)))
@@ -523,22 +518,30 @@ def main(plan: Plan, json: bool = False) -> int:
 
 def _first_asked(plan: Plan) -> list[Asked]:
     """What the design asks for before it has been told anything: all of it, unless it searches."""
-    from sweeper.designs import DESIGNS  # not above: the bare form needs neither a plan nor a design
-
     return list(next(iter(DESIGNS[plan.design](plan)), []))
 
 
-def _settled_attempts(plan: Plan, points: Iterable[Point]) -> dict[tuple[str, str], int]:
-    """(point id, device) -> its attempts that ended, in the run that `name` would continue."""
-    if not plan.run.name:
-        return {}
-    folder = Path(plan.run.outputs) / plan.run.name / "points"
-    found: Counter[tuple[str, str]] = Counter()
-    for point in points:
-        for attempt in (folder / point.id[:2]).glob(f"{point.id}.*"):
-            if AttemptFolder(attempt).settled() is not None:
-                found[point.id, attempt.name[len(point.id) + 1 :].rpartition(".")[0]] += 1
-    return dict(found)
+def _measured(plan: Plan, points: Iterable[Point]) -> set[tuple[str, str]]:
+    """(point id, device) of what has ended already, in the run that `name` would extend."""
+    if plan.run.name is None:
+        return set()
+    folder = Path(plan.run.outputs).expanduser() / plan.run.name / POINTS
+    return {
+        (point.id, device.name)
+        for point in points
+        for device in plan.devices
+        if _has_ended(folder, Attempt(point=point, device=device.name))
+    }
+
+
+def _has_ended(folder: Path, first: Attempt) -> bool:
+    """Whether any attempt ended: they are numbered from 1 without a gap, and one that was cut off is made again."""
+    attempt = first
+    while (there := AttemptFolder(folder / attempt.name)).path.exists():
+        if there.settled() is not None:
+            return True
+        attempt = replace(attempt, number=attempt.number + 1)
+    return False
 
 
 def _alike(points: Iterable[Point]) -> list[tuple[Estimate, list[Point]]]:
@@ -551,7 +554,7 @@ def _alike(points: Iterable[Point]) -> list[tuple[Estimate, list[Point]]]:
     return list(groups.values())
 
 
-def _plan_lines(plan: Plan, asked: Sequence[Asked], done: Mapping[tuple[str, str], int]) -> Iterator[str]:
+def _plan_lines(plan: Plan, asked: Sequence[Asked], done: Set[tuple[str, str]]) -> Iterator[str]:
     names = [device.name for device in plan.devices]
     measured = sum((each.point.id, name) in done for each in asked for name in names)
     yield (
@@ -576,7 +579,9 @@ def _estimate_lines(plan: Plan, groups: Sequence[tuple[Estimate, list[Point]]]) 
     keys = [dimension.key for dimension in plan.dimensions]
     for found, points in groups:
         shared = [key for key in keys if len({canonical(point.get(key)) for point in points}) == 1]
-        heading = list(dict.fromkeys(["model", "workload", "dtype", *shared]))
+        heading = [
+            key for key in dict.fromkeys(["model", "workload", "dtype", *shared]) if points[0].get(key) is not None
+        ]
         yield ""
         yield f"estimate: {_told(points[0], heading)} ({_counted(len(points), 'point')})"
         yield from (f"  {line}" for line in _lines(found))
@@ -587,7 +592,7 @@ def _estimate_lines(plan: Plan, groups: Sequence[tuple[Estimate, list[Point]]]) 
 def _plan_as_json(
     plan: Plan,
     asked: Sequence[Asked],
-    done: Mapping[tuple[str, str], int],
+    done: Set[tuple[str, str]],
     groups: Sequence[tuple[Estimate, list[Point]]],
 ) -> dict[str, Any]:
     return {
@@ -611,11 +616,7 @@ def _plan_as_json(
 
 
 def _told(point: Point, keys: Iterable[str]) -> str:
-    return " ".join(f"{key}={_typed(point.get(key))}" for key in keys)
-
-
-def _typed(value: Any) -> str:
-    return value if isinstance(value, str) else canonical(value)
+    return " ".join(f"{key}={typed(point.get(key))}" for key in keys)
 
 
 def _counted(number: int, noun: str) -> str:

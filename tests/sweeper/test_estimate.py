@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from decimal import ROUND_HALF_UP, Decimal, localcontext
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.point import Attempt, AttemptFolder, Point
 from sweeper import estimate
 from sweeper.errors import Mistake
 from sweeper.estimate import GIB, kv_cache, parameters, terms, weights
@@ -306,3 +308,42 @@ def test_the_bare_form_needs_neither_torch_nor_hydra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """`python -m sweeper estimate ...`, as a person types it."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "sweeper", "estimate", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_plan_is_shown_in_its_order_and_nothing_is_left_behind(tmp_path: Path) -> None:
+    shown = run("model=tiny-llama,mlp", "batch=1,2", "workload=train", "devices=cpu", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    order = [line.split(maxsplit=1)[1] for line in shown.stdout.splitlines() if line.strip()[:1].isdigit()]
+    assert order == [f"model={m} batch={b}" for m, b in [("tiny-llama", 1), ("tiny-llama", 2), ("mlp", 2), ("mlp", 1)]]
+    assert "6,840,576 parameters x 4 bytes" in shown.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_plan_as_json_has_every_point_with_its_terms(tmp_path: Path) -> None:
+    found = json.loads(run("batch=1,2", "devices=cpu", "--json", cwd=tmp_path).stdout)
+    assert [point["values"]["batch"] for point in found["points"]] == [1, 2]
+    assert found["points"][1]["changed"] == ["batch"]
+    (alike,) = found["estimates"]
+    assert alike["points"] == [point["id"] for point in found["points"]]
+    assert alike["terms"][0]["bytes"] == 27_362_304
+
+
+def test_what_a_named_run_has_measured_is_marked(tmp_path: Path) -> None:
+    asked = ("batch=1,2", "devices=cpu", "name=mine", "--json")
+    first, second = json.loads(run(*asked, cwd=tmp_path).stdout)["points"]
+    points = tmp_path / "outputs" / "mine" / "points"
+    for point, settled in ((first, True), (second, False)):  # the second was cut off
+        attempt = Attempt(point=Point(values=point["values"]), device="cpu")
+        folder = AttemptFolder(points / attempt.name)
+        folder.ask(attempt)
+        if settled:
+            folder.exit.write_text("{}")
+    assert [point["measured"] for point in json.loads(run(*asked, cwd=tmp_path).stdout)["points"]] == [["cpu"], []]
+    assert "1 of 2 measured already" in run(*asked[:-1], cwd=tmp_path).stdout
