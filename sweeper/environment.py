@@ -6,11 +6,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from json import dumps
 from typing import Any
 
 from runners.probe import LIBRARIES
+from sweeper import __version__
 from sweeper.errors import Mistake
 from sweeper.estimate import GIB, hundredths
 from sweeper.plan import interpreter
@@ -58,7 +58,7 @@ def environment(python: str) -> dict[str, Any]:
     with Probes() as probes:
         answer = probes.devices(python)
     return {
-        "sweeper": _own_version(),
+        "sweeper": __version__,
         **answer,
         "devices": [_cpu(answer), *_gpus(answer), _sim()],
         "missing": [_missing(answer, library) for library in EXTRAS if _is_missed(answer, library)],
@@ -138,19 +138,11 @@ def _missing(answer: Mapping[str, Any], library: str) -> dict[str, str]:
     return {"library": library, "for": purpose, "install": install}
 
 
-def _own_version() -> str | None:
-    try:
-        return version("sweeper")
-    except PackageNotFoundError:
-        return None  # run from a checkout that was not installed
-
-
 # --- how it reads -----------------------------------------------------------------------------------------------------
 
 
 def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    own = f"sweeper {found['sweeper']}, " if found["sweeper"] else ""
-    yield f"{own}Python {found['python']} ({found['executable']})"
+    yield f"sweeper {found['sweeper']}, Python {found['python']} ({found['executable']})"
     yield _torch_line(found)
     installed = {name: found["libraries"].get(name) for name in LIBRARIES}
     yield "libraries: " + (", ".join(f"{name} {told}" for name, told in installed.items() if told) or "none")
