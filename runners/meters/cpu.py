@@ -33,6 +33,8 @@ class CpuMeter:
         self.resets = _reset()  # False where the kernel refuses: then a peak is the process's, not the phase's
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
+        if self._tensors is not None:
+            self._tensors.settle()
         reading = self._read()
         if self.resets:
             _reset()
@@ -62,6 +64,9 @@ class TensorBytes:
     def valid(self) -> bool:
         """False once something ran that cannot be followed: then the counter is null, not too small."""
         return True
+
+    def settle(self) -> None:
+        """Take into account what died since the last operator. For the measured thread alone."""
 
     def start_new_peak(self) -> None:
         self.peak = self.live

@@ -49,10 +49,6 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
     def valid(self) -> bool:
         return _compiled_graphs() == self._graphs_before
 
-    def start_new_peak(self) -> None:
-        self._bury()
-        self.peak = self.live
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
@@ -67,7 +63,7 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return
         if self._dead:
-            self._bury()
+            self.settle()
         storage = tensor.untyped_storage()
         key = storage._cdata
         size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
@@ -83,7 +79,7 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
     def _died(self, key: int, _: Any) -> None:
         self._dead.append(key)
 
-    def _bury(self) -> None:
+    def settle(self) -> None:
         while self._dead:
             size, _ = self._storages.pop(self._dead.popleft())
             self.live -= size
