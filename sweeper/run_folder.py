@@ -1,0 +1,112 @@
+"""A run's folder: where it is, who holds it, the plan that is appended to it, and the attempts that are in it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from runners.point import Attempt, AttemptFolder, Point
+from sweeper.errors import Mistake
+
+PLAN = "plan.jsonl"
+POINTS = "points"
+LOCK = ".lock"
+
+
+class RunFolder:
+    """Open for one sweep at a time, from `open_run` until `close`."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path, self._lock = path, lock
+        self._plan = (path / PLAN).open("a+b")
+        self._close_torn_line()
+
+    def plan(self, line: Mapping[str, Any]) -> None:
+        """Append one line to the plan. Raises OSError where there is no room, or the folder is gone."""
+        if not (self.path / PLAN).exists():
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
+        self._plan.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._plan.flush()
+
+    def attempts(self, point: Point, device: str) -> Iterator[AttemptFolder]:
+        """The folders of the attempts there were at a point on a device, the first one first."""
+        number = 1
+        while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():
+            yield folder
+            number += 1
+
+    def attempt_folder(self, attempt: Attempt) -> AttemptFolder:
+        return AttemptFolder(self.path / POINTS / attempt.name)
+
+    def close(self) -> None:
+        self._plan.close()
+        self._lock.close()
+
+    def _close_torn_line(self) -> None:
+        """A sweep that was killed while it wrote a line leaves half of it: readers skip it if it has an end."""
+        if self._plan.seek(0, os.SEEK_END):
+            self._plan.seek(-1, os.SEEK_END)
+            if self._plan.read(1) != b"\n":
+                self._plan.write(b"\n")
+
+
+def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
+    """The folder `outputs/name`, new or extended; without a name a new one, of the time and what is measured.
+
+    Raises Mistake if it cannot be made, is somebody else's folder, or if another sweep is writing to it.
+    """
+    parent = Path(outputs).expanduser().absolute()
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        path = _new_folder(parent, slug) if name is None else _named_folder(parent / name)
+        return RunFolder(path, _hold(path))
+    except OSError as error:
+        raise Mistake(f"outputs={outputs}: {error.filename or parent} cannot be written: {error.strerror}") from error
+
+
+def _new_folder(parent: Path, slug: str) -> Path:
+    stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{re.sub(r'[^A-Za-z0-9._-]+', '-', slug)}"
+    number = 1
+    while True:  # two sweeps in the same second get two folders
+        path = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _named_folder(path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise Mistake(f"name={path.name}: {path} is a file; choose another name")
+    if path.is_dir() and not (path / PLAN).exists() and any(entry.name != LOCK for entry in path.iterdir()):
+        raise Mistake(f"name={path.name}: {path} holds files and is no run of sweeper; choose another name")
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def _hold(path: Path) -> IO[str]:
+    """The run's lock, which goes with this process however it ends: a crash leaves none behind."""
+    lock = (path / LOCK).open("a+")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.seek(0)
+        holder = lock.read().strip() or "another process"
+        lock.close()
+        held = f"{holder} is sweeping into {path}"
+        raise Mistake(f"name={path.name}: {held}; wait for it, or choose another name") from None
+    lock.truncate(0)
+    since = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    lock.write(f"pid {os.getpid()} on {socket.gethostname()}, since {since}\n")
+    lock.flush()
+    return lock

@@ -1,0 +1,310 @@
+"""The loop: one design per lane, each point recalled or measured, every outcome told to the tables and to the person.
+
+No threads: the only place that waits is the engine, for its supervisors' pipes and for signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import sweeper
+from runners import journal
+from runners.engines.local import EngineFailed, Local
+from runners.outcome import Outcome, Status, outcome_of
+from runners.point import Attempt, AttemptFolder, Point
+from sweeper.designs import DESIGNS
+from sweeper.plan import Asked, Device, Plan
+from sweeper.progress import Show, show_for
+from sweeper.run_folder import RunFolder, open_run
+from sweeper.tables import Tables
+
+# Measured again without being asked: the first was stopped, and nothing was there to measure in the second.
+NOT_AN_ANSWER = (Status.INTERRUPTED, Status.UNAVAILABLE)
+ENDS_AFTER = 5.0  # seconds that attempts have to end when the person stops the sweep
+
+
+@dataclass
+class Lane:
+    """One device and the queue in front of it: a design that asks, and the outcomes it waits for."""
+
+    device: Device
+    design: Generator[list[Asked], list[Outcome], None]
+    asked: list[Asked] = field(default_factory=list)  # the batch under way
+    outcomes: list[Outcome] = field(default_factory=list)  # of its points, in the same order
+    under_way: Attempt | None = None
+    done: bool = False
+
+    @property
+    def next(self) -> Point | None:
+        """The point whose turn it is."""
+        return self.asked[len(self.outcomes)].point if len(self.outcomes) < len(self.asked) else None
+
+
+def sweep(plan: Plan) -> int:
+    """Run the plan. The exit code: 0 all points told, 3 some did not, 2 nothing could be measured, 130/143 stopped."""
+    run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
+    try:
+        with show_for(plan, run.path) as show, _signals() as signals:
+            return Sweep(plan, run, show, signals).run()
+    finally:
+        run.close()
+
+
+class Sweep:
+    def __init__(self, plan: Plan, run: RunFolder, show: Show, signals: Signals) -> None:
+        self.plan, self.run_folder, self.show, self.signals = plan, run, show, signals
+        self.tables = Tables(run.path)
+        self.order = 0
+        self.planned = {(row["point_id"], row["device"]) for row in self.tables.rows()}  # by runs before this one
+        self.asked: set[tuple[str, str]] = set()  # by this one
+        self.lanes = [Lane(device, DESIGNS[plan.design](plan)) for device in plan.devices]
+        self.cwd = os.getcwd()
+
+    def run(self) -> int:
+        try:
+            self._write_plan()
+            self._measure()
+            self.tables.write()
+        except (EngineFailed, OSError) as error:
+            self.show.stopped(f"the sweep stopped: {error}")
+            with contextlib.suppress(OSError):
+                self.tables.write()
+            return 3
+        rows = [row for row in self.tables.rows() if (row["point_id"], row["device"]) in self.asked]
+        self.show.ended(rows, self.run_folder.path)
+        if self.signals.caught:
+            return 128 + self.signals.caught[0]
+        if rows and all(row["status"] == Status.UNAVAILABLE for row in rows):
+            return 2
+        return 0 if all(row["fits"] is not None or row["status"] == Status.SKIPPED for row in rows) else 3
+
+    # -- the plan -----------------------------------------------------------------------------------------------------
+
+    def _write_plan(self) -> None:
+        plan = self.plan
+        keys = asdict(plan.run)
+        self._plan_line(
+            kind="run",
+            format=1,
+            sweeper=sweeper.__version__,
+            command=list(plan.command),
+            design=plan.design,
+            dimensions=[{"key": each.key, "values": list(each.values)} for each in plan.dimensions],
+            keys=keys,
+            started_at=datetime.now(timezone.utc).isoformat(),
+        )
+        for lane in self.lanes:
+            device = lane.device
+            self._plan_line(
+                kind="device",
+                name=device.name,
+                device_kind=device.kind,
+                uuid=device.uuid,
+                total_bytes=device.total_bytes,
+                unavailable=device.unavailable,
+            )
+        for lane in self.lanes:  # every lane's first batch stands in the plan before anything starts
+            self._take(lane, next(lane.design))
+
+    def _plan_line(self, **line: Any) -> None:
+        self.run_folder.plan(line)
+        self.tables.planned(line)
+
+    def _take(self, lane: Lane, asked: list[Asked]) -> None:
+        """The design's next batch."""
+        lane.asked, lane.outcomes = asked, []
+        for each in asked:
+            key = (each.point.id, lane.device.name)
+            self.asked.add(key)
+            if key not in self.planned:
+                self.planned.add(key)
+                self._plan_line(
+                    kind="asked",
+                    id=each.point.id,
+                    order=self.order,
+                    device=lane.device.name,
+                    changed_from=each.changed_from,
+                    changed=list(each.changed),
+                    values=each.point.values,
+                )
+                self.order += 1
+            self.show.planned(lane.device.name, each.point)
+
+    # -- the measuring ------------------------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        measurable = [lane for lane in self.lanes if lane.device.unavailable is None]
+        engine = Local(self.plan.run.python, max(1, len(measurable)), wake=self.signals.descriptor)
+        try:
+            while not self.signals.caught:
+                for lane in measurable:
+                    if lane.under_way is None and self._turn(lane):
+                        self._start_next(engine, lane)
+                if not any(lane.under_way for lane in measurable):
+                    return
+                self._hear(engine)
+            self._stop(engine)
+        finally:
+            engine.close()
+
+    def _turn(self, lane: Lane) -> bool:
+        """Whether the lane may measure now: on cpu only when no other lane does, unless parallel=true."""
+        if self.plan.run.parallel or lane.device.kind != "cpu":
+            return True
+        return all(other.done for other in self.lanes if other is not lane and other.device.unavailable is None)
+
+    def _start_next(self, engine: Local, lane: Lane) -> None:
+        """Start the next attempt of the lane, after recalling what earlier runs have settled."""
+        while not lane.done:
+            point = lane.next
+            if point is None:
+                self._advance(lane)
+                continue
+            number, recalled = self._recall(point, lane.device.name)
+            if recalled is not None:
+                self._settled(lane, point, recalled, recalled=True)
+                continue
+            attempt = self._attempt(point, lane.device, number)
+            folder = self.run_folder.attempt_folder(attempt)
+            if not self.run_folder.path.exists():
+                raise EngineFailed(f"{self.run_folder.path} was removed")
+            folder.ask(attempt)
+            engine.start(attempt, folder, lane.device.name)
+            lane.under_way = attempt
+            self.show.began(lane.device.name, point)
+            return
+
+    def _advance(self, lane: Lane) -> None:
+        """Send the outcomes of a batch into the design, and take its next one."""
+        try:
+            self._take(lane, lane.design.send(lane.outcomes))
+        except StopIteration:
+            lane.done = True
+
+    def _recall(self, point: Point, device: str) -> tuple[int, Outcome | None]:
+        """The number the next attempt has, and the outcome that makes it unnecessary, if an earlier one told it."""
+        number, last = 1, None
+        again = {*NOT_AN_ANSWER, *self.plan.run.retry}
+        for folder in self.run_folder.attempts(point, device):
+            number += 1
+            last = None if folder.settled() is None else _outcome(folder.asked(), folder)
+        return (number, None) if last is None or last.status in again else (number, last)
+
+    def _attempt(self, point: Point, device: Device, number: int) -> Attempt:
+        return Attempt(
+            point=point,
+            device=device.name,
+            number=number,
+            device_uuid=device.uuid,
+            environ=environ_of(point, device),
+            cwd=self.cwd,
+            heartbeat=self.plan.run.heartbeat,
+            lock=None if self.plan.run.parallel and device.kind == "cpu" else str(_lock(device)),
+        )
+
+    def _hear(self, engine: Local, timeout: float | None = 1.0) -> None:
+        """Wait for what attempts do, and show that time passes meanwhile."""
+        for event in engine.wait(timeout):
+            lane = next(lane for lane in self.lanes if lane.device.name == event.lane)
+            attempt = lane.under_way
+            if attempt is None:
+                continue
+            if event.kind == "waiting":
+                self.show.waiting(lane.device.name, attempt.point, event.detail or "another sweep")
+            elif event.kind == "settled":
+                lane.under_way = None
+                outcome = _outcome(attempt, event.folder)
+                self.tables.settled(attempt, outcome)
+                self._settled(lane, attempt.point, outcome)
+                self.tables.write_if_grown()
+        self.show.tick()
+
+    def _settled(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
+        lane.outcomes.append(outcome)
+        self.show.settled(lane.device.name, point, outcome, recalled)
+
+    def _stop(self, engine: Local) -> None:
+        """End what runs, gently once: each attempt still settles, as interrupted. A second signal ends it at once."""
+        name = signal.Signals(self.signals.caught[0]).name
+        engine.cancel(f"the sweep was stopped by {name}")
+        until = time.monotonic() + ENDS_AFTER
+        while any(lane.under_way for lane in self.lanes):
+            if len(self.signals.caught) > 1 or time.monotonic() > until:
+                engine.kill()
+                return
+            self._hear(engine, timeout=0.2)
+
+
+def environ_of(point: Point, device: Device) -> dict[str, str | None]:
+    """What is set in the measured process's environment before its interpreter starts, and recorded with it."""
+    environ: dict[str, str | None] = {}
+    if device.kind == "cpu":
+        environ["CUDA_VISIBLE_DEVICES"] = ""  # code that says plain `cuda` cannot land on a device nobody asked for
+    elif device.uuid is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = device.uuid
+    # Threads that wait spinning take the cores of whoever else is measured: 3-22 s instead of 1.1-2.4 s for one point.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    if point.get("allocator") == "repeatable":
+        # A fixed threshold: glibc's own rises to 32 MiB after the first free, and then resident varies by 93 MiB.
+        environ["MALLOC_MMAP_THRESHOLD_"] = str(2**17)
+    if point.get("start") == "warm" and "OPENBLAS_NUM_THREADS" not in os.environ:
+        environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts a thread when it is imported, and threads do not fork
+    return environ
+
+
+def _outcome(attempt: Attempt, folder: AttemptFolder) -> Outcome:
+    return outcome_of(attempt, journal.read(folder.journal), folder.settled())
+
+
+def _lock(device: Device) -> Path:
+    """One file per device of this machine, for every sweep of this user: one attempt at a time on a device."""
+    folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{(device.uuid or device.name).replace('/', '-').replace(':', '-')}.lock"
+
+
+def _slug(plan: Plan) -> str:
+    first = plan.points[0] if plan.points else plan.settle({})
+    names = (first.get("workload"), first.get("model"))
+    return "-".join(str(name) for name in names if name)
+
+
+@dataclass
+class Signals:
+    """The signals that stop a sweep, as they come; `descriptor` can be read when one has."""
+
+    descriptor: int
+    caught: list[int] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Signals]:
+    read_end, write_end = os.pipe()
+    for descriptor in (read_end, write_end):
+        os.set_blocking(descriptor, False)
+    signals = Signals(read_end)
+
+    def catch(number: int, _: Any) -> None:
+        signals.caught.append(number)
+
+    stopping = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, catch) for number in stopping]
+    wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    try:
+        yield signals
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in zip(stopping, before, strict=True):
+            signal.signal(number, handler)
+        os.close(read_end)
+        os.close(write_end)
