@@ -83,5 +83,6 @@ def requested_in(message: str) -> int | None:
     half = Decimal(5).scaleb(-decimals - 1) if power else Decimal(0)  # bytes are not rounded
     least = int(((Decimal(number) - half) * unit).to_integral_value(ROUND_CEILING))
     step = 2 * MIB if CACHING.search(message) and unit >= MIB else 1
-    multiple = -(-least // step) * step
-    return multiple if f"{Decimal(multiple) / unit:.{decimals}f}" == number else least
+    first = -(-least // step) * step
+    likely = (first, first + step)  # the first can lie half way between two prints, and be the other one's
+    return next((size for size in likely if f"{Decimal(size) / unit:.{decimals}f}" == number), least)

@@ -1,0 +1,233 @@
+"""Which failures are refused allocations, whose memory was refused, and how much was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.refusals import Refusal, refusal_in, requested_in
+
+MIB = 2**20
+GIB = 2**30
+
+
+def cause(type_: str, message: str, *bases: str) -> dict[str, Any]:
+    return {"type": type_, "bases": [*bases, "Exception", "BaseException"], "message": message}
+
+
+def runtime_error(message: str) -> dict[str, Any]:
+    return cause("RuntimeError", message)
+
+
+CUDA = (
+    "CUDA out of memory. Tried to allocate {}. GPU 0 has a total capacity of 79.10 GiB of which 12.69 MiB is free. "
+    "Including non-PyTorch memory, this process has 79.08 GiB memory in use. 1.00 GiB allowed; Of the allocated memory "
+    "78.41 GiB is allocated by PyTorch, and 186.26 MiB is reserved by PyTorch but unallocated."
+)
+OLD_CUDA = (
+    "CUDA out of memory. Tried to allocate {} (GPU 0; 15.78 GiB total capacity; 14.56 GiB already allocated; 38.44 MiB "
+    "free; 14.80 GiB reserved in total by PyTorch)"
+)
+ASYNC = (
+    "Allocation on device 0 would exceed allowed memory. (out of memory)\nCurrently allocated     : 9.43 GiB\n"
+    "Requested               : {}\nDevice limit            : 11.59 GiB\nFree (according to CUDA): 7.12 MiB\n"
+    "PyTorch limit (set by user-supplied memory fraction)\n                        : 17179869184.00 GiB"
+)
+CPU = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+    "{} bytes. Error code 12 (Cannot allocate memory)"
+)
+WINDOWS = (
+    "[enforce fail at alloc_cpu.cpp:116] data. DefaultCPUAllocator: not enough memory: you tried to allocate {} bytes."
+)
+MPS = (
+    "MPS backend out of memory (MPS allocated: 17.36 GB, other allocations: 613.56 MB, max allowed: 18.13 GB). Tried "
+    "to allocate {} on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit"
+)
+
+
+@pytest.mark.parametrize(
+    ("failure", "scope", "requested"),
+    [
+        # by the type alone, whatever is said
+        (cause("torch.OutOfMemoryError", CUDA.format("20.00 MiB"), "RuntimeError"), "device", 20 * MIB),
+        (cause("torch.cuda.OutOfMemoryError", OLD_CUDA.format("1024.00 MiB"), "RuntimeError"), "device", GIB),
+        (cause("torch.OutOfMemoryError", ASYNC.format("640.00 MiB"), "RuntimeError"), "device", 671_083_398),
+        (cause("torch.OutOfMemoryError", "XPU out of memory. Tried to allocate 4.00 MiB."), "device", 4 * MIB),
+        (cause("torch.OutOfMemoryError", "HIP out of memory. Tried to allocate 512.00 MiB."), "device", 512 * MIB),
+        (
+            cause("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate more than 1EB memory."),
+            "device",
+            None,
+        ),
+        (
+            cause("cupy.cuda.memory.OutOfMemoryError", "Out of memory allocating 512 bytes", "MemoryError"),
+            "device",
+            None,
+        ),
+        (cause("mine.Full", "", "torch.OutOfMemoryError", "RuntimeError"), "device", None),
+        (cause("MemoryError", ""), "host", None),
+        (
+            cause(
+                "numpy._core._exceptions._ArrayMemoryError",
+                "Unable to allocate 7.28 TiB for an array with shape (1000000000000,) and data type float64",
+                "MemoryError",
+            ),
+            "host",
+            7_998_947_092_071,
+        ),
+        # torch's RuntimeErrors, by their texts
+        (runtime_error(CPU.format(140737488355328)), "host", 140737488355328),
+        (runtime_error(WINDOWS.format(1)), "host", 1),
+        (runtime_error("unable to mmap 4096 bytes from file </tmp/x>: Cannot allocate memory (12)"), "host", 4096),
+        (runtime_error("std::bad_alloc"), "host", None),
+        (runtime_error(OLD_CUDA.format("2.00 MiB")), "device", 2 * MIB),
+        (runtime_error("HIP out of memory. Tried to allocate 30.00 MiB (GPU 0; ..."), "device", 30 * MIB),
+        (
+            runtime_error("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+            "device",
+            None,
+        ),
+        (cause("torch.AcceleratorError", "CUDA error: out of memory", "RuntimeError"), "device", None),
+        (runtime_error("HIP error: out of memory"), "device", None),
+        (runtime_error("CUDA driver error: out of memory"), "device", None),
+        (runtime_error("Triton Error [CUDA]: out of memory"), "device", None),
+        (
+            cause(
+                "torch.distributed.DistBackendError", "NCCL error ... Cuda failure 2 'out of memory'", "RuntimeError"
+            ),
+            "device",
+            None,
+        ),
+        (
+            runtime_error("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "device",
+            None,
+        ),
+        (runtime_error("CUDA error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"), "device", None),
+        (runtime_error("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "device", None),
+        (runtime_error("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling ..."), "device", None),
+        (runtime_error("cuFFT error: CUFFT_ALLOC_FAILED"), "device", None),
+        (runtime_error("miopenStatusAllocFailed"), "device", None),
+        (runtime_error(MPS.format("192.00 MB")), "device", 201_321_350),
+        (runtime_error(MPS.format("384.00 MiB")), "device", 402_647_942),
+        (cause("OSError", "[Errno 12] Cannot allocate memory"), "host", None),
+    ],
+    ids=lambda value: value["message"][:40] or value["type"] if isinstance(value, dict) else None,
+)
+def test_a_refused_allocation_is_recognised(failure: dict[str, Any], scope: str, requested: int | None) -> None:
+    assert refusal_in([failure]) == Refusal(scope, requested)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        runtime_error("CUDA error: device-side assert triggered"),
+        runtime_error("CUDA error: invalid configuration argument"),  # a grid limit, at a large size
+        runtime_error("CUDA error: an illegal memory access was encountered"),
+        runtime_error("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        runtime_error("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+        runtime_error("Triton Error [CUDA]: out of resource: shared memory"),
+        runtime_error("Storage size calculation overflowed with sizes=[4611686018427387904]"),
+        runtime_error("nonzero is not supported for tensors with more than INT_MAX elements"),
+        runtime_error("DataLoader worker (pid 4711) is killed by signal: Killed. "),
+        runtime_error("can't start new thread"),
+        runtime_error("out of memory"),
+        runtime_error("we caught CUDA out of memory before, and went on"),
+        runtime_error("shape mismatch: not enough memory slots"),
+        cause("ValueError", CUDA.format("2.00 GiB"), "Exception"),
+        cause("AssertionError", "MemoryError"),
+        cause("OSError", "[Errno 28] No space left on device"),
+        cause("OSError", "[Errno 122] Disk quota exceeded"),
+        cause("SystemExit", "CUDA error: out of memory"),
+        cause("KeyError", "'OutOfMemoryError'"),
+    ],
+    ids=lambda failure: failure["message"][:40],
+)
+def test_a_failure_that_only_sounds_like_memory_is_none(failure: dict[str, Any]) -> None:
+    assert refusal_in([failure]) is None
+
+
+def test_a_message_that_is_missing_is_no_obstacle() -> None:
+    assert refusal_in([{"type": "RuntimeError", "message": None}, {"type": "MemoryError"}]) == Refusal("host", None)
+
+
+def test_a_refusal_is_found_behind_the_exception_that_it_caused() -> None:
+    chain = [
+        cause("ValueError", "the trainer failed"),
+        runtime_error("step 3"),
+        cause("torch.OutOfMemoryError", CUDA.format("64.00 MiB"), "RuntimeError"),
+    ]
+    assert refusal_in(chain) == Refusal("device", 64 * MIB)
+
+
+def test_of_two_refusals_the_outermost_counts() -> None:
+    chain = [runtime_error(CPU.format(10)), cause("torch.OutOfMemoryError", CUDA.format("64.00 MiB"))]
+    assert refusal_in(chain) == Refusal("host", 10)
+
+
+def test_nothing_is_refused_where_nothing_was_raised() -> None:
+    assert refusal_in([]) is None
+
+
+def printed(size: int) -> str:
+    """As torch prints a size: c10::CachingAllocator::format_size."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size > unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
+
+
+def in_segments(size: int) -> int:
+    """What the caching allocator asks the driver for: CUDACachingAllocator's get_allocation_size."""
+    if size <= MIB:
+        return 2 * MIB
+    return 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+
+
+@given(st.integers(1, GIB))
+def test_up_to_one_gib_the_segment_that_cuda_asked_for_is_exact(size: int) -> None:
+    asked = in_segments(size)
+    assert requested_in(CUDA.format(printed(asked))) == asked
+    assert requested_in(OLD_CUDA.format(printed(asked))) == asked
+
+
+@given(st.integers(GIB, 2**45))
+def test_beyond_that_it_is_a_lower_bound_that_prints_the_same(size: int) -> None:
+    asked = in_segments(size)
+    requested = requested_in(CUDA.format(printed(asked)))
+    assert requested is not None
+    assert asked - 2**30 // 100 <= requested <= asked
+    assert printed(requested) == printed(asked)
+    assert requested % (2 * MIB) == 0
+
+
+@given(st.integers(1, 2**45))
+def test_what_other_allocators_print_is_a_lower_bound_of_what_was_asked(size: int) -> None:
+    requested = requested_in(ASYNC.format(printed(size)))
+    assert requested is not None
+    assert requested <= size
+    assert size - requested <= max(1, size // 100)
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_the_cpu_allocators_number_is_exact(size: int) -> None:
+    assert requested_in(CPU.format(size)) == size
+    assert requested_in(WINDOWS.format(size)) == size
+
+
+@pytest.mark.parametrize("message", ["", "CUDA error: out of memory", "Tried to allocate a lot", "tried 3.00 GiB"])
+def test_a_message_without_a_number_asks_for_nothing(message: str) -> None:
+    assert requested_in(message) is None
+
+
+def test_the_text_of_the_torch_that_is_installed_is_recognised() -> None:
+    torch = pytest.importorskip("torch")
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**45)
+    error = refused.value
+    chain = [cause(type(error).__name__, str(error), *(base.__name__ for base in type(error).__mro__[1:-1]))]
+    assert refusal_in(chain) == Refusal("host", 4 * 2**45)
