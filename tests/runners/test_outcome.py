@@ -1,0 +1,463 @@
+"""How an attempt ended, decided from its facts: built by hand here, as a child and a supervisor write them."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from runners.outcome import Outcome, Status, outcome_of
+from runners.point import Attempt, Point
+
+MIB = 2**20
+GIB = 2**30
+
+BASELINE = {
+    "kind": "baseline",
+    "t": 1.0,
+    "counters": {"resident": 220 * MIB},
+    "available_memory_bytes": 8 * GIB,
+    "instrumented": True,
+}
+FINISHED = {"kind": "finished", "t": 9.0, "metrics": {"loss": 1.5}, "steps": 2, "tokens": 512}
+EXITED = {"pid": 4711, "code": 0, "signal": None, "started_at": "2026-01-01T00:00:00+00:00", "duration_s": 3.5}
+OOM = {
+    "type": "torch.OutOfMemoryError",
+    "bases": ["RuntimeError", "Exception", "BaseException"],
+    "message": "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of ...",
+}
+CPU_OOM = {
+    "type": "RuntimeError",
+    "bases": ["Exception", "BaseException"],
+    "message": "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1000 bytes. Error code 12",
+}
+
+
+def began(phase: str, t: float, run_index: int | None = None, **baselines: dict[str, int]) -> dict[str, Any]:
+    counters = {device: {"baseline": baseline} for device, baseline in baselines.items()}
+    return {"kind": "began", "t": t, "phase": phase, "run_index": run_index, "counters": counters}
+
+
+def ended(phase: str, t: float, completed: bool = True, **counters: dict[str, Any]) -> dict[str, Any]:
+    """Counters by device."""
+    return {"kind": "ended", "t": t, "phase": phase, "run_index": None, "completed": completed, "counters": counters}
+
+
+def read(end: int, peak: int, counter: str = "resident") -> dict[str, Any]:
+    return {"baseline": {}, "end": {counter: end}, "peak": {counter: peak}, "alloc_retries": 0, "num_ooms": 0}
+
+
+def heartbeat(phase: str, t: float, run_index: int | None = None, **peaks: dict[str, int]) -> dict[str, Any]:
+    counters = {device: {"peak": peak} for device, peak in peaks.items()}
+    return {"kind": "heartbeat", "t": t, "phase": phase, "run_index": run_index, "counters": counters}
+
+
+def failed(*chain: dict[str, Any]) -> dict[str, Any]:
+    return {"kind": "failed", "t": 9.0, "chain": list(chain), "traceback": "Traceback ..."}
+
+
+def raised(type_: str, message: str = "", *bases: str) -> dict[str, Any]:
+    return {"type": type_, "bases": [*bases, "Exception", "BaseException"], "message": message}
+
+
+def outcome(*journal: dict[str, Any], exit: dict[str, Any] | None = EXITED, device: str = "cpu") -> Outcome:
+    return outcome_of(Attempt(point=Point(values={"batch": 1}), device=device, number=3), journal, exit)
+
+
+def killed(**facts: Any) -> dict[str, Any]:
+    return {"pid": 4711, "code": None, "signal": int(signal.SIGKILL), **facts}
+
+
+# -- the statuses ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("journal", "exit", "status", "scope", "fits_cpu", "fits_cuda"),
+    [
+        ([BASELINE, FINISHED], EXITED, "ok", None, True, True),
+        ([BASELINE, FINISHED], killed(), "ok", None, True, True),  # all was told before it was killed
+        ([BASELINE, FINISHED], None, "ok", None, True, True),
+        ([BASELINE, failed(OOM)], EXITED, "oom", "device", False, False),
+        ([BASELINE, failed(CPU_OOM)], EXITED, "oom", "host", False, None),
+        ([BASELINE, failed(raised("MemoryError"))], EXITED, "oom", "host", False, None),
+        ([BASELINE, failed(raised("ValueError"), OOM)], EXITED, "oom", "device", False, False),
+        ([BASELINE, failed(raised("ValueError", "CUDA out of memory"))], EXITED, "error", None, None, None),
+        ([BASELINE, failed(raised("SystemExit", "0"))], EXITED, "error", None, None, None),
+        ([BASELINE, failed(raised("KeyboardInterrupt"))], EXITED, "error", None, None, None),
+        ([failed(raised("runners.phases.Unavailable", "no device"))], EXITED, "unavailable", None, None, None),
+        (
+            [failed(raised("RuntimeError"), raised("runners.phases.Unavailable", "no"))],
+            EXITED,
+            "unavailable",
+            None,
+            None,
+            None,
+        ),
+        ([BASELINE, failed(raised("mine.Unavailable", "the server"))], EXITED, "error", None, None, None),
+        (
+            [BASELINE, failed(raised("RuntimeError", "CUDA error: no kernel image is available for execution"))],
+            EXITED,
+            "unavailable",
+            None,
+            None,
+            None,
+        ),
+        (
+            [BASELINE, failed(raised("torch.AcceleratorError", "HIP error: invalid device function", "RuntimeError"))],
+            EXITED,
+            "unavailable",
+            None,
+            None,
+            None,
+        ),
+        ([BASELINE, failed(raised("KeyError", "invalid device function"))], EXITED, "error", None, None, None),
+        ([BASELINE], killed(oom_kill_proof="oom_kill rose by 1"), "oom_killed", "host", False, None),
+        ([BASELINE], killed(), "killed", None, None, None),
+        ([BASELINE], killed(oom_kill_proof=None), "killed", None, None, None),
+        ([BASELINE], killed(timed_out=True, reason="after 5 s"), "timeout", None, None, None),
+        ([BASELINE], killed(interrupted=True, reason="Ctrl-C"), "interrupted", None, None, None),
+        ([BASELINE], killed(interrupted=True, timed_out=True), "interrupted", None, None, None),
+        ([BASELINE], {"code": None, "signal": int(signal.SIGSEGV)}, "crashed", None, None, None),
+        ([BASELINE], {"code": None, "signal": int(signal.SIGABRT)}, "crashed", None, None, None),
+        ([BASELINE], {"code": 0, "signal": None}, "crashed", None, None, None),
+        ([BASELINE], {"code": 137, "signal": None}, "crashed", None, None, None),
+        ([], {"code": 1, "signal": None}, "crashed", None, None, None),
+        ([], {"unavailable": "no interpreter"}, "unavailable", None, None, None),
+        ([BASELINE], None, "lost", None, None, None),
+        ([BASELINE], {}, "lost", None, None, None),
+        ([BASELINE], {"lost": True, "reason": "the node is gone"}, "lost", None, None, None),
+        (
+            [BASELINE, failed(OOM)],
+            None,
+            "oom",
+            "device",
+            False,
+            False,
+        ),  # its own word counts, whoever was lost after it
+        ([BASELINE, failed(OOM)], killed(timed_out=True), "oom", "device", False, False),
+    ],
+)
+def test_a_status_follows_from_the_facts_and_only_memory_tells_whether_it_fits(
+    journal: list[dict[str, Any]],
+    exit: dict[str, Any] | None,
+    status: str,
+    scope: str | None,
+    fits_cpu: bool | None,
+    fits_cuda: bool | None,
+) -> None:
+    on_cpu, on_cuda = outcome(*journal, exit=exit), outcome(*journal, exit=exit, device="cuda:0")
+    assert (on_cpu.status, on_cpu.oom_scope, on_cpu.fits) == (Status(status), scope, fits_cpu)
+    assert (on_cuda.status, on_cuda.oom_scope, on_cuda.fits) == (Status(status), scope, fits_cuda)
+
+
+@pytest.mark.parametrize("status", [Status.SKIPPED, Status.NOT_RUN])
+def test_what_was_not_run_does_not_tell_whether_it_fits(status: Status) -> None:
+    assert Outcome(status=status, device="cpu").fits is None
+
+
+def test_statuses_are_the_closed_set_and_print_as_themselves() -> None:
+    words = "ok oom oom_killed killed crashed timeout error unavailable interrupted lost skipped not_run"
+    assert [str(status) for status in Status] == words.split()
+
+
+def test_a_refusal_in_a_simulated_device_tells_and_one_of_the_host_does_not() -> None:
+    assert outcome(BASELINE, failed(OOM), device="sim:h100-80gb").fits is False
+    assert outcome(BASELINE, failed(raised("MemoryError")), device="sim:h100-80gb").fits is None
+
+
+# -- the words ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_keeps_its_type_its_message_and_its_traceback() -> None:
+    told = outcome(BASELINE, failed(raised("mine.Awkward", "awkward"), raised("KeyError", "'x'")))
+    assert (told.error_type, told.error_message, told.traceback) == ("mine.Awkward", "awkward", "Traceback ...")
+
+
+@pytest.mark.parametrize(
+    ("exit", "words"),
+    [
+        ({"code": None, "signal": 11}, "ended by SIGSEGV (11)"),
+        (
+            {"code": None, "signal": 11, "last_output": "Fatal Python error"},
+            "ended by SIGSEGV (11): Fatal Python error",
+        ),
+        ({"code": None, "signal": 63}, "ended by signal 63"),
+        ({"code": 137, "signal": None}, "ended without a word, exit code 137"),
+        ({"code": 0, "signal": None, "last_output": "bye"}, "ended without a word, exit code 0: bye"),
+        (killed(), "SIGKILL, and nothing says from whom"),
+        (killed(oom_kill_proof="the kernel's log names it"), "the kernel's log names it"),
+        (killed(timed_out=True, reason="not done after timeout=5 seconds"), "not done after timeout=5 seconds"),
+        ({"lost": True, "reason": "the node is gone"}, "the node is gone"),
+        ({"lost": True, "reason": None}, "its supervisor ended before it could say how the attempt did"),
+        ({"unavailable": "no such interpreter"}, "no such interpreter"),
+    ],
+)
+def test_a_process_that_left_no_word_is_told_by_how_it_ended(exit: dict[str, Any], words: str) -> None:
+    assert outcome(BASELINE, exit=exit).error_message == words
+
+
+def test_a_success_has_no_error_no_failed_phase_and_its_metrics() -> None:
+    told = outcome(BASELINE, ended("run", 2.0, cpu=read(300 * MIB, 400 * MIB)), FINISHED)
+    assert (told.metrics, told.steps, told.tokens) == ({"loss": 1.5}, 2, 512)
+    assert (told.failed_phase, told.error_type, told.error_message, told.traceback) == (None, None, None, None)
+    assert told.peak_is_partial is False
+
+
+def test_the_supervisors_and_the_childs_facts_stand_in_the_outcome() -> None:
+    told = outcome(
+        {"kind": "environment", "t": 0.5, "pid": 1, "record": {"host": "here"}},
+        BASELINE,
+        {"kind": "budget", "t": 1.1, "budget_kind": "data_limit", "budget_bytes": GIB},
+        {"kind": "model", "t": 1.2, "parameters": 7, "storage_dtype": "float32"},
+        FINISHED,
+    )
+    assert (told.attempt, told.pid, told.exit_code, told.signal) == (3, 4711, 0, None)
+    assert (told.started_at, told.duration_s) == ("2026-01-01T00:00:00+00:00", 3.5)
+    assert told.environment == {"host": "here"}
+    assert (told.budget_kind, told.budget_bytes) == ("data_limit", GIB)
+    assert told.model == {"parameters": 7, "storage_dtype": "float32"}
+    assert told.process_baseline == {"resident": 220 * MIB}
+    assert (told.available_memory_bytes, told.instrumented) == (8 * GIB, True)
+
+
+def test_what_was_not_measured_is_none_and_never_0() -> None:
+    told = outcome(failed(raised("runners.phases.Unavailable", "no device")), device="cuda:0")
+    assert told.phases == ()
+    assert told.peak("allocated") is None
+    assert told.peak_phase is None
+    assert told.peak_is_partial is None
+    assert told.process_baseline == {}
+    assert (told.requested_bytes, told.needs_at_least_bytes) == (None, None)
+    assert (told.available_memory_bytes, told.budget_bytes, told.instrumented) == (None, None, None)
+
+
+# -- where it failed ---------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_did_not_reach_its_baseline_failed_at_the_start() -> None:
+    assert outcome(failed(raised("ImportError"))).failed_phase == "start"
+    assert outcome(exit={"code": 1}).failed_phase == "start"
+
+
+def test_an_attempt_that_failed_before_its_first_phase_failed_between() -> None:
+    assert (
+        outcome(BASELINE, ended("between", 2.0, False, cpu=read(1, 1)), failed(raised("E"))).failed_phase == "between"
+    )
+    assert outcome(BASELINE, exit={"code": 1}).failed_phase == "between"
+
+
+def test_an_exception_that_leaves_a_phase_failed_in_it_and_not_in_the_stretch_after_it() -> None:
+    told = outcome(
+        BASELINE,
+        ended("forward", 2.0, False, cpu=read(300 * MIB, 400 * MIB)),
+        ended("between", 2.1, False, cpu=read(230 * MIB, 300 * MIB)),
+        failed(CPU_OOM),
+    )
+    assert told.failed_phase == "forward"
+    assert told.needs_at_least_bytes == 300 * MIB + 1000, "held when it was asked, not after the unwinding"
+
+
+def test_an_exception_after_the_last_phase_failed_between() -> None:
+    told = outcome(
+        BASELINE,
+        ended("caught", 2.0, False, cpu=read(1, 1)),
+        ended("forward", 3.0, cpu=read(1, 1)),
+        ended("between", 4.0, False, cpu=read(1, 1)),
+        failed(raised("E")),
+    )
+    assert told.failed_phase == "between"
+
+
+def test_a_process_that_died_inside_a_phase_failed_in_it() -> None:
+    told = outcome(BASELINE, ended("between", 2.0, cpu=read(1, 1)), began("step", 2.0, 4, cpu={}), exit=killed())
+    assert told.failed_phase == "step"
+    assert (told.phases[-1].run_index, told.phases[-1].completed) == (4, False)
+
+
+def test_a_process_that_died_after_a_phase_died_between() -> None:
+    told = outcome(BASELINE, ended("forward", 2.0, cpu=read(300 * MIB, 400 * MIB)), exit=killed())
+    assert told.failed_phase == "between"
+    assert told.phases[-1].baseline == {"resident": 300 * MIB}
+
+
+# -- peaks, and parts of them ------------------------------------------------------------------------------------------
+
+
+def test_a_peak_is_the_highest_of_all_phases_and_says_which() -> None:
+    told = outcome(
+        ended("one", 2.0, cpu=read(1, 5)),
+        ended("two", 3.0, cpu=read(1, 9)),
+        ended("three", 4.0, cpu=read(1, 9)),
+        FINISHED,
+    )
+    assert (told.peak("resident"), told.peak_phase) == (9, "two")
+
+
+def test_on_a_device_the_peak_is_where_the_allocator_says_and_not_the_host() -> None:
+    one = {"end": {}, "peak": {"allocated": 5, "resident": 900}}
+    two = {"end": {}, "peak": {"allocated": 9, "resident": 100}}
+    told = outcome(
+        ended("one", 2.0, **{"cuda:0": one}), ended("two", 3.0, **{"cuda:0": two}), FINISHED, device="cuda:0"
+    )
+    assert told.peak_phase == "two"
+
+
+def test_the_peak_of_several_devices_is_one_devices_and_no_sum() -> None:
+    both = {"cuda:0": read(1, 5, "allocated"), "cuda:1": read(1, 7, "allocated")}
+    told = outcome(ended("run", 2.0, **both), FINISHED, device="cuda:0+cuda:1")
+    assert told.peak("allocated") == 7
+    assert [(phase.device, phase.peak["allocated"]) for phase in told.phases] == [("cuda:0", 5), ("cuda:1", 7)]
+
+
+def test_of_an_unfinished_phase_the_highest_heartbeat_is_kept() -> None:
+    told = outcome(
+        BASELINE,
+        began("step", 2.0, cpu={"resident": 100}),
+        heartbeat("step", 2.2, cpu={"resident": 500, "tensor": 40}),
+        heartbeat("step", 2.4, cpu={"resident": 400, "tensor": 50}),
+        exit={"code": 1},
+    )
+    (phase,) = told.phases
+    assert phase.peak == {"resident": 500, "tensor": 50}
+    assert phase.baseline == {"resident": 100}
+    assert phase.end == {}
+    assert told.peak_is_partial
+
+
+def test_a_heartbeat_that_was_written_too_late_does_not_count_for_the_next_phase() -> None:
+    told = outcome(
+        BASELINE,
+        began("one", 2.0, 0, cpu={}),
+        ended("one", 3.0, cpu=read(1, 900)),
+        heartbeat("one", 3.01, 0, cpu={"resident": 900}),
+        ended("between", 3.1, cpu=read(1, 1)),
+        began("one", 3.1, 1, cpu={}),
+        heartbeat("one", 3.11, 0, cpu={"resident": 900}),
+        heartbeat("one", 3.2, 1, cpu={"resident": 7}),
+        exit={"code": 1},
+    )
+    assert told.phases[-1].peak == {"resident": 7}
+
+
+def test_before_the_first_phase_heartbeats_are_of_the_stretch_between() -> None:
+    told = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": 500}), exit={"code": 1})
+    (phase,) = told.phases
+    assert (phase.name, phase.peak, phase.baseline) == ("between", {"resident": 500}, {"resident": 220 * MIB})
+
+
+def test_a_process_that_ended_at_its_baseline_has_no_phase() -> None:
+    assert outcome(BASELINE, exit={"code": 1}).phases == ()
+
+
+def test_a_reading_from_outside_counts_if_it_was_taken_inside_the_phase() -> None:
+    outside = [{"t": 1.9, "resident": 900}, {"t": 2.1, "resident": 500}, {"t": 2.3, "resident": None}]
+    told = outcome(BASELINE, began("step", 2.0, cpu={}), exit={"code": 1, "signal": None, "outside": outside})
+    assert told.phases[-1].peak == {"resident": 500}
+
+
+def test_the_higher_of_heartbeat_and_outside_reading_is_the_partial_peak() -> None:
+    for inside, outside in ((800, 500), (500, 800)):
+        told = outcome(
+            BASELINE,
+            began("step", 2.0, cpu={}),
+            heartbeat("step", 2.2, cpu={"resident": inside}),
+            exit={"code": 1, "outside": [{"t": 2.5, "resident": outside}]},
+        )
+        assert told.phases[-1].peak == {"resident": 800}
+
+
+@pytest.mark.parametrize(
+    ("exit", "resident"),
+    [
+        (killed(maxrss_bytes=600 * MIB, supervisor_resident_bytes=15 * MIB), 600 * MIB),
+        (killed(maxrss_bytes=600 * MIB, supervisor_resident_bytes=None), 600 * MIB),
+        # the mark that a process starts with is its parent's: a figure that is not above it proves nothing
+        (killed(maxrss_bytes=600 * MIB, supervisor_resident_bytes=600 * MIB), None),
+        (killed(maxrss_bytes=None, supervisor_resident_bytes=15 * MIB), None),
+        ({"code": 1, "signal": None, "maxrss_bytes": 600 * MIB, "supervisor_resident_bytes": 15 * MIB}, None),
+    ],
+)
+def test_the_kernels_mark_at_death_counts_after_a_signal_and_above_the_supervisors_own(
+    exit: dict[str, Any], resident: int | None
+) -> None:
+    told = outcome(BASELINE, began("step", 2.0, cpu={}), exit=exit)
+    assert told.phases[-1].peak.get("resident") == resident
+    assert told.peak("resident") == resident
+
+
+def test_the_mark_at_death_is_the_unfinished_phases_and_changes_no_finished_one() -> None:
+    told = outcome(
+        BASELINE,
+        ended("one", 2.0, cpu=read(100 * MIB, 300 * MIB)),
+        exit=killed(maxrss_bytes=250 * MIB, supervisor_resident_bytes=15 * MIB),
+    )
+    assert [(phase.name, phase.peak["resident"]) for phase in told.phases] == [
+        ("one", 300 * MIB),
+        ("between", 250 * MIB),
+    ]
+
+
+def test_the_hosts_mark_stands_beside_the_first_of_several_devices_alone() -> None:
+    told = outcome(
+        BASELINE,
+        began("step", 2.0, **{"cuda:0": {"allocated": 1}, "cuda:1": {"allocated": 2}}),
+        heartbeat("step", 2.2, **{"cuda:0": {"allocated": 10}, "cuda:1": {"allocated": 20}}),
+        exit=killed(maxrss_bytes=600 * MIB, supervisor_resident_bytes=15 * MIB),
+        device="cuda:0+cuda:1",
+    )
+    assert [(phase.device, dict(phase.peak)) for phase in told.phases] == [
+        ("cuda:0", {"allocated": 10, "resident": 600 * MIB}),
+        ("cuda:1", {"allocated": 20}),
+    ]
+
+
+def test_several_devices_that_were_seen_before_the_first_phase_have_a_row_each() -> None:
+    told = outcome(
+        BASELINE,
+        heartbeat("between", 1.2, **{"cuda:0": {"allocated": 10}, "cuda:1": {"allocated": 20}}),
+        exit={"code": 1},
+        device="cuda:0+cuda:1",
+    )
+    assert [(phase.device, phase.peak["allocated"]) for phase in told.phases] == [("cuda:0", 10), ("cuda:1", 20)]
+    assert told.phases[0].baseline == {"resident": 220 * MIB}
+
+
+def test_a_failure_that_a_phases_own_end_raised_keeps_the_phase_and_what_was_seen_of_it() -> None:
+    told = outcome(
+        BASELINE,
+        began("forward", 2.0, **{"cuda:0": {"allocated": 1}}),
+        heartbeat("forward", 2.2, **{"cuda:0": {"allocated": 10}}),
+        failed(raised("RuntimeError", "CUDA error: device-side assert triggered")),
+        device="cuda:0",
+    )
+    assert (told.status, told.failed_phase, told.peak("allocated")) == (Status.ERROR, "forward", 10)
+
+
+# -- how much it would have needed -------------------------------------------------------------------------------------
+
+
+def refused(device: str, cause: dict[str, Any], counter: str, **counters: Any) -> Outcome:
+    readings = {name: read(held, held, counter) for name, held in counters.items()}
+    return outcome(BASELINE, ended("fill", 2.0, False, **readings), failed(cause), device=device)
+
+
+def test_a_refusal_needs_at_least_what_was_held_and_what_was_asked() -> None:
+    assert refused("cuda:0", OOM, "allocated", **{"cuda:0": GIB}).needs_at_least_bytes == GIB + 64 * MIB
+    assert refused("cpu", CPU_OOM, "resident", cpu=GIB).needs_at_least_bytes == GIB + 1000
+
+
+def test_nobody_can_say_what_is_needed_where_it_is_not_known_what_was_held_or_asked() -> None:
+    assert refused("cpu", raised("MemoryError"), "resident", cpu=GIB).needs_at_least_bytes is None
+    assert refused("cuda:0", OOM, "reserved", **{"cuda:0": GIB}).needs_at_least_bytes is None
+    assert outcome(BASELINE, failed(OOM), device="cuda:0").needs_at_least_bytes is None
+
+
+def test_refused_host_memory_says_nothing_about_what_a_device_needs() -> None:
+    assert refused("cuda:0", CPU_OOM, "allocated", **{"cuda:0": GIB}).needs_at_least_bytes is None
+
+
+def test_of_several_devices_it_is_not_known_which_one_refused() -> None:
+    both = {"cuda:0": GIB, "cuda:1": 2 * GIB}
+    told = refused("cuda:0+cuda:1", OOM, "allocated", **both)
+    assert (told.status, told.fits, told.needs_at_least_bytes) == (Status.OOM, False, None)
