@@ -1,0 +1,111 @@
+"""The documents are kept by what they claim: their commands run, their links lead somewhere, their tables are whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runners.outcome import Status
+from sweeper.environment import CUDA_UNPROVEN
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "outputs" / "README.md", ROOT / "benchmarks" / "README.md"]
+)
+README = (ROOT / "README.md").read_text()
+WORKLOADS = (ROOT / "docs" / "workloads.md").read_text()
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: str, mark: str) -> list[str]:
+    """The shell blocks of a page that stand under the mark."""
+    return re.findall(rf"<!-- {mark} -->\n```sh\n(.*?)```", page, re.DOTALL)
+
+
+def run(command: str, folder: Path) -> str:
+    """One line of a block, as it stands there, under this interpreter."""
+    program, *arguments = shlex.split(command, comments=True)
+    assert program == "python"
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("block", blocks(README, "tested"))
+def test_the_readmes_commands_run(block: str, tmp_path: Path) -> None:
+    for command in block.splitlines():
+        run(command, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", blocks(README, "tested slowly"))
+def test_the_readmes_first_sweep_ends_with_a_frontier(block: str, tmp_path: Path) -> None:
+    for command in block.splitlines():
+        assert "largest that fits" in run(command, tmp_path)
+
+
+def test_the_readmes_arithmetic_prints_what_stands_there(tmp_path: Path) -> None:
+    (block,) = blocks(README, "tested, with what it prints")
+    assert f"```\n{run(block, tmp_path)}```" in README
+
+
+def test_the_workload_that_is_written_out_runs_as_it_stands(tmp_path: Path) -> None:
+    (workload,) = re.findall(r"```python\n(# mywork.py.*?)```", WORKLOADS, re.DOTALL)
+    (tmp_path / "mywork.py").write_text(workload)
+    (block,) = blocks(WORKLOADS, "tested with mywork.py")
+    assert "4 points: 4 ok" in run(block, tmp_path)
+
+
+def test_every_command_of_the_readme_is_one_that_the_command_line_reads(tmp_path: Path) -> None:
+    """Those that would measure for too long, or need a GPU or a file of the reader's, are planned and not run."""
+    commands = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+    planned = [line for line in commands if line.startswith("python -m sweeper ") and "mywork" not in line]
+    sweeps = [line for line in planned if "=" in line.split()[3]]
+    assert len(sweeps) >= 5
+    for command in sweeps:
+        assert run(command.replace("sweeper ", "sweeper estimate ", 1), tmp_path).startswith("plan: ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_a_link_within_the_project_leads_to_a_file(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    broken = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert not broken
+
+
+def test_the_readme_has_every_status_once() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", README.partition("## How an attempt can end")[2], re.MULTILINE)[
+        : len(Status)
+    ] == [status.value for status in Status]
+
+
+def test_the_readme_says_of_cuda_what_the_command_environment_says() -> None:
+    assert CUDA_UNPROVEN in " ".join(README.split())
+
+
+def test_the_page_of_columns_is_what_the_schema_declares() -> None:
+    spec = importlib.util.spec_from_file_location("write_columns", ROOT / "docs" / "write_columns.py")
+    assert spec is not None
+    assert spec.loader is not None
+    writer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(writer)
+    assert writer.PAGE.read_text() == writer.page(), "run python docs/write_columns.py"
+
+
+def test_every_target_of_the_makefile_that_a_page_names_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    told = {name for page in PAGES for name in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", page.read_text(), re.M)}
+    assert {first or second for first, second in told} <= targets
