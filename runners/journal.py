@@ -32,6 +32,7 @@ from typing import Any
 
 # Workloads close descriptors and open files of their own; a high number is out of the way of both.
 HIGH = 700
+DEEPEST = 20  # containers within containers; one that contains itself ends here
 
 
 class Journal:
@@ -53,7 +54,7 @@ class Journal:
                     raise OSError("the descriptor is somebody else's file now")
             except OSError:
                 self._descriptor, self._identity = self._open()
-            data = text.encode()
+            data = text.encode("utf-8", "replace")  # half of a surrogate pair is text that no table can hold
             while data:
                 data = data[os.write(self._descriptor, data) :]
 
@@ -75,12 +76,12 @@ class Journal:
 
 def _dumps(line: dict[str, Any]) -> str:
     try:
-        return json.dumps(line, allow_nan=False)
+        return json.dumps(line, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):
-        return json.dumps(plain(line), allow_nan=False)
+        return json.dumps(plain(line), allow_nan=False, ensure_ascii=False)
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """A value in JSON's own types. What has no such form (an object, nan, a number of numpy's) is told as text."""
     if value is None or isinstance(value, (bool, int)):
         return value
@@ -88,12 +89,12 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else str(value)
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
+    if isinstance(value, Mapping) and depth < DEEPEST:
+        return {str(plain(key)): plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)) and depth < DEEPEST:
+        return [plain(item, depth + 1) for item in value]
     try:
-        return str(value)
+        return str(value).encode("utf-8", "replace").decode()
     except Exception:  # the user's own __str__
         return f"<{type(value).__name__} that cannot be printed>"
 

@@ -1,0 +1,225 @@
+"""The facts of an attempt survive whatever its workload does to the process: real files, real descriptors."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners import journal
+from runners.journal import HIGH, Journal
+
+
+def kinds(path: Path) -> list[str]:
+    return [line["kind"] for line in journal.read(path)]
+
+
+def descriptors_of(path: Path) -> list[int]:
+    found = []
+    for entry in os.scandir("/proc/self/fd"):
+        try:
+            if os.path.samestat(os.stat(entry.path), path.stat()):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "attempt" / "journal.jsonl"
+
+
+@pytest.fixture
+def facts(path: Path) -> Journal:
+    path.parent.mkdir()
+    return Journal(path)
+
+
+def test_what_is_written_is_read_back_in_order_with_the_time(facts: Journal, path: Path) -> None:
+    facts.write({"kind": "began", "phase": "forward", "counters": {"cpu": {"baseline": {"resident": 2**53 + 1}}}})
+    facts.write({"kind": "ended"}, {"kind": "finished", "metrics": {"loss": 0.1}})
+    began, ended, finished = journal.read(path)
+    assert began["counters"] == {"cpu": {"baseline": {"resident": 2**53 + 1}}}
+    assert finished["metrics"] == {"loss": 0.1}
+    assert 0 < began["t"] <= ended["t"] == finished["t"]
+
+
+def test_a_journal_that_was_never_begun_is_empty(tmp_path: Path) -> None:
+    assert journal.read(tmp_path / "no" / "journal.jsonl") == []
+
+
+def test_a_torn_last_line_is_skipped_and_costs_no_other(facts: Journal, path: Path) -> None:
+    facts.write({"kind": "began"}, {"kind": "ended"})
+    with path.open("a") as file:
+        file.write('{"t": 3.0, "kind": "fini')
+    assert kinds(path) == ["began", "ended"]
+
+
+@pytest.mark.parametrize("line", ["", "nonsense", "[1, 2]", "7", '{"t": 1.0}', '"kind"', "\x00\x00"])
+def test_a_line_that_is_no_fact_is_skipped(facts: Journal, path: Path, line: str) -> None:
+    facts.write({"kind": "began"})
+    with path.open("a") as file:
+        file.write(line + "\n")
+    facts.write({"kind": "ended"})
+    assert kinds(path) == ["began", "ended"]
+
+
+def test_a_journal_can_be_read_at_every_length_it_ever_had(facts: Journal, path: Path) -> None:
+    for number in range(5):
+        facts.write({"kind": "began", "phase": "é" * number})
+    whole = path.read_bytes()
+    cut = path.with_name("cut.jsonl")
+    for length in range(len(whole) + 1):
+        cut.write_bytes(whole[:length])
+        # without its newline the last line can already be whole
+        assert len(journal.read(cut)) in (whole[:length].count(b"\n"), whole[:length].count(b"\n") + 1)
+
+
+def test_a_second_writer_of_the_same_file_appends(facts: Journal, path: Path) -> None:
+    facts.write({"kind": "began"})
+    Journal(path).write({"kind": "ended"})
+    assert kinds(path) == ["began", "ended"]
+
+
+def test_the_descriptor_is_out_of_the_workloads_way_and_not_inherited(facts: Journal, path: Path) -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft <= HIGH:
+        pytest.skip(f"at most {soft} files can be open here")
+    (descriptor,) = descriptors_of(path)
+    assert descriptor >= HIGH
+    assert not os.get_inheritable(descriptor)
+
+
+def test_a_descriptor_that_the_workload_closed_is_opened_again(facts: Journal, path: Path) -> None:
+    facts.write({"kind": "began"})
+    for descriptor in descriptors_of(path):
+        os.close(descriptor)
+    facts.write({"kind": "ended"})
+    facts.write({"kind": "finished"})
+    assert kinds(path) == ["began", "ended", "finished"]
+
+
+def test_a_descriptor_that_is_now_somebody_elses_file_is_left_to_them(
+    facts: Journal, path: Path, tmp_path: Path
+) -> None:
+    facts.write({"kind": "began"})
+    (descriptor,) = descriptors_of(path)
+    theirs = tmp_path / "theirs"
+    with theirs.open("wb") as file:
+        os.dup2(file.fileno(), descriptor)
+    facts.write({"kind": "ended"})
+    os.write(descriptor, b"their own")
+    os.close(descriptor)
+    assert kinds(path) == ["began", "ended"]
+    assert theirs.read_bytes() == b"their own"
+
+
+def test_a_workload_that_changes_folder_and_closes_everything_loses_no_line(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.parent.mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(path.parent)
+    facts = Journal(Path("journal.jsonl"))
+    os.chdir(elsewhere)
+    (descriptor,) = descriptors_of(path)
+    os.close(descriptor)
+    facts.write({"kind": "began"})
+    assert kinds(path) == ["began"]
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_folder_that_the_workload_removed_is_made_again_when_the_file_has_to_be(facts: Journal, path: Path) -> None:
+    facts.write({"kind": "began"})
+    (descriptor,) = descriptors_of(path)
+    shutil.rmtree(path.parent)
+    os.close(descriptor)
+    facts.write({"kind": "failed"})
+    assert kinds(path) == ["failed"]
+
+
+def test_a_removed_file_that_is_still_open_takes_its_lines(facts: Journal, path: Path) -> None:
+    """The supervisor has it open too, and puts it back (tests of the supervisor)."""
+    kept = os.open(path, os.O_RDONLY)
+    shutil.rmtree(path.parent)
+    facts.write({"kind": "failed"})
+    assert json.loads(os.read(kept, 1000))["kind"] == "failed"
+    os.close(kept)
+
+
+def test_a_process_with_few_files_left_can_still_write(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    program = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from runners.journal import Journal\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\n"
+        "Journal(Path(sys.argv[1])).write({'kind': 'began'})\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+    assert kinds(path) == ["began"]
+
+
+def test_threads_never_mix_their_lines(facts: Journal, path: Path) -> None:
+    def write(name: str) -> None:
+        for _ in range(200):
+            facts.write({"kind": "began", "phase": name * 300}, {"kind": "ended", "phase": name * 300})
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = journal.read(path)
+    assert len(lines) == 1600
+    assert all(
+        (one["kind"], two["kind"]) == ("began", "ended") for one, two in zip(lines[::2], lines[1::2], strict=True)
+    )
+    assert all(one["phase"] == two["phase"] for one, two in zip(lines[::2], lines[1::2], strict=True))
+
+
+class Awkward:
+    def __str__(self) -> str:
+        raise RuntimeError("not printable")
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+        ({1: {2.5: None}}, {"1": {"2.5": None}}),
+        ((1, [True, {2}]), [1, [True, [2]]]),
+        (2**80, 2**80),
+        ("\ud800", "?"),  # what Parquet cannot hold
+        ({"\udcff": ValueError("\udcff")}, {"?": "?"}),
+        ({Awkward(): 1}, {"<Awkward that cannot be printed>": 1}),
+        ("line\nbreak", "line\nbreak"),
+        (Path("/x"), "/x"),
+        (Awkward(), "<Awkward that cannot be printed>"),
+    ],
+)
+def test_whatever_a_workload_says_is_one_line_of_json(facts: Journal, path: Path, value: Any, kept: Any) -> None:
+    facts.write({"kind": "finished", "metrics": value})
+    (line,) = journal.read(path)
+    assert line["metrics"] == kept
+    assert path.read_bytes().count(b"\n") == 1
+    json.dumps(line, ensure_ascii=False).encode()
+
+
+def test_a_list_that_contains_itself_ends(facts: Journal, path: Path) -> None:
+    endless: list[Any] = [1]
+    endless.append(endless)
+    facts.write({"kind": "ended", "metrics": endless})
+    assert journal.read(path)[0]["metrics"][0] == 1
