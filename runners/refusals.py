@@ -78,11 +78,14 @@ def requested_in(message: str) -> int | None:
     if not printed:
         return None
     number, power = printed[1], POWERS[printed[3] or "bytes"]
-    unit = 1024**power
-    decimals = len(number.partition(".")[2])
-    half = Decimal(5).scaleb(-decimals - 1) if power else Decimal(0)  # bytes are not rounded
+    if not power:
+        return int(number)
+    unit, decimals = 1024**power, len(number.partition(".")[2])
+    caching = CACHING.search(message) is not None
+    half = Decimal(5).scaleb(-decimals - 1)
     least = int(((Decimal(number) - half) * unit).to_integral_value(ROUND_CEILING))
-    step = 2 * MIB if CACHING.search(message) and unit >= MIB else 1
+    least = max(least, unit + caching)  # torch prints just 1 GiB as 1024.00 MiB, NumPy as 1.00 GiB
+    step = 2 * MIB if caching and unit >= MIB else 1
     first = -(-least // step) * step
     likely = (first, first + step)  # the first can lie half way between two prints, and be the other one's
     return next((size for size in likely if f"{Decimal(size) / unit:.{decimals}f}" == number), least)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.refusals import Refusal, refusal_in, requested_in
@@ -196,6 +196,8 @@ def test_up_to_one_gib_the_segment_that_cuda_asked_for_is_exact(size: int) -> No
 
 
 @given(st.integers(GIB, 2**45))
+@example(GIB + 1)
+@example(1_207_959_553)  # half way between two prints
 def test_beyond_that_it_is_a_lower_bound_that_prints_the_same(size: int) -> None:
     asked = in_segments(size)
     requested = requested_in(CUDA.format(printed(asked)))
@@ -211,6 +213,15 @@ def test_what_other_allocators_print_is_a_lower_bound_of_what_was_asked(size: in
     assert requested is not None
     assert requested <= size
     assert size - requested <= max(1, size // 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [("512 bytes", 512), ("1.50 KiB", 1531), ("1.00 GiB", GIB), ("72.8 GiB", 78_114_717_696), ("728 MiB", 762_839_040)],
+)
+def test_numpys_three_digits_are_a_lower_bound_too(text: str, least: int) -> None:
+    message = f"Unable to allocate {text} for an array with shape (9,) and data type float64"
+    assert requested_in(message) == least
 
 
 @given(st.integers(0, 2**63 - 1))
