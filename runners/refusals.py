@@ -40,8 +40,8 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 )
 
 EXACT = re.compile(r"you tried to allocate (\d+) bytes|unable to mmap (\d+) bytes")
-# torch's allocators; cudaMallocAsync ("Requested               : 640.00 MiB"); NumPy ("Unable to allocate 7.28 TiB")
-PRINTED = re.compile(r"(?:Tried to allocate|Requested *:|Unable to allocate) (\d+(?:\.\d+)?) (bytes|([KMGTPE])i?B)")
+# torch's allocators; cudaMallocAsync ("Requested               : 640.00 MiB"); NumPy ("Unable to allocate 466. TiB")
+PRINTED = re.compile(r"(?:Tried to allocate|Requested *:|Unable to allocate) (\d+(?:\.\d+)?)\.? (bytes|([KMGTPE])i?B)")
 CACHING = re.compile(r"(CUDA|HIP|XPU) out of memory\. Tried to allocate")
 
 
@@ -80,7 +80,8 @@ def requested_in(message: str) -> int | None:
     number, power = printed[1], POWERS[printed[3] or "bytes"]
     if not power:
         return int(number)
-    unit, decimals = 1024**power, len(number.partition(".")[2])
+    unit: int = 1024**power
+    decimals = len(number.partition(".")[2])
     caching = CACHING.search(message) is not None
     half = Decimal(5).scaleb(-decimals - 1)
     least = int(((Decimal(number) - half) * unit).to_integral_value(ROUND_CEILING))

@@ -217,7 +217,13 @@ def test_what_other_allocators_print_is_a_lower_bound_of_what_was_asked(size: in
 
 @pytest.mark.parametrize(
     ("text", "least"),
-    [("512 bytes", 512), ("1.50 KiB", 1531), ("1.00 GiB", GIB), ("72.8 GiB", 78_114_717_696), ("728 MiB", 762_839_040)],
+    [
+        ("512 bytes", 512),
+        ("1.50 KiB", 1531),
+        ("1.00 GiB", GIB),
+        ("72.8 GiB", 78_114_717_696),
+        ("728. MiB", 762_839_040),
+    ],
 )
 def test_numpys_three_digits_are_a_lower_bound_too(text: str, least: int) -> None:
     message = f"Unable to allocate {text} for an array with shape (9,) and data type float64"
@@ -242,3 +248,13 @@ def test_the_text_of_the_torch_that_is_installed_is_recognised() -> None:
     error = refused.value
     chain = [cause(type(error).__name__, str(error), *(base.__name__ for base in type(error).__mro__[1:-1]))]
     assert refusal_in(chain) == Refusal("host", 4 * 2**45)
+
+
+def test_the_text_of_the_numpy_that_is_installed_is_a_lower_bound() -> None:
+    numpy = pytest.importorskip("numpy")
+    for size in (2**45, 64 * 10**12, 2**49):
+        with pytest.raises(MemoryError) as refused:
+            numpy.empty(size, dtype="f8")
+        requested = requested_in(str(refused.value))
+        assert requested is not None
+        assert 0.99 * 8 * size < requested <= 8 * size
