@@ -7,7 +7,6 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from runners.point import Attempt
@@ -178,13 +177,8 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
 
 
 def _failed(phases: Sequence[Phase]) -> Phase | None:
-    """The phase an attempt failed in: of the unfinished ones that it ended with, the one that is not `between`.
-
-    An exception that leaves a phase ends the stretch after it too. So a workload that has caught one phase's failure
-    and fails before the next phase is told as failed in that phase.
-    """
-    last = list(takewhile(lambda phase: not phase.completed, reversed(phases)))
-    return next((phase for phase in last if phase.name != BETWEEN), last[0] if last else None)
+    """The phase an attempt failed in: the last one that did not complete. An earlier one's failure was caught."""
+    return next((phase for phase in reversed(phases) if not phase.completed), None)
 
 
 def _raised(failed: Mapping[str, Any]) -> dict[str, Any]:

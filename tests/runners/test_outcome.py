@@ -251,7 +251,7 @@ def test_an_exception_that_leaves_a_phase_failed_in_it_and_not_in_the_stretch_af
     told = outcome(
         BASELINE,
         ended("forward", 2.0, False, cpu=read(300 * MIB, 400 * MIB)),
-        ended("between", 2.1, False, cpu=read(230 * MIB, 300 * MIB)),
+        ended("between", 2.1, cpu=read(230 * MIB, 300 * MIB)),
         failed(CPU_OOM),
     )
     assert told.failed_phase == "forward"

@@ -75,7 +75,7 @@ class Measured:
 
     def fail(self, error: BaseException) -> None:
         """What the measured process does with an exception that reaches it."""
-        self.phase.close(completed=False)
+        self.phase.close(completed=error is self.phase.raised)
         bases = [base.__name__ for base in type(error).__mro__[1:-1]]
         chain = [{"type": type(error).__name__, "bases": bases, "message": str(error)}]
         Journal(self.path).write({"kind": "failed", "chain": chain, "traceback": ""})
