@@ -1,0 +1,116 @@
+"""The command line: which command was asked, and every mistake as one line. No logic.
+
+A command is a bare first word; every override has an `=`. Each command imports what it needs, so that `environment` and
+`frontier` wait for neither Hydra nor pandas.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from sweeper.errors import Mistake
+
+Arguments = Sequence[str]
+
+
+def main() -> int:
+    """The exit code: see docs and README; 2 is a mistake in the command."""
+    try:
+        code = _ended(lambda: run(sys.argv[1:]))
+        sys.stdout.flush()
+        return code
+    except Mistake as mistake:
+        say(str(mistake))
+        return 2
+    except BrokenPipeError:  # `| head`: nobody reads on, also not what Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        return 130
+
+
+def _ended(command: Callable[[], int]) -> int:
+    """Hydra ends a command that shows something with SystemExit."""
+    try:
+        return command()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            raise Mistake(ended.code) from None
+        return ended.code or 0
+
+
+def say(message: str) -> None:
+    print("sweeper:", " ".join(message.split()), file=sys.stderr)
+
+
+def run(arguments: Arguments) -> int:
+    if arguments and not _is_override(arguments[0]):
+        command = COMMANDS.get(arguments[0])
+        if command is None:
+            from sweeper.plan import did_you_mean
+
+            meant = did_you_mean(arguments[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
+            raise Mistake(f"no such command: {arguments[0]}{meant}; --help shows more")
+        return command(arguments[1:])
+    return sweep(arguments)
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith(("-", "+", "~"))
+
+
+def sweep(arguments: Arguments) -> int:
+    from sweeper.probing import Probes
+
+    with Probes() as probes:
+        probes.foresee(arguments)
+        from sweeper.hydra_plugin import plan_of, read, show
+
+        line = read(arguments)
+        if line.shows:
+            show(line)
+            return 0
+        plan = plan_of(line, probes, say)
+    from sweeper.sweep import sweep as measure
+
+    return measure(plan)
+
+
+def estimate(arguments: Arguments) -> int:
+    from sweeper import estimate
+
+    as_json = "--json" in arguments
+    arguments = [argument for argument in arguments if argument != "--json"]
+    if estimate.is_bare(arguments):
+        return estimate.bare(arguments, as_json)
+    from sweeper.hydra_plugin import plan_of, read, show
+    from sweeper.probing import Probes
+
+    line = read(arguments)
+    if line.shows:
+        show(line)
+        return 0
+    with Probes() as probes:
+        plan = plan_of(line, probes, say)
+    return estimate.main(plan, as_json)
+
+
+def environment(arguments: Arguments) -> int:
+    from sweeper import environment
+
+    return environment.main(arguments)
+
+
+def frontier(arguments: Arguments) -> int:
+    from sweeper import frontier
+
+    return frontier.main(arguments)
+
+
+COMMANDS: dict[str, Callable[[Arguments], int]] = {
+    "environment": environment,
+    "estimate": estimate,
+    "frontier": frontier,
+}
