@@ -1,0 +1,405 @@
+"""What is asked for: the plan, and how the values of one configuration settle into a point, or are refused.
+
+Knows every key, its type and its range; nothing of Hydra. Past this module nobody checks a value again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from runners.outcome import Status
+from runners.point import Point, canonical
+from sweeper.errors import Mistake
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where points are measured, or why they cannot be. For several at once (`cuda:0+cuda:1`) the UUIDs are joined."""
+
+    name: str
+    kind: str  # cpu, cuda, sim
+    uuid: str | None = None
+    total_bytes: int | None = None  # of several at once, the smallest: devices are never summed
+    unavailable: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dimension:
+    """A key with several values, as it is typed (`batch`, `model`, `model.width`), in the order asked for."""
+
+    key: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A point, the one asked for before it that differs from it in the fewest dimensions, and in which it differs."""
+
+    point: Point
+    changed_from: str | None = None
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunKeys:
+    """How the run is made: no dimension, and in no point's id."""
+
+    name: str | None
+    outputs: str
+    python: str
+    retry: tuple[str, ...]
+    resume: bool
+    confirm: int
+    objective: str  # tokens, a dimension, or a product such as batch^2*context
+    heartbeat: float
+    parallel: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a command line asked for. `settle` gives the point of one value per dimension; the rest is fixed."""
+
+    run: RunKeys
+    design: str
+    design_options: Mapping[str, Any]
+    dimensions: tuple[Dimension, ...]
+    devices: tuple[Device, ...]
+    points: tuple[Point, ...]  # each once, in the order of the design
+    settle: Callable[[Mapping[str, Any]], Point]
+    command: tuple[str, ...]  # the arguments, as they were typed
+
+
+# --- the keys ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Keys:
+    """The schema of conf/config.yaml, which has the defaults and says what each key is for."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    design: dict[str, Any] = field(default_factory=dict)
+
+    dtype: str = "float32"
+    batch: int = 1
+    context: int = 1
+    warmup: int | None = None
+    repeats: int | None = None
+    seed: int = 0
+    start: str = "cold"
+    allocator: str = "system"
+    phases: str = "each"
+    cache: str = "keep"
+    tensors: bool = True
+    timeout: float | None = None
+    budget: Any = None
+
+    devices: Any = "auto"
+    name: str | None = None
+    outputs: str = "outputs"
+    python: str | None = None
+    retry: Any = field(default_factory=list)
+    resume: bool = True
+    confirm: int = 0
+    objective: str = "tokens"
+    heartbeat: float = 0.2
+    parallel: bool = False
+
+    grid: dict[str, Any] = field(default_factory=dict)
+    points: list[Any] = field(default_factory=list)
+
+
+# Which of these a workload uses it says under `uses`; the others make no difference to it, and are null in its points.
+WORKLOAD_KEYS = ("model", "dtype", "batch", "context", "warmup", "repeats", "seed", "cache")
+RUN_KEYS = (
+    "devices", "name", "outputs", "python", "retry", "resume", "confirm", "objective", "heartbeat", "parallel",
+)  # fmt: skip
+LISTS = ("devices", "retry")  # the run keys that take several
+
+SWITCHES = {
+    "start": ("cold", "warm"),
+    "allocator": ("system", "repeatable"),
+    "phases": ("each", "whole"),
+    "cache": ("keep", "empty"),
+}
+AT_LEAST = {"batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0}
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+SPELLED = {
+    "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
+    "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64", "fp64": "float64", "f64": "float64",
+}  # fmt: skip
+UNITS = {
+    "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+}  # fmt: skip
+LEAST_BUDGET = 2**20  # below, it was meant in another unit
+TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+RETRIED = tuple(str(each) for each in Status if each not in (Status.OK, Status.SKIPPED, Status.NOT_RUN))
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """` (did you mean batch?)`, or nothing."""
+    near = difflib.get_close_matches(str(word), list(known), 1, 0.65)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def expected(key: str) -> str:
+    """What the schema wants of a key, in words."""
+    types = {each.name: str(each.type) for each in fields(Keys)}
+    return TYPES.get(types.get(key, "").partition(" | ")[0], "another kind of value")
+
+
+def typed(value: Any) -> str:
+    """A value as a person would type it."""
+    return value if isinstance(value, str) else canonical(value)
+
+
+# --- points -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """What a function of the user's takes."""
+
+    parameters: tuple[str, ...]
+    required: tuple[str, ...]
+    takes_any: bool
+
+    def takes(self, name: str) -> bool:
+        return self.takes_any or name in self.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the values of a point are checked against, beside the schema."""
+
+    swept: Collection[str]  # keys with several values
+    signature: Callable[[str], Signature]  # of the function at a workload's target; raises Mistake
+    cards: Collection[str]  # described in conf/card
+
+
+def settled(config: Mapping[str, Any], rules: Rules) -> Point:
+    """The point of one composed configuration. Raises Mistake for the first value that is not right."""
+    workload = dict(config["workload"])
+    if "name" not in workload:
+        raise Mistake("workload: choose one, as in workload=forward")
+    uses = set(workload.pop("uses", WORKLOAD_KEYS))
+    _choices(workload, workload.pop("choices", {}))
+    if "target" in workload:
+        signature = rules.signature(workload["target"])
+        uses = {key for key in uses if signature.takes(key)}
+        _received(workload, signature)
+    _used(rules.swept, uses, workload)
+    values = {key: config[key] if key in uses or key not in WORKLOAD_KEYS else None for key in POINT_KEYS}
+    values["workload"] = workload
+    if values["model"] is not None and "name" not in values["model"]:
+        raise Mistake(f"model: workload={workload['name']} needs one, as in model=tiny-llama")
+    for key, value in values.items():
+        if value is None and key in uses:
+            raise Mistake(f"{key}=null: workload={workload['name']} uses it, and needs a number")
+        values[key] = None if value is None else CHECKS.get(key, _any)(key, value)
+    if values["budget"] is not None:
+        values["budget"] = _budget(values["budget"], rules.cards)
+    return Point(values=_as_json(values))
+
+
+POINT_KEYS = tuple(each.name for each in fields(Keys) if each.name not in (*RUN_KEYS, "design", "grid", "points"))
+
+
+def _any(key: str, value: Any) -> Any:
+    return value
+
+
+def _at_least(key: str, value: int) -> int:
+    if value < AT_LEAST[key]:
+        raise Mistake(f"{key}={value}: must be {AT_LEAST[key]} or more")
+    return value
+
+
+def _one_of(key: str, value: str) -> str:
+    if value not in SWITCHES[key]:
+        raise Mistake(f"{key}={value}: must be {' or '.join(SWITCHES[key])}{did_you_mean(value, SWITCHES[key])}")
+    return value
+
+
+def _positive(key: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise Mistake(f"{key}={value:g}: must be a number of seconds above 0")
+    return value
+
+
+def _dtype(key: str, value: str) -> str:
+    name = value.removeprefix("torch.")
+    name = SPELLED.get(name, name)
+    if name not in DTYPES:
+        near = did_you_mean(value, [*DTYPES, *SPELLED])
+        raise Mistake(f"{key}={value}: must be one of {', '.join(DTYPES)}, in which a model computes{near}")
+    return name
+
+
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(AT_LEAST, _at_least),
+    **dict.fromkeys(SWITCHES, _one_of),
+    "dtype": _dtype,
+    "timeout": _positive,
+}
+
+
+def _budget(value: Any, cards: Collection[str]) -> int | str:
+    """Whole bytes, so that 1GiB and 1024MiB are one point; a card by its name."""
+    form = "24GiB, 24GB, 600MiB or a number of bytes"
+    if isinstance(value, str) and value.startswith("card:"):
+        card = value.removeprefix("card:")
+        if card not in cards:
+            raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {form}'}")
+        return value
+    written = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)?", value) if isinstance(value, str) else None
+    if written and (written[2] or "B").upper() in UNITS:
+        size = int(Decimal(written[1]) * UNITS[(written[2] or "B").upper()])
+    elif isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        raise Mistake(f"budget={typed(value)}: must be a size, as in {form}")
+    if size < LEAST_BUDGET:
+        raise Mistake(f"budget={value}: that is {size} bytes; write {form}")
+    return size
+
+
+def _choices(workload: Mapping[str, Any], choices: Mapping[str, Collection[str]]) -> None:
+    for key, possible in choices.items():
+        if workload[key] not in possible:
+            near = did_you_mean(workload[key], possible)
+            raise Mistake(f"workload.{key}={typed(workload[key])}: must be {' or '.join(possible)}{near}")
+
+
+def _received(workload: Mapping[str, Any], signature: Signature) -> None:
+    """Whether the user's function takes every parameter it is given, and is given every one it needs."""
+    target, params = workload["target"], workload.get("params")
+    if not isinstance(params, Mapping):
+        raise Mistake(f"workload.params={typed(params)}: must be keys and values, as in workload.params.width=512")
+    for key in params:
+        if key in (*CALLED_WITH, "phase"):
+            raise Mistake(f"workload.params.{key}: {key} is given by sweeper; leave out workload.params.")
+        if not signature.takes(key):
+            near = did_you_mean(key, [name for name in signature.parameters if name not in CALLED_WITH])
+            raise Mistake(f"workload.params.{key}: {target} takes no {key}{near}")
+    for name in signature.required:
+        if name not in params and name not in (*CALLED_WITH, "phase"):
+            raise Mistake(f"workload.params.{name}: {target} needs it, as in workload.params.{name}=1")
+
+
+# What a workload of the user's is given by name, as far as it accepts it, beside `phase` and its params.
+CALLED_WITH = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
+
+
+def _used(swept: Collection[str], uses: Collection[str], workload: Mapping[str, Any]) -> None:
+    """Values of a key that makes no difference would be equal points, measured twice and told apart by nothing."""
+    for key in swept:
+        root = key.partition(".")[0]
+        if root in WORKLOAD_KEYS and root not in uses:
+            if "target" in workload and root in CALLED_WITH:
+                raise Mistake(f"{key} has several values, and {workload['target']} takes no {root}")
+            raise Mistake(f"{key} has several values, and workload={workload['name']} does not use it")
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        same: dict[str, Any] = json.loads(canonical(values))
+    except (TypeError, ValueError):
+        key = next(key for key, value in _leaves(values) if not _is_json(value))
+        raise Mistake(f"{key}: must be a finite number, a word, true, false, null, or lists or mappings") from None
+    return same
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping) and all(isinstance(each, str) for each in value):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        canonical(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def run_keys(config: Mapping[str, Any]) -> RunKeys:
+    """How the run is made. Raises Mistake."""
+    if config["confirm"] < 0:
+        raise Mistake(f"confirm={config['confirm']}: must be 0 or more")
+    if not config["outputs"]:
+        raise Mistake("outputs=: name a folder")
+    return RunKeys(
+        name=_run_name(config["name"]),
+        outputs=config["outputs"],
+        python=interpreter(config["python"]),
+        retry=_retry(listed(config["retry"])),
+        resume=config["resume"],
+        confirm=config["confirm"],
+        objective=_objective(config["objective"]),
+        heartbeat=_positive("heartbeat", config["heartbeat"]),
+        parallel=config["parallel"],
+    )
+
+
+def listed(value: Any) -> list[Any]:
+    """A run key that takes several: one word is a list of one."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _run_name(name: str | None) -> str | None:
+    if name is not None and (not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or name in (".", "..")):
+        raise Mistake(f"name={name}: must be letters, digits, '.', '_' and '-', and is a folder's name in outputs")
+    return name
+
+
+def _objective(objective: str) -> str:
+    factor = r"[A-Za-z_][\w.]*(\^[0-9]+(\.[0-9]+)?)?"
+    if not re.fullmatch(rf"{factor}( ?\* ?{factor})*", objective):
+        raise Mistake(f"objective={objective}: must be tokens, a key, or a product such as batch^2*context")
+    return objective
+
+
+def _retry(statuses: Iterable[Any]) -> tuple[str, ...]:
+    asked = [str(status) for status in statuses]
+    for status in asked:
+        if status not in (*RETRIED, "all"):
+            near = did_you_mean(status, RETRIED)
+            raise Mistake(f"retry={status}: must be all, or statuses out of {', '.join(RETRIED)}{near}")
+    return RETRIED if "all" in asked else tuple(dict.fromkeys(asked))
+
+
+def interpreter(python: str | None) -> str:
+    """The measured interpreter, as an absolute path. A link stays one: the environment of a venv hangs on its name."""
+    if python is None:
+        return sys.executable
+    name = os.path.expanduser(python)
+    found = shutil.which(name)
+    if found is None:
+        path = Path(name)
+        if path.is_dir():
+            raise Mistake(f"python={python}: is a folder; name the interpreter, as in {path / 'bin' / 'python'}")
+        why = "is not executable" if path.exists() else "is neither a file nor a name on PATH"
+        raise Mistake(f"python={python}: {why}")
+    return os.path.abspath(found)
