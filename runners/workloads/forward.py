@@ -1,0 +1,60 @@
+"""Forward passes of a model that does not learn: the first, those that warm up, and the ones after.
+
+Phases: model_load, inputs, cold_forward, warmup (where there is any), warm_forward with the run index 0, 1, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runners.phases import Phases
+from runners.workloads import models
+
+if TYPE_CHECKING:
+    import torch
+
+    from runners.workloads.torch_models import Network
+
+imports = models.imports
+prepare = models.prepare
+
+
+def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
+    import torch
+
+    from runners.workloads import torch_models
+
+    network = models.load(values, device, phase)
+    network.module.eval()
+    with phase("inputs"):
+        inputs = network.inputs()
+    with torch.inference_mode():
+        checksum = _measure(network, inputs, phase, "cold_forward")
+        passes = 1
+        if values["warmup"]:
+            with phase("warmup") as notes:
+                notes.shapes = torch_models.shapes(inputs)
+                for _ in range(values["warmup"]):
+                    network.forward(inputs)  # kept by nobody: two outputs at once would be a peak of our own making
+                    passes += 1
+                    notes.iterations = passes - 1
+        for run_index in range(values["repeats"]):
+            if values["cache"] == "empty":
+                torch_models.empty_cache(device)
+            checksum = _measure(network, inputs, phase, "warm_forward", run_index)
+            passes += 1
+    return {"metrics": {"checksum": checksum}, "steps": passes, "tokens": passes * network.positions()}
+
+
+def _measure(
+    network: Network, inputs: Mapping[str, torch.Tensor], phase: Phases, name: str, run_index: int | None = None
+) -> Any:
+    """One pass. Its output is alive when the phase's end is read, and freed as this returns."""
+    from runners.workloads.torch_models import checksum, shapes
+
+    with phase(name, run_index) as notes:
+        notes.shapes = shapes(inputs)
+        output = network.forward(inputs)
+        notes.metrics["checksum"] = checksum(output)
+    return notes.metrics["checksum"]

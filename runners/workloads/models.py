@@ -1,0 +1,61 @@
+"""Which file builds which model, by `model.library`. Imports no library itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runners.phases import Phases
+
+if TYPE_CHECKING:
+    from runners.workloads.torch_models import Network
+
+Values = Mapping[str, Any]
+
+
+def imports(values: Values) -> tuple[str, ...]:
+    """The library modules that the model's code is in.
+
+    Each modelling module by its own name: `import transformers` is lazy, and would leave 94 MiB of imports to the
+    first use of a class, after the process baseline.
+    """
+    model = values["model"]
+    if model["library"] == "torch":
+        return ("torch",)
+    if "path" in model:  # its kind stands in the checkpoint, which prepare() reads
+        return ("torch", "transformers.models.auto.modeling_auto")
+    kind = model["model_type"].replace("-", "_")
+    return ("torch", f"transformers.models.{kind}.modeling_{kind}")
+
+
+def prepare(values: Values, device: str) -> None:
+    """Fetch what has to be fetched, and refuse what cannot be built. Whether a device has the dtype, its meter says."""
+    from runners.workloads import torch_models
+
+    torch_models.dtype_named(values["dtype"])
+    if values["model"]["library"] == "transformers":
+        from runners.workloads import transformers_models
+
+        transformers_models.prepare(values)
+
+
+def load(values: Values, device: str, phase: Phases) -> Network:
+    """The model on its device, built in the phase `model_load`: on the CPU in its own dtype, then moved."""
+    import torch
+
+    # TF32 and bfloat16 products would change what float32 means from one GPU to the next.
+    torch.set_float32_matmul_precision("highest")
+    with phase("model_load"):
+        network = _build(values, device)
+    phase.model(**network.facts(), matmul_precision=torch.get_float32_matmul_precision())
+    return network
+
+
+def _build(values: Values, device: str) -> Network:
+    if values["model"]["library"] == "torch":
+        from runners.workloads import torch_models
+
+        return torch_models.build(values, device)
+    from runners.workloads import transformers_models
+
+    return transformers_models.build(values, device)

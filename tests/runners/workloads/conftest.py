@@ -1,0 +1,110 @@
+"""Runs a workload in this process as the measured process does: real phases, a real journal, tensors followed."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.journal import Journal
+from runners.meters.cpu import CpuMeter
+from runners.meters.torch_tensors import TensorFollower
+from runners.phases import Phases
+
+MLP = {"name": "mlp", "library": "torch", "width": 32}
+DECODER = {
+    "name": "minute",
+    "library": "transformers",
+    "model_type": "llama",
+    "config": {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a workload left: its answer, and its journal."""
+
+    returned: dict[str, Any]
+    model: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+    @property
+    def phases(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["phase"] != "between"]
+
+    @property
+    def names(self) -> list[tuple[str, int | None]]:
+        return [(line["phase"], line["run_index"]) for line in self.phases]
+
+    def phase(self, name: str, run_index: int | None = None) -> dict[str, Any]:
+        return next(line for line in self.phases if (line["phase"], line["run_index"]) == (name, run_index))
+
+    def tensor(self, name: str, which: str, run_index: int | None = None) -> int:
+        counters: dict[str, dict[str, int]] = self.phase(name, run_index)["counters"]["cpu"]
+        return counters[which]["tensor"]
+
+
+def values(name: str = "forward", **changes: Any) -> dict[str, Any]:
+    """A point's values, as the plan settles them."""
+    keys = {"train": {"optimizer": "adamw", "lr": 0.01, "set_to_none": True}}.get(name, {})
+    defaults = {
+        "model": MLP,
+        "workload": {"name": name, **keys, **changes.pop("workload", {})},
+        "dtype": "float32",
+        "batch": 2,
+        "context": 8,
+        "warmup": 0,
+        "repeats": 1,
+        "seed": 0,
+        "cache": "keep",
+    }
+    return defaults | changes
+
+
+@pytest.fixture
+def decoder() -> dict[str, Any]:
+    """A decoder of two layers: small enough for a hundred tests."""
+    return copy.deepcopy(DECODER)
+
+
+@pytest.fixture
+def settled() -> Callable[..., dict[str, Any]]:
+    return values
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Run]:
+    def measured(name: str = "forward", **changes: Any) -> Run:
+        asked: Mapping[str, Any] = values(name, **changes)
+        module = importlib.import_module(f"runners.workloads.{name}")
+        for library in module.imports(asked):
+            importlib.import_module(library)
+        module.prepare(asked, "cpu")
+        journal = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        follower = TensorFollower()
+        phases = Phases(CpuMeter(tensors=follower), Journal(journal))
+        phases.open()
+        with follower:
+            returned = module.run(asked, "cpu", phases)
+        phases.close(completed=True)
+        facts = [json.loads(line) for line in journal.read_text().splitlines()]
+        return Run(
+            returned=returned,
+            model=next((fact for fact in facts if fact["kind"] == "model"), {}),
+            lines=[fact for fact in facts if fact["kind"] == "ended"],
+        )
+
+    return measured
