@@ -86,11 +86,11 @@ def _measure(attempt: Attempt, journal: Journal) -> dict[str, Any]:
         try:
             with following, phases(WHOLE) if values.get("phases") == WHOLE else nullcontext():
                 finished: dict[str, Any] = workload.run(values, device, phases)
+            phases.close(completed=True)
         except BaseException as error:
             with budget.lifted():  # what left a phase failed there, and not in the unwinding after it
                 phases.close(completed=any(cause is phases.raised for cause in _causes(error)))
             raise
-        phases.close(completed=True)
     return finished
 
 

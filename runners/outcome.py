@@ -13,6 +13,7 @@ from runners.point import Attempt
 from runners.refusals import Refusal, refusal_in
 
 BETWEEN = "between"  # the phase of what happens between two phases
+OUR_OWN_BYTES = 2**20
 START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # by its name: a user's class may be called the same
@@ -91,6 +92,8 @@ class Outcome:
     duration_s: float | None = None
     contaminated: str | None = None
     instrumented: bool | None = None
+    other_processes: int | None = None  # most that the workload had started at once; their memory is in no counter
+    other_processes_resident_bytes: int | None = None  # added up: pages that they share count in each
 
     @property
     def fits(self) -> bool | None:
@@ -117,11 +120,16 @@ class Outcome:
 
     @property
     def peak_phase(self) -> str | None:
-        """The first phase that reached the peak of the deciding counter."""
+        """The first phase that reached the peak of the deciding counter.
+
+        Between phases our own lines are written, which takes some pages: a phase that has a name wins by so much.
+        """
         highest = self.peak(self.deciding)
         if highest is None:
             return None
-        return next(phase.name for phase in self.phases if phase.peak.get(self.deciding) == highest)
+        named = [phase for phase in self.phases if phase.name != BETWEEN and self.deciding in phase.peak]
+        top = max(named, key=lambda phase: phase.peak[self.deciding], default=None)
+        return BETWEEN if top is None or top.peak[self.deciding] + OUR_OWN_BYTES < highest else top.name
 
     @property
     def needs_at_least_bytes(self) -> int | None:
@@ -162,6 +170,8 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
         "started_at": exit.get("started_at"),
         "duration_s": exit.get("duration_s"),
         "contaminated": exit.get("contaminated"),
+        "other_processes": exit.get("other_processes"),
+        "other_processes_resident_bytes": exit.get("other_processes_resident_bytes"),
         "signal": exit.get("signal"),
         "exit_code": exit.get("code"),
     }

@@ -147,9 +147,9 @@ class Phases:
         }
 
     def close(self, completed: bool) -> None:
-        """End the last stretch between phases: what the workload did after its last phase counts too."""
-        if self._current[0] == BETWEEN:
-            self._journal.write(self._end(completed))
+        """End what is under way: the stretch after the last phase, which counts too, or a phase whose own end raised
+        what the device had failed with (a kernel's assert shows only when it is waited for)."""
+        self._journal.write(self._end(completed))
 
     @contextmanager
     def heartbeat(self, seconds: float) -> Iterator[None]:

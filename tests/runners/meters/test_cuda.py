@@ -278,7 +278,6 @@ def test_a_kernel_that_failed_unseen_fails_the_phase_that_launched_it(install: A
     assert outcome.peak_is_partial
 
 
-@pytest.mark.xfail(strict=True, reason="Phases.close leaves a phase open whose own end raised")
 def test_a_kernel_that_failed_unseen_costs_no_peak(install: Any, measure: Any) -> None:
     install(device := Device())
     assert fail_unseen(device, measure()).peak("allocated") == GIB

@@ -1,0 +1,273 @@
+"""Workloads that end badly, each in its own way. Where one touches memory first, it is `mib` MiB."""
+
+import os
+import sys
+
+MIB = 2**20
+
+
+def touch(mib):
+    import torch
+
+    return torch.ones(mib * MIB // 4)
+
+
+def good(*, phase, mib=64, **_):
+    with phase("work"):
+        kept = touch(mib)
+    return {"bytes": kept.numel() * 4}
+
+
+def raises(*, phase, mib=128, **_):
+    with phase("work"):
+        kept = touch(mib)
+        raise ValueError(f"a bug after {kept.numel()} numbers")
+
+
+class Shy(Exception):
+    """Cannot be pickled, printed or compared."""
+
+    def __init__(self, *, secret):
+        self.secret = secret
+
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+    __repr__ = __str__
+
+    def __reduce__(self):
+        raise TypeError("no")
+
+
+def raises_shyly(*, phase, mib=128, **_):
+    with phase("work"):
+        kept = touch(mib)
+        raise Shy(secret=(kept, lambda: 0))
+
+
+def raises_undecodable(*, phase, mib=128, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        raise ValueError("half a pair \ud800, a null \0, " + b"\xff\xfe".decode("latin-1"))
+
+
+def raises_hugely(*, phase, mib=128, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        raise ValueError("x" * 50_000_000)
+
+
+def exits(*, phase, code=0, mib=128, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        sys.exit(code)
+
+
+def raises_base_exception(*, phase, mib=128, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        raise BaseException("the root of all")
+
+
+def interrupts_itself(*, phase, mib=128, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        raise KeyboardInterrupt
+
+
+def leaves(*, phase, code=0, mib=128, **_):
+    """Ends without a word."""
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        wait_for_a_reading()
+        os._exit(code)
+
+
+def signals_itself(*, phase, number=9, mib=512, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        os.kill(os.getpid(), number)
+
+
+def segfaults(*, phase, mib=512, **_):
+    import ctypes
+
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        ctypes.string_at(0)
+
+
+def hangs_ignoring_sigterm(*, phase, mib=128, **_):
+    import signal
+    import time
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        time.sleep(3600)
+
+
+def hangs_in_c(*, phase, mib=128, **_):
+    """Never returns to the interpreter: no Python thread, no signal handler runs any more."""
+    import ctypes
+
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        wait_for_a_reading()
+        ctypes.PyDLL(None).sleep(3600)  # PyDLL keeps the interpreter's lock
+
+
+def leaves_grandchildren(*, phase, mib=64, **_):
+    """Two outlive it: one in a session of its own, and one that holds its output open."""
+    import subprocess
+
+    with phase("work"):
+        kept = touch(mib)
+        subprocess.Popen(["sleep", "3600"], start_new_session=True, stdout=subprocess.DEVNULL)
+        subprocess.Popen(["sleep", "3600"])
+    return {"bytes": kept.numel() * 4}
+
+
+def has_fifty_children(*, phase, mib=64, **_):
+    import subprocess
+    import time
+
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        for _ in range(50):
+            subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        time.sleep(3600)
+
+
+def works_in_a_child(*, phase, mib=256, **_):
+    """Its memory is another process's."""
+    import subprocess
+
+    code = f"import time; kept = bytearray({mib} * 2**20); print('there', flush=True); time.sleep(1)"
+    with phase("work"), subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"there\n"
+        child.wait()
+
+
+def floods(*, phase, mib=64, **_):
+    with phase("work"):
+        kept = touch(mib)
+        for _ in range(40):
+            sys.stdout.write("x" * 1_000_000 + "\n")
+            sys.stderr.write("y" * 1_000_000 + "\n")
+    return {"bytes": kept.numel() * 4}
+
+
+def closes_descriptors(*, phase, mib=64, **_):
+    with phase("work"):
+        kept = touch(mib)
+        os.closerange(3, 4096)
+        keep_open = [open(os.devnull) for _ in range(20)]  # noqa: F841, SIM115 (takes the numbers that were closed)
+    with phase("after"):
+        pass
+    return {"bytes": kept.numel() * 4}
+
+
+def closes_everything(*, phase, mib=64, **_):
+    with phase("work"):
+        kept = touch(mib)
+        os.closerange(0, 4096)
+    return {"bytes": kept.numel() * 4}
+
+
+def changes_folder(*, phase, mib=64, **_):
+    with phase("work"):
+        kept = touch(mib)
+        os.chdir("/")
+    return {"bytes": kept.numel() * 4}
+
+
+def reads_stdin(*, phase, mib=64, **_):
+    with phase("work"):
+        kept = touch(mib)
+        read = sys.stdin.read()
+    return {"bytes": kept.numel() * 4, "read": read}
+
+
+def removes_folder(*, folder, phase, mib=64, **_):
+    import shutil
+
+    with phase("before"):
+        kept = touch(mib)
+    for path in folder.split(":"):
+        shutil.rmtree(path)
+    with phase("after"):
+        pass
+    return {"bytes": kept.numel() * 4}
+
+
+def asks_for_too_much(*, phase, mib=512, **_):
+    import torch
+
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        torch.empty(10**15)
+
+
+def catches_its_refusal(*, phase, mib=64, **_):
+    """As a finder of batch sizes does: tries, is refused, and goes on smaller."""
+    import torch
+
+    try:
+        with phase("too much"):
+            torch.empty(10**15)
+    except RuntimeError:
+        pass
+    with phase("less"):
+        kept = touch(mib)
+    return {"bytes": kept.numel() * 4}
+
+
+def touches_in_steps(*, phase, mib=4096, **_):
+    """Fills what it may, 16 MiB at a time."""
+    with phase("work"):
+        kept = []
+        for _ in range(mib // 16):
+            kept.append(touch(16))
+
+
+def nests(*, phase, **_):
+    with phase("outer"), phase("inner"):
+        pass
+
+
+def works_between_phases(*, phase, mib=256, **_):
+    with phase("before"):
+        pass
+    touch(mib)
+    with phase("after"):
+        pass
+
+
+def starts_threads(*, phase, **_):
+    """Many threads that were not there when the budget was imposed."""
+    import torch
+
+    with phase("work"):
+        torch.set_num_threads(64)
+        torch.ones(2**22).add_(1)
+
+
+def uses_phase_in_a_fork(*, phase, **_):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with phase("elsewhere"):
+                pass
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    return {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
+
+
+def wait_for_a_reading():
+    """Long enough for the heartbeat and for the supervisor to look: an event that cannot be waited on from here."""
+    import time
+
+    time.sleep(0.6)

@@ -1,0 +1,91 @@
+"""Measures attempts as a sweep does, without a command line: one engine, its supervisor, real processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runners import journal, processes
+from runners.engines.local import Event, Local
+from runners.outcome import Outcome, outcome_of
+from runners.point import Attempt, AttemptFolder, Point
+
+MIB = 2**20
+SETTLED = {
+    "dtype": "float32", "batch": 1, "context": 1, "warmup": None, "repeats": None, "seed": 0, "start": "warm",
+    "allocator": "system", "phases": "each", "cache": "keep", "tensors": True, "timeout": 60, "budget": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Measured:
+    outcome: Outcome
+    folder: AttemptFolder
+    journal: list[dict[str, Any]]
+    exit: dict[str, Any]
+
+
+class Lab:
+    """One lane. Attempts are numbered, so that the same point can be measured again."""
+
+    def __init__(self, root: Path, cwd: Path) -> None:
+        self.root, self.cwd = root, cwd
+        self.engine = Local(sys.executable, lanes=1)
+        self.number = 0
+
+    def start(self, target: str, params: Mapping[str, Any] | None = None, **settled: Any) -> Attempt:
+        workload = {"name": "custom", "target": target, "params": dict(params or {})}
+        return self.start_values({**SETTLED, "model": None, "workload": workload, **settled})
+
+    def start_values(self, values: Mapping[str, Any], environ: Mapping[str, str | None] | None = None) -> Attempt:
+        self.number += 1
+        attempt = Attempt(
+            point=Point(values=values),
+            device="cpu",
+            number=self.number,
+            cwd=str(self.cwd),
+            environ=environ or {"OMP_WAIT_POLICY": "PASSIVE"},
+            heartbeat=0.1,
+        )
+        folder = self.folder(attempt)
+        folder.ask(attempt)
+        self.engine.start(attempt, folder, "cpu")
+        return attempt
+
+    def folder(self, attempt: Attempt) -> AttemptFolder:
+        return AttemptFolder(self.root / attempt.name)
+
+    def next_folder(self, target: str, params: Mapping[str, Any], **settled: Any) -> Path:
+        workload = {"name": "custom", "target": target, "params": dict(params)}
+        point = Point(values={**SETTLED, "model": None, "workload": workload, **settled})
+        return self.folder(Attempt(point=point, device="cpu", number=self.number + 1)).path
+
+    def wait_for(self, kind: str) -> Event:
+        while True:
+            for event in self.engine.wait(60):
+                if event.kind == kind:
+                    return event
+
+    def settle(self, attempt: Attempt) -> Measured:
+        event = self.wait_for("settled")
+        facts, exit = journal.read(event.folder.journal), event.folder.settled()
+        assert exit is not None
+        return Measured(outcome_of(attempt, facts, exit), event.folder, facts, exit)
+
+    def measure(self, target: str, params: Mapping[str, Any] | None = None, **settled: Any) -> Measured:
+        return self.settle(self.start(target, params, **settled))
+
+    @property
+    def supervisor(self) -> int:
+        return self.engine._lanes["cpu"].process.pid
+
+    def left_over(self) -> list[int]:
+        """Living processes below the supervisor."""
+        return [pid for pid in processes.descendants_of(self.supervisor) if processes._state(pid) != "Z"]
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.supervisor}/fd"))
