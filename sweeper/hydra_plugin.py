@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -158,6 +159,8 @@ def read(arguments: Sequence[str]) -> CommandLine:
                 f"{name.removeprefix('refused ')} is not taken: every command line is a sweep of sweeper's own"
                 " configuration; -cd FOLDER adds options and experiments of yours"
             )
+    if (flags.resolve or flags.package) and not (flags.cfg or flags.help):
+        raise Mistake("--resolve and --package say how --cfg shows the configuration: add --cfg job")
     of_hydra = tuple(each for each in flags.overrides if re.match(r"[+~]*hydra[./=@]", each))
     for override in of_hydra:
         if re.match(r"[+~]*hydra[./](mode|sweeper|launcher|callbacks)\b", override):
@@ -264,9 +267,13 @@ class Composer:
 
     def compose(self, choices: Mapping[str, Any]) -> DictConfig:
         """Raises Mistake. The caller has a copy of its own to change."""
+        for group, choice in choices.items():
+            if choice is None and group != "experiment":
+                raise Mistake(f"{group}=null: must be one of {', '.join(self.options(group))}")
         known = as_text(dict(choices))
         if known not in self._composed:
-            overrides = [f"{group}={_option(group, choice)}" for group, choice in choices.items()]
+            chosen = [(group, choice) for group, choice in choices.items() if choice is not None]
+            overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
             with explained():
                 config = self.loader.load_configuration("config", [*self._of_hydra, *overrides], RunMode.RUN)
             OmegaConf.set_struct(config, False)
@@ -274,6 +281,14 @@ class Composer:
             OmegaConf.set_struct(config, True)
             self._composed[known] = config
         return copy.deepcopy(self._composed[known])
+
+    def _option(self, group: str, choice: Any) -> str:
+        if isinstance(choice, list) and group in PLANNING:
+            return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
+        if isinstance(choice, (list, dict)):
+            raise Mistake(f"{group}={typed(choice)}: takes one option; {group}=A,B tries both")
+        # Quoted: an option that reads as a number stays a name.
+        return QuotedString(typed(choice), Quote.single).with_quotes()
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Give one key its value, of the type that it has. Raises Mistake."""
@@ -312,17 +327,6 @@ class Composer:
         return value
 
 
-def _option(group: str, choice: Any) -> str:
-    if choice is None:
-        return "null"
-    if isinstance(choice, (list, dict)) and group not in PLANNING:
-        raise Mistake(f"{group}={typed(choice)}: takes one option; {group}=A,B tries both")
-    if isinstance(choice, list):
-        return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
-    # Quoted: an option that reads as a number stays a name.
-    return QuotedString(typed(choice), Quote.single).with_quotes()
-
-
 def _whole(value: Any) -> str:
     """` (1000)` after 1e3 or 2.0, which Hydra reads as floats."""
     return f" ({int(value)})" if isinstance(value, float) and value.is_integer() else ""
@@ -336,26 +340,37 @@ def explained() -> Iterator[None]:
     """Turns what Hydra and OmegaConf raise into a Mistake."""
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, UserWarning) as error:
         raise Mistake(_explanation(error)) from None
 
 
 def _explanation(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: write key=value, or key=value,value to try several"
+        form = """write key=value, key=value,value to try several, 'key="value"' where it has other signs in it"""
+        return f"cannot read {error.override!r}: {form}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
         options = sorted(error.options or ())
         there = f"; there are {', '.join(options)}" if options else ""
         return f"{group}={option}: no such {group}{did_you_mean(option, options)}{there}"
-    cause = error
-    while cause.__cause__ is not None and not isinstance(cause, OmegaConfBaseException):
-        cause = cause.__cause__  # type: ignore[assignment]
-    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)) and cause.full_key:
-        return _no_such_key(cause.full_key, cause)
-    if isinstance(cause, ValidationError) and cause.full_key:
-        return f"{cause.full_key}={typed(cause.value)}: must be {expected(cause.full_key)}{_whole(cause.value)}"
-    return _first_line(error) if str(error) else _first_line(cause)
+    cause = _of_omegaconf(error)
+    if cause is None or not cause.full_key:
+        return _first_line(error) if str(error) else _first_line(cause or error)
+    file = re.match(r"In '(.+?)': ", str(error))
+    where = f"in {file[1]}.yaml: " if file else ""
+    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
+        return where + _no_such_key(cause.full_key, cause)
+    if isinstance(cause, ValidationError):
+        return f"{where}{cause.full_key}={typed(cause.value)}: must be {expected(cause.full_key)}{_whole(cause.value)}"
+    return f"{where}{cause.full_key}: {_first_line(cause)}"
+
+
+def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
+    """Hydra's errors are about the file or the override; the key is in what they came from."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
 
 def _no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] = ()) -> str:
@@ -412,6 +427,8 @@ def show(line: CommandLine) -> None:
         _run_hydra(arguments, _never)
     except SystemExit as ended:  # Hydra has said what was wrong, and has another code for it
         raise SystemExit(2 if ended.code else 0) from None
+    except ValueError as error:
+        raise Mistake(_first_line(error)) from None
 
 
 def _for_one(line: CommandLine) -> list[str]:
@@ -427,7 +444,10 @@ def _for_one(line: CommandLine) -> list[str]:
 
 def _override(key: str, found: Typed) -> str:
     prefix = "++" if key.startswith(OPEN) else "+" if key in found.added else ""
-    return f"{prefix}{key}={_written(found.fixed[key])}"
+    value = found.fixed[key]
+    if (CONF / key).is_dir() and isinstance(value, (int, float)):
+        value = typed(value)  # an option, whose name reads as a number
+    return f"{prefix}{key}={_written(value)}"
 
 
 def _written(value: Any) -> str:
@@ -452,7 +472,8 @@ def _run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> No
     sys.argv = ["sweeper", *arguments]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come up to here, instead of a page on stderr
     try:
-        with explained():
+        with explained(), warnings.catch_warnings():
+            warnings.filterwarnings("error", "provider=", UserWarning)  # of a folder that is not there
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     finally:
         sys.argv = argv
@@ -631,7 +652,7 @@ class _Planning:
             self._distinct(key, values)
         for value in values:
             same = value
-            if key not in self.composer.groups and not (isinstance(value, str) and "${" in value):
+            if key not in self.composer.groups and _is_plain(value):
                 with suppress(Mistake, KeyError):  # of this combination; the points themselves say what is wrong
                     same = self.settle({**beginning, key: value})[key]
             found.setdefault(as_text(same), same)

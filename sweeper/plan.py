@@ -202,24 +202,25 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         uses = {key for key in uses if signature.takes(key)}
         _received(workload, signature)
     _used(rules.swept, uses, workload)
-    values = {key: config[key] if key in uses or key not in WORKLOAD_KEYS else None for key in POINT_KEYS}
+    values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
-    if values["model"] is not None and "name" not in values["model"]:
-        raise Mistake(f"model: workload={workload['name']} needs one, as in model=tiny-llama")
-    for key, value in values.items():
-        if value is None and key in uses:
-            raise Mistake(f"{key}=null: workload={workload['name']} uses it, and needs a number")
-        values[key] = None if value is None else CHECKS.get(key, _any)(key, value)
     if values["budget"] is not None:
         values["budget"] = _budget(values["budget"], rules.cards)
+    for key in WORKLOAD_KEYS:
+        if key not in uses:
+            values[key] = None
+        elif values[key] is None or (key == "model" and "name" not in values[key]):
+            example = "model=tiny-llama" if key == "model" else f"{key}={AT_LEAST.get(key, 1)}"
+            raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
     return Point(values=_as_json(values))
 
 
 POINT_KEYS = tuple(each.name for each in fields(Keys) if each.name not in (*RUN_KEYS, "design", "grid", "points"))
 
 
-def _any(key: str, value: Any) -> Any:
-    return value
+def _checked(key: str, value: Any) -> Any:
+    """Checked also where it makes no difference: context=0 is a mistake, whoever does not look at it."""
+    return CHECKS[key](key, value) if key in CHECKS and value is not None else value
 
 
 def _at_least(key: str, value: int) -> int:

@@ -1,0 +1,137 @@
+"""One spelling for each device, and what it is on this machine: from the answers that a probe gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeper import devices
+from sweeper.errors import Mistake
+from sweeper.plan import Device
+
+GIB = 2**30
+
+
+def gpu(index: int, idle: bool | None = True, total: int = 80 * GIB) -> dict[str, Any]:
+    uuid = f"GPU-{index}"
+    return {"index": index, "name": "H100", "uuid": uuid, "total_bytes": total, "idle": idle, "capability": "9.0"}
+
+
+def answer(*gpus: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    return {"torch": "2.13.0", "torch_error": None, "gpus": list(gpus), "gpus_error": None, **others}
+
+
+def resolved(names: list[str], answered: Mapping[str, Any]) -> tuple[tuple[Device, ...], list[str]]:
+    said: list[str] = []
+    return devices.resolve(devices.canonical(names), lambda: answered, said.append), said
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DRIVERS", (tmp_path,))
+
+
+@pytest.fixture
+def no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DRIVERS", (tmp_path / "nosuch",))
+
+
+def never() -> Mapping[str, Any]:
+    raise AssertionError("the probe was asked without need")
+
+
+def test_one_device_under_two_spellings_is_one_device() -> None:
+    assert devices.canonical(["cuda", "cpu", "cuda:0", "cpu"]) == ("cuda:0", "cpu")
+    assert devices.canonical(["cuda+cuda:1"]) == ("cuda:0+cuda:1",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpu", "cuda:x", "CUDA:0", "cuda:-1", "cuda:01", "cuda:", "CPU", "", "cpu+cuda:0", "cuda:0+cuda", "sim:h100",
+     "mps", 0, "cuda:0,cpu"],
+)  # fmt: skip
+def test_what_is_no_device_is_refused_by_name(name: Any) -> None:
+    with pytest.raises(Mistake, match=r"devices=") as mistake:
+        devices.canonical([name])
+    assert str(name) in str(mistake.value)
+
+
+def test_no_device_at_all_is_refused() -> None:
+    with pytest.raises(Mistake, match=r"devices=\[\]"):
+        devices.canonical([])
+
+
+def test_auto_stands_alone() -> None:
+    with pytest.raises(Mistake, match="stand alone"):
+        devices.canonical(["auto", "cpu"])
+
+
+def test_the_cpu_is_known_without_asking() -> None:
+    (cpu,) = devices.resolve(("cpu",), never, print)
+    assert (cpu.name, cpu.kind, cpu.unavailable) == ("cpu", "cpu", None)
+    assert cpu.total_bytes is None or cpu.total_bytes > 0
+
+
+def test_a_named_gpu_is_matched_by_its_index() -> None:
+    (second,), _ = resolved(["cuda:1"], answer(gpu(0), gpu(1, total=24 * GIB)))
+    assert (second.name, second.kind, second.uuid, second.total_bytes) == ("cuda:1", "cuda", "GPU-1", 24 * GIB)
+
+
+def test_several_at_once_are_never_summed() -> None:
+    (pair,), _ = resolved(["cuda:0+cuda:1"], answer(gpu(0), gpu(1, total=24 * GIB)))
+    assert (pair.uuid, pair.total_bytes) == ("GPU-0+GPU-1", 24 * GIB)
+
+
+def test_a_missing_gpu_says_why_and_is_not_replaced() -> None:
+    (missing, cpu), _ = resolved(["cuda:7", "cpu"], answer(gpu(0)))
+    assert missing.unavailable == "there is no cuda:7 here, but cuda:0"
+    assert cpu.unavailable is None
+    (without_torch,), _ = resolved(["cuda:0"], answer(torch=None, torch_error="torch cannot be imported"))
+    assert without_torch.unavailable == "torch cannot be imported"
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_auto_without_a_driver_is_the_cpu_and_says_so() -> None:
+    said: list[str] = []
+    (cpu,) = devices.resolve(("auto",), never, said.append)
+    assert cpu.name == "cpu"
+    assert said == ["devices=auto: no GPU here, so the points are measured on cpu"]
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("gpus", "chosen"),
+    [
+        ([gpu(0, idle=False), gpu(1)], "cuda:1"),
+        ([gpu(0, idle=None), gpu(1)], "cuda:1"),
+        ([gpu(0, idle=None)], "cuda:0"),
+        ([gpu(0, idle=False)], "cpu"),
+        ([], "cpu"),
+    ],
+)
+def test_auto_is_one_idle_gpu_else_the_cpu_and_says_so(gpus: list[dict[str, Any]], chosen: str) -> None:
+    (device,), said = resolved(["auto"], answer(*gpus, gpus_error=None if gpus else "torch sees no device"))
+    assert device.name == chosen
+    assert len(said) == 1
+    assert chosen in said[0]
+
+
+@pytest.mark.usefixtures("driver")
+def test_all_is_every_visible_gpu() -> None:
+    found, _ = resolved(["all"], answer(gpu(0, idle=False), gpu(1)))
+    assert [device.name for device in found] == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.usefixtures("driver")
+def test_all_without_a_visible_gpu_is_refused_with_the_reason() -> None:
+    with pytest.raises(Mistake, match="hides every device"):
+        resolved(["all"], answer(gpus_error="CUDA_VISIBLE_DEVICES='' hides every device"))
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_all_without_a_driver_is_refused() -> None:
+    with pytest.raises(Mistake, match="devices=all"):
+        devices.resolve(("all",), never, print)

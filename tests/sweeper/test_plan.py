@@ -1,0 +1,205 @@
+"""What settles into which point, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.point import Point
+from sweeper.errors import Mistake
+from sweeper.plan import Rules, RunKeys, Signature, run_keys, settled
+
+CONFIG: dict[str, Any] = {
+    "model": {"name": "mlp", "library": "torch", "width": 64},
+    "workload": {"name": "forward"},
+    "design": {"name": "grid"},
+    "dtype": "float32", "batch": 1, "context": 64, "warmup": 1, "repeats": 2, "seed": 0,
+    "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
+    "timeout": None, "budget": None,
+    "devices": "auto", "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": True, "confirm": 0,
+    "objective": "tokens", "heartbeat": 0.2, "parallel": False,
+    "grid": {}, "points": [],
+}  # fmt: skip
+
+ANYTHING = Signature(parameters=(), required=(), takes_any=True)
+CUSTOM = {"name": "custom", "target": "mywork:run", "params": {}}
+
+
+def point(swept: tuple[str, ...] = (), signature: Signature = ANYTHING, **values: Any) -> Point:
+    rules = Rules(swept=swept, signature=lambda target: signature, cards=("rtx-4090",))
+    return settled({**CONFIG, **values}, rules)
+
+
+def run(**values: Any) -> RunKeys:
+    return run_keys({**CONFIG, **values})
+
+
+def refused(making: Callable[..., Any], *args: Any, **values: Any) -> str:
+    with pytest.raises(Mistake) as mistake:
+        making(*args, **values)
+    assert "\n" not in str(mistake.value)
+    return str(mistake.value)
+
+
+def test_a_point_has_what_can_change_a_measurement_and_nothing_of_the_run() -> None:
+    of_a_point = {"model", "workload", "dtype", "batch", "context", "warmup", "repeats", "seed"}
+    of_its_conditions = {"start", "allocator", "phases", "cache", "tensors", "timeout", "budget"}
+    assert set(point().values) == of_a_point | of_its_conditions
+    assert point(devices="cpu", name="x", heartbeat=1.0).id == point().id
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [("half", "float16"), ("torch.float16", "float16"), ("fp16", "float16"), ("f16", "float16"), ("bf16", "bfloat16"),
+     ("torch.bfloat16", "bfloat16"), ("float", "float32"), ("fp32", "float32"), ("double", "float64")],
+)  # fmt: skip
+def test_a_dtype_under_another_spelling_is_the_same_point(spelled: str, name: str) -> None:
+    assert point(dtype=spelled).id == point(dtype=name).id
+
+
+@pytest.mark.parametrize("dtype", ["flaot16", "int8", "float8_e4m3fn", "Float16"])
+def test_an_unknown_dtype_is_refused_by_name(dtype: str) -> None:
+    assert f"dtype={dtype}" in refused(point, dtype=dtype)
+
+
+def test_a_misspelt_dtype_is_told_what_it_may_have_been() -> None:
+    assert "did you mean float16?" in refused(point, dtype="flaot16")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("batch", 0), ("batch", -1), ("context", 0), ("repeats", 0), ("warmup", -1), ("seed", -1), ("timeout", 0.0),
+     ("timeout", -1.0), ("timeout", float("inf")), ("timeout", float("nan")), ("start", "hot"), ("allocator", "fast"),
+     ("phases", "all"), ("cache", "drop")],
+)  # fmt: skip
+def test_a_value_out_of_range_is_refused_with_its_key(key: str, value: Any) -> None:
+    assert refused(point, **{key: value}).startswith(f"{key}=")
+
+
+def test_a_value_out_of_range_is_refused_also_where_nobody_looks_at_it() -> None:
+    nothing = Signature(parameters=(), required=(), takes_any=False)
+    assert refused(point, workload=CUSTOM, signature=nothing, context=0).startswith("context=0")
+
+
+def test_no_warmup_is_a_value() -> None:
+    assert point(warmup=0)["warmup"] == 0
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [("24GiB", 24 * 2**30), ("24GB", 24 * 10**9), ("600MiB", 600 * 2**20), ("600 mib", 600 * 2**20),
+     ("1.5GiB", 3 * 2**29), (1073741824, 2**30), ("1024MiB", 2**30), ("1073741824", 2**30),
+     ("card:rtx-4090", "card:rtx-4090")],
+)  # fmt: skip
+def test_a_budget_is_whole_bytes_or_a_card(written: Any, size: Any) -> None:
+    assert point(budget=written)["budget"] == size
+
+
+@pytest.mark.parametrize("written", ["24G", "24", 24, 0, -1, 1e9, True, "GiB", "card:nosuch", [1], "1GiB 2"])
+def test_a_budget_that_is_no_size_is_refused(written: Any) -> None:
+    assert refused(point, budget=written).startswith("budget=")
+
+
+def test_keys_that_a_workload_does_not_use_are_null_and_so_not_in_the_id() -> None:
+    signature = Signature(parameters=("batch", "dtype"), required=("batch",), takes_any=False)
+    one = point(workload=CUSTOM, signature=signature)
+    other = point(workload=CUSTOM, signature=signature, model={"name": "gpt2"}, context=7, warmup=9, seed=3)
+    assert one.id == other.id
+    assert [one[key] for key in ("model", "context", "warmup", "repeats", "seed")] == [None] * 5
+    assert (one["batch"], one["dtype"]) == (1, "float32")
+
+
+def test_a_key_that_a_workload_does_not_use_cannot_be_swept() -> None:
+    workload = {"name": "stream", "uses": ["batch"]}
+    assert "workload=stream does not use it" in refused(point, ("model.width",), workload=workload)
+    assert point(("batch",), workload=workload)["workload"] == "stream"
+
+
+def test_a_key_that_a_function_does_not_take_cannot_be_swept() -> None:
+    signature = Signature(parameters=("batch",), required=(), takes_any=False)
+    assert "mywork:run takes no warmup" in refused(point, ("warmup",), signature, workload=CUSTOM)
+
+
+def test_what_a_workload_uses_is_not_part_of_its_points() -> None:
+    workload = {"name": "train", "uses": ["model", "batch"], "choices": {"optimizer": ["adamw"]}, "optimizer": "adamw"}
+    assert point(workload=workload).values["workload"] == {"name": "train", "optimizer": "adamw"}
+
+
+def test_a_choice_of_a_workload_is_checked() -> None:
+    workload = {"name": "train", "choices": {"optimizer": ["adamw", "sgd"]}, "optimizer": "adma"}
+    assert "did you mean adamw?" in refused(point, workload=workload)
+
+
+def test_a_parameter_that_the_function_does_not_take_is_refused_with_the_nearest() -> None:
+    signature = Signature(parameters=("batch", "limit"), required=(), takes_any=False)
+    message = refused(point, (), signature, workload={**CUSTOM, "params": {"limt": 4}})
+    assert message == "workload.params.limt: mywork:run takes no limt (did you mean limit?)"
+
+
+def test_a_parameter_of_a_function_that_takes_anything_is_recorded() -> None:
+    assert point(workload={**CUSTOM, "params": {"limt": 4}})["workload.params.limt"] == 4
+
+
+def test_a_parameter_that_the_function_needs_is_asked_for() -> None:
+    signature = Signature(parameters=("batch", "width"), required=("batch", "width"), takes_any=False)
+    assert refused(point, (), signature, workload=CUSTOM).startswith("workload.params.width: mywork:run needs it")
+
+
+def test_what_is_given_by_name_is_no_parameter() -> None:
+    assert "batch is given by sweeper" in refused(point, workload={**CUSTOM, "params": {"batch": 4}})
+
+
+def test_a_value_that_no_table_can_hold_is_refused_by_its_key() -> None:
+    message = refused(point, workload={**CUSTOM, "params": {"a": 1, "deep": {"x": float("nan")}}})
+    assert message.startswith("workload.params.deep.x:")
+
+
+def test_a_model_is_asked_for_where_it_is_used() -> None:
+    assert refused(point, model={}).startswith("model has no value")
+
+
+@pytest.mark.parametrize("name", ["bill", "a.b_c-1", "...", "2026"])
+def test_a_name_is_letters_digits_and_three_signs(name: str) -> None:
+    assert run(name=name).name == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "x" * 201])
+def test_a_name_that_is_no_folder_name_everywhere_is_refused(name: str) -> None:
+    assert refused(run, name=name).startswith("name=")
+
+
+def test_statuses_to_retry_are_known_ones() -> None:
+    assert run(retry=["oom", "timeout", "oom"]).retry == ("oom", "timeout")
+    assert run(retry="error").retry == ("error",)
+    assert "ok" not in run(retry=["all"]).retry
+    assert "did you mean timeout?" in refused(run, retry=["timeuot"])
+
+
+@pytest.mark.parametrize(("key", "value"), [("heartbeat", 0.0), ("confirm", -1), ("outputs", ""), ("objective", "a b")])
+def test_a_run_key_out_of_range_is_refused(key: str, value: Any) -> None:
+    assert refused(run, **{key: value}).startswith(key)
+
+
+def test_the_measured_interpreter_is_this_one_unless_another_is_named(tmp_path: Path) -> None:
+    assert run().python == sys.executable
+    link = tmp_path / "python-of-a-venv"
+    link.symlink_to(sys.executable)
+    assert run(python=str(link)).python == str(link), "a link is not followed: a venv hangs on it"
+
+
+def test_an_interpreter_can_be_a_name_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mypython").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert run(python="mypython").python == str(tmp_path / "mypython")
+
+
+def test_an_interpreter_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no program")
+    assert "neither a file nor a name on PATH" in refused(run, python=str(tmp_path / "nosuch"))
+    assert "is not executable" in refused(run, python=str(tmp_path / "text"))
+    assert "is a folder" in refused(run, python=str(tmp_path))
