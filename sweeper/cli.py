@@ -9,14 +9,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from sweeper.errors import Mistake
+
+if TYPE_CHECKING:
+    from sweeper.plan import Plan
 
 Arguments = Sequence[str]
 
 
 def main() -> int:
-    """The exit code: see docs and README; 2 is a mistake in the command."""
+    """The exit code: a command's own, 2 for a mistake in what was typed, 130 Ctrl-C, 141 where nobody reads on."""
     try:
         code = _ended(lambda: run(sys.argv[1:]))
         sys.stdout.flush()
@@ -62,20 +66,12 @@ def _is_override(word: str) -> bool:
 
 
 def sweep(arguments: Arguments) -> int:
-    from sweeper.probing import Probes
+    plan = _plan(arguments)
+    if plan is None:
+        return 0
+    from sweeper.sweep import sweep
 
-    with Probes() as probes:
-        probes.foresee(arguments)
-        from sweeper.hydra_plugin import plan_of, read, show
-
-        line = read(arguments)
-        if line.shows:
-            show(line)
-            return 0
-        plan = plan_of(line, probes, say)
-    from sweeper.sweep import sweep as measure
-
-    return measure(plan)
+    return sweep(plan)
 
 
 def estimate(arguments: Arguments) -> int:
@@ -85,16 +81,23 @@ def estimate(arguments: Arguments) -> int:
     arguments = [argument for argument in arguments if argument != "--json"]
     if estimate.is_bare(arguments):
         return estimate.bare(arguments, as_json)
-    from sweeper.hydra_plugin import plan_of, read, show
+    plan = _plan(arguments)
+    return 0 if plan is None else estimate.main(plan, as_json)
+
+
+def _plan(arguments: Arguments) -> Plan | None:
+    """What is asked for, or None where something was only to be shown, and was."""
     from sweeper.probing import Probes
 
-    line = read(arguments)
-    if line.shows:
-        show(line)
-        return 0
     with Probes() as probes:
-        plan = plan_of(line, probes, say)
-    return estimate.main(plan, as_json)
+        probes.foresee(arguments)  # before the import of Hydra: it answers meanwhile
+        from sweeper.hydra_plugin import plan_of, read, show
+
+        line = read(arguments)
+        if not line.shows:
+            return plan_of(line, probes, say)
+        show(line)
+    return None
 
 
 def environment(arguments: Arguments) -> int:

@@ -420,7 +420,7 @@ def show(line: CommandLine) -> None:
         os.environ["COMP_LINE"] = re.sub(called, "sweeper -m", typed_so_far, count=1)
         _run_hydra(["--shell-completion", *line.overrides], _never)
         return
-    arguments = [each for each in line.arguments if each not in line.overrides]
+    arguments = [each for each in line.arguments if each not in (*line.overrides, "-m", "--multirun")]
     if not (flags.help or flags.hydra_help):
         arguments += _for_one(line)
     try:
@@ -502,24 +502,25 @@ class _Planning:
         self.composer, self.line, self.probes, self.say = composer, line, probes, say
         with explained():
             self.typed = parse(line.overrides, composer.loader)
+        self.fixed_groups = {key: value for key, value in self.typed.fixed.items() if key in composer.groups}
+        self.fixed = {key: value for key, value in self.typed.fixed.items() if key not in composer.groups}
         self._bases: dict[str, _Base] = {}
         self._points: dict[str, Point] = {}
 
     def plan(self) -> Plan:
         self._refuse_planning_keys()
-        groups = {key: value for key, value in self.typed.fixed.items() if key in self.composer.groups}
-        first = self.composer.compose(groups)
+        first = self.composer.compose(self.fixed_groups)
         grid = self._grid(first)
         written = self._written_out(first)
         several = self._dimensions(grid, written)
-        self.fixed_groups = groups
-        self.fixed = {key: value for key, value in self.typed.fixed.items() if key not in groups}
         beginning = {**{key: values[0] for key, values in several.items()}, **(written[0] if written else {})}
         config = self._config(beginning)
         run = run_keys(config)
         self.rules = Rules(
             # Points that are written out, unlike combinations, are not equal by accident: each has the keys it names.
-            swept=() if written else [key for key, values in several.items() if len(set(map(as_text, values))) > 1],
+            swept=[
+                key for key in (self.typed.several if written else several) if len(set(map(as_text, several[key]))) > 1
+            ],
             signature=lambda target: self.probes.signature(run.python, target),
             cards=self.composer.options("card"),
         )
@@ -637,6 +638,8 @@ class _Planning:
                 raise Mistake("the experiment has both grid: and points:; keep one, sweep the other keys by hand")
             keys = dict.fromkeys(key for point in written for key in point)
             found |= {key: tuple(point[key] for point in written if key in point) for key in keys}
+        for key, values in found.items():
+            _finite(key, values)
         return found
 
     def _with_typed(self, written: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -679,6 +682,14 @@ class _Planning:
         if name != "list" and written:
             raise Mistake(f"design={name}: the experiment writes its points out; design=list takes them")
         return name, options
+
+
+def _finite(key: str, values: Sequence[Any]) -> None:
+    for value in values:
+        try:
+            as_text(value)
+        except (TypeError, ValueError):
+            raise Mistake(f"{key}={value}: must be a finite number, a word, or lists and mappings of them") from None
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:

@@ -98,6 +98,7 @@ def test_help_tells_the_commands_the_groups_and_the_keys(tmp_path: Path) -> None
     [
         (["--version"], "sweeper 0.1.0"),
         (["--cfg", "job", "batch=3"], "batch: 3"),
+        (["-m", "--cfg", "job", "batch=3"], "batch: 3"),
         (["--cfg", "job", "devices=cpu,cuda:0", "-p", "devices"], "- cuda:0"),
         (["--cfg", "job", "-p", "workload", "workload=custom", "workload.params.x=3"], "x: 3"),
         (["--info", "searchpath", "batch=1,2"], str(ROOT / "conf")),
