@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from runners.outcome import Status
 from runners.point import canonical
@@ -59,7 +59,7 @@ At = tuple[float, ...]
 
 
 def frontier(
-    rows: Iterable[Row], objective: Any = "tokens", along: Sequence[str] | None = None
+    rows: Iterable[Row], objective: str = "tokens", along: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
     """The rows of frontier.parquet. `along`: the keys that are searched, if not the ones that grow and vary.
 
@@ -159,19 +159,14 @@ class Search:
     def monotone(self) -> bool:
         return not any(_at_least(fits, fails) for fits in self.largest_fitting for fails in self.smallest_failing)
 
-    def largest(self, objective: Any) -> At | None:
+    def largest(self, objective: str) -> At | None:
         return max(self.largest_fitting, key=lambda at: (self.score(at, objective), at), default=None)
 
-    def score(self, at: At, objective: Any) -> float:
-        """How much of what is wanted: tokens (batch x context), a key, or a product of keys with weights."""
+    def score(self, at: At, objective: str) -> float:
+        """How much of what is wanted."""
         row = self.fitting[at]
-        if isinstance(objective, Mapping):
-            factors = (float(row.get(schema.column_of(key)) or 1) ** float(w) for key, w in objective.items())
-            return float(prod(factors))
-        column = schema.column_of(str(objective))
-        if row.get(column) is not None:
-            return float(row[column])
-        return float((row.get("batch") or 1) * (row.get("context") or 1))
+        wanted = factors_of(objective)
+        return float(prod(float(row.get(schema.column_of(key)) or 1) ** power for key, power in wanted))
 
     def next_larger(self, at: At | None) -> Row | None:
         """What stands in the way of anything larger than a point that fits (of anything at all, with None).
@@ -202,7 +197,7 @@ class Search:
     def say(self, at: At) -> str:
         return " ".join(f"{key}={value}" for key, value in zip(self.along, at, strict=True))
 
-    def edges(self, objective: Any) -> list[dict[str, Any]]:
+    def edges(self, objective: str) -> list[dict[str, Any]]:
         largest = self.largest(objective)
         fits = [self._fits(at, at == largest) for at in sorted(self.largest_fitting)] or [self._none_fits()]
         return fits + [self._fails(at) for at in sorted(self.smallest_failing)]
@@ -235,7 +230,17 @@ class Search:
             "limit": "not_reached" if in_the_way is None else limit_of(in_the_way),
             "limiting_phase": None if in_the_way is None else in_the_way.get("failed_phase"),
             "monotone": self.monotone,
+            **dict.fromkeys(("largest", "headroom_bytes", "headroom_counter")),
         }
+
+
+def factors_of(objective: str) -> list[tuple[str, float]]:
+    """Keys and their powers: `tokens` is batch x context; a key; or a product such as batch^2*context."""
+    factors = []
+    for factor in objective.split("*"):
+        key, _, power = (part.strip() for part in factor.partition("^"))
+        factors += [(each, float(power or 1)) for each in (ALWAYS if key == "tokens" else (key,))]
+    return factors
 
 
 LIMITS = ("memory", "host_memory", "other")
@@ -289,30 +294,15 @@ def _negative(at: At) -> At:
     return tuple(-value for value in at)
 
 
-def frontier_text(source: Iterable[Row] | HasRows, objective: Any = None) -> str:
-    """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why.
-
-    `source` is rows of points.parquet, or what has them and the run's objective.
-    """
-    if isinstance(source, HasRows):
-        objective = objective or source.objective
-        return frontier_text(source.rows(), objective)
-    found = searches(source)
+def frontier_text(rows: Iterable[Row], objective: str = "tokens") -> str:
+    """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why."""
+    found = searches(rows)
     told = [search for search in found if search.told]
     names = _names(told)
-    lines = [line for search in told[:LONGEST] for line in _lines(search, names, objective or "tokens")]
+    lines = [line for search in told[:LONGEST] for line in _lines(search, names, objective)]
     if len(told) > LONGEST:
         lines.append(f"... and {len(told) - LONGEST} more, in frontier.parquet")
     return "\n".join([*lines, *_silent_lines([search for search in found if not search.told])])
-
-
-@runtime_checkable
-class HasRows(Protocol):
-    """What gives rows of points.parquet, and says what `largest` means in its run."""
-
-    objective: Any
-
-    def rows(self) -> list[dict[str, Any]]: ...
 
 
 LONGEST = 20  # searches on the screen; frontier.parquet has them all
@@ -327,7 +317,7 @@ def _names(found: Sequence[Search]) -> tuple[str, ...]:
     return tuple(c for c in columns if c not in searched and len({str(s.rows[0].get(c)) for s in found}) > 1)
 
 
-def _lines(search: Search, names: Sequence[str], objective: Any) -> list[str]:
+def _lines(search: Search, names: Sequence[str], objective: str) -> list[str]:
     row = search.rows[0]
     said = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
     if row["device"] == "cpu" and "allocator" not in names:
@@ -349,7 +339,7 @@ def _budget(row: Row) -> list[str]:
     return [f"budget {readable(row['budget_bytes'])} ({row['budget_kind']})"]
 
 
-def _largest_line(search: Search, objective: Any) -> str:
+def _largest_line(search: Search, objective: str) -> str:
     largest = search.largest(objective)
     in_the_way = search.next_larger(largest)
     if largest is None:
@@ -372,14 +362,14 @@ def _largest_line(search: Search, objective: Any) -> str:
     return said
 
 
-def _smallest(search: Search, objective: Any) -> At | None:
+def _smallest(search: Search, objective: str) -> At | None:
     """Of the points at the failing edge the one next to the largest that fits, else the smallest."""
     largest = search.largest(objective)
     beyond = [at for at in search.smallest_failing if largest is not None and _at_least(at, largest)]
     return min(beyond or search.smallest_failing, key=lambda at: (prod(at), at), default=None)
 
 
-def _remarks(search: Search, objective: Any) -> list[str]:
+def _remarks(search: Search, objective: str) -> list[str]:
     largest, remarks = search.largest(objective), []
     others = [at for at in sorted(search.largest_fitting) if at != largest]
     if others:

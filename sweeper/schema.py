@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -39,13 +40,27 @@ PANDAS = {  # how the `pandas` metadata names a type, and what it asks pandas to
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `of` takes its value from what a row is made of; one without it is known only when it is written."""
+    """One column. `of` takes its value from what a row is made of; one without it is known only when it is written.
+
+    `all_of` takes the values of many rows at once, where a call for each would cost most of the time.
+    """
 
     name: str
     type: pa.DataType
     meaning: str
     unit: str | None = None
     of: Callable[[Any], Any] | None = None
+    all_of: Callable[[Sequence[Any]], list[Any]] | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        return self.of is not None or self.all_of is not None
+
+    def values(self, sources: Sequence[Any]) -> list[Any]:
+        if self.all_of is not None:
+            return self.all_of(sources)
+        assert self.of is not None
+        return list(map(self.of, sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +148,7 @@ def _key(name: str, type: pa.DataType, meaning: str, unit: str | None = None) ->
 
 
 def _outcome(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
-    return Column(name, type, meaning, unit, lambda settled: getattr(settled.outcome, name))
+    return Column(name, type, meaning, unit, attrgetter(f"outcome.{name}"))
 
 
 def _peak(counter: str, meaning: str) -> Column:
@@ -148,7 +163,7 @@ def _model(name: str, type: pa.DataType, meaning: str, unit: str | None = None) 
 
 
 RUN = Column("run", TEXT, "the name of the run's folder")
-POINT_ID = Column("point_id", TEXT, "hash of the point's settled values", None, lambda source: source.point_id)
+POINT_ID = Column("point_id", TEXT, "hash of the point's settled values", None, attrgetter("point_id"))
 DEVICE = Column("device", TEXT, "the device asked for, as it is named on the command line")
 KIND = Column("kind", TEXT, "measured, or calculated (devices sim:*): never to be mixed")
 
@@ -257,9 +272,9 @@ DONE = (
     _outcome("available_memory_bytes", INT, "host memory available at its start", "bytes"),
 )
 NUMBER = Column(
-    "attempt", INT, "1 for the first attempt of this point on this device", None, lambda of: of.attempt.number
+    "attempt", INT, "1 for the first attempt of this point on this device", None, attrgetter("attempt.number")
 )
-RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *DONE) if c.of is not None)
+RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *DONE) if c.is_kept)
 
 POINTS = (
     *(RUN, POINT_ID, DEVICE, KIND, NUMBER),
@@ -294,25 +309,33 @@ MOMENTS = {
 }
 
 
+READINGS: dict[str, Callable[[Sequence[Measured]], list[Mapping[str, int]]]] = {
+    "baseline": lambda rows: [row.phase.baseline for row in rows],
+    "end": lambda rows: [row.phase.end for row in rows],
+    "peak": lambda rows: [row.phase.peak for row in rows],
+}
+
+
 def _phase(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
-    return Column(name, type, meaning, unit, lambda measured: getattr(measured.phase, name))
+    return Column(name, type, meaning, unit, attrgetter(f"phase.{name}"))
 
 
 def _counter(moment: str, counter: str) -> Column:
     meaning = f"{COUNTERS[counter]}: {MOMENTS[moment]}"
     name = f"{moment}_{counter}_bytes"
-    return Column(name, INT, meaning, "bytes", lambda measured: getattr(measured.phase, moment).get(counter))
+    readings = READINGS[moment]
+    return Column(name, INT, meaning, "bytes", None, lambda rows: [read.get(counter) for read in readings(rows)])
 
 
 PHASES = (
     RUN,
     POINT_ID,
-    Column("device", TEXT, DEVICE.meaning, None, lambda measured: measured.attempt.device),
+    Column("device", TEXT, DEVICE.meaning, None, attrgetter("attempt.device")),
     Column("kind", TEXT, KIND.meaning, None, lambda measured: kind_of(measured.attempt.device)),
     NUMBER,
-    Column("position", INT, "place of the phase in its attempt, from 0", None, lambda measured: measured.position),
-    Column("phase_device", TEXT, "the device these counters are of", None, lambda measured: measured.phase.device),
-    Column("phase", TEXT, "the phase's name; between: from one phase to the next", None, lambda m: m.phase.name),
+    Column("position", INT, "place of the phase in its attempt, from 0", None, attrgetter("position")),
+    Column("phase_device", TEXT, "the device these counters are of", None, attrgetter("phase.device")),
+    Column("phase", TEXT, "the phase's name; between: from one phase to the next", None, attrgetter("phase.name")),
     _phase("run_index", INT, "which repeat of the phase, from 0"),
     _phase("iterations", INT, "passes inside the phase", "passes"),
     _phase("completed", BOOL, "false where the attempt ended in it: its peak is a partial one"),
@@ -353,7 +376,7 @@ ENVIRONMENT = (
 
 
 def _term(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
-    return Column(name, type, meaning, unit, lambda estimated: getattr(estimated.term, name))
+    return Column(name, type, meaning, unit, attrgetter(f"term.{name}"))
 
 
 ESTIMATES = (
@@ -409,7 +432,7 @@ def kind_of(device: str) -> str:
 
 
 def column_of(key: str) -> str:
-    """The column of a key: its name as it is typed; of one that is called like some other fixed column, with a prefix."""
+    """The column of a key: its name as it is typed, with a prefix if some other fixed column is called like it."""
     return f"dim.{key}" if key in FIXED and key not in USUAL else key
 
 

@@ -56,7 +56,7 @@ def sheet(folder: Path) -> dict[str, Any]:
     }
 
 
-def _objective(folder: Path) -> Any:
+def _objective(folder: Path) -> str:
     keys = [line.get("keys") or {} for line in journal.read(folder / "plan.jsonl") if line["kind"] == "run"]
     return next((asked["objective"] for asked in reversed(keys) if asked.get("objective")), "tokens")
 
@@ -73,7 +73,7 @@ def _statuses(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return {device: dict(count) for device, count in counts.items()}
 
 
-def _loads(rows: Sequence[Row], objective: Any) -> Iterator[dict[str, Any]]:
+def _loads(rows: Sequence[Row], objective: str) -> Iterator[dict[str, Any]]:
     """What a decision looks at, of each search: the largest that fits, the next that does not, the largest tried."""
     for search in searches(rows):
         seen: dict[str, tuple[str, Row]] = {}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PENDING = 4096  # rows that wait as Python objects until they become Arrow columns
+PENDING_ATTEMPTS = 256  # of those that hold all of an attempt
 SLICE = 65536  # rows of a row group
 PLAN_BYTES = "sweeper.plan_bytes"  # in the metadata of points.parquet: how much of plan.jsonl it tells of
 
@@ -84,10 +85,10 @@ class Tables:
     """Everything known of a run so far: read from its folder at first, then told as it happens."""
 
     def __init__(self, folder: str | Path, unsettled: bool = True) -> None:
-        """`unsettled`: an attempt without its supervisor's last word is `lost`, or left out, since it may be running."""
+        """`unsettled`: an attempt without its supervisor's last word is `lost`; else left out, it may be running."""
         self.folder = Path(folder).absolute()
-        self.objective: Any = "tokens"
-        self._plan, self._results = Rows(schema.PLAN), Rows(schema.RESULT)
+        self.objective = "tokens"
+        self._plan, self._results = Rows(schema.PLAN), Rows(schema.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = Rows(schema.PHASES), Rows(schema.ESTIMATES)
         self._asked: dict[tuple[str, str | None], int] = {}  # point and device (None: each) -> row of the plan
         self._swept: dict[str, list[Any]] = {}  # key -> its value in each row of the plan
@@ -332,13 +333,13 @@ class Row(NamedTuple):
 
 
 class Rows:
-    """Rows of one table, in memory: some as tuples, the rest as packed Arrow columns. Only ever grows."""
+    """Rows of one table, in memory: the last as what they are made of, the rest as packed Arrow columns. Only grows."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self._columns = [column for column in columns if column.of is not None]
-        self._takes = [column.of for column in self._columns if column.of is not None]
+    def __init__(self, columns: Sequence[Column], pending: int = PENDING) -> None:
+        self._columns = [column for column in columns if column.is_kept]
         self._schema = pa.schema([(column.name, column.type) for column in self._columns])
-        self._pending: list[tuple[Any, ...]] = []
+        self._most_pending = pending
+        self._pending: list[Any] = []
         self._packed: list[pa.Buffer] = []
         self._count = 0
 
@@ -346,15 +347,15 @@ class Rows:
         return self._count
 
     def add(self, source: Any) -> None:
-        self._pending.append(tuple([take(source) for take in self._takes]))
+        self._pending.append(source)
         self._count += 1
-        if len(self._pending) >= PENDING:
+        if len(self._pending) >= self._most_pending:
             self._pack()
 
     def slices(self) -> Iterator[pa.Table]:
         """All rows, about a row group at a time."""
         self._pack()
-        together = SLICE // PENDING
+        together = SLICE // self._most_pending
         for start in range(0, len(self._packed), together):
             batches = [batch for buffer in self._packed[start : start + together] for batch in _unpacked(buffer)]
             yield pa.Table.from_batches(batches, self._schema).combine_chunks()
@@ -366,10 +367,7 @@ class Rows:
     def _pack(self) -> None:
         if not self._pending:
             return
-        arrays = [
-            _array(values, column.type, column.name)
-            for column, values in zip(self._columns, zip(*self._pending, strict=True), strict=True)
-        ]
+        arrays = [_array(column.values(self._pending), column.type, column.name) for column in self._columns]
         self._pending = []
         sink = pa.BufferOutputStream()
         # Most counters of a device are null throughout, and the others change little: a tenth is left of them.

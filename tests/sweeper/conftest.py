@@ -1,4 +1,4 @@
-"""A run written by hand: plan.jsonl and attempt folders, as the sweep, its supervisors and measured processes leave them."""
+"""A run written by hand: plan.jsonl and attempt folders, as a sweep and its measured processes leave them."""
 
 from __future__ import annotations
 
@@ -158,12 +158,19 @@ def started() -> list[dict[str, Any]]:
 
 
 def phase(name: str, peak: int, completed: bool = True, device: str = "cpu") -> list[dict[str, Any]]:
-    before = {"resident": BASELINE, "tensor": 0, "address": 500 * MIB}
+    before = {"resident": BASELINE, "tensor": MIB, "address": 500 * MIB}
     peaks = {"resident": peak, "tensor": peak - BASELINE, "address": 800 * MIB + peak - BASELINE}
     counters = {device: {"baseline": before, "end": before, "peak": peaks, "alloc_retries": None, "num_ooms": None}}
     between = {device: {"baseline": before, "end": before, "peak": before}}
     return [
-        {"kind": "ended", "phase": "between", "run_index": None, "elapsed_s": 0.01, "completed": True, "counters": between},
+        {
+            "kind": "ended",
+            "phase": "between",
+            "run_index": None,
+            "elapsed_s": 0.01,
+            "completed": True,
+            "counters": between,
+        },
         {"kind": "began", "phase": name, "run_index": 0, "counters": {device: {"baseline": before}}},
         {
             "kind": "ended",
