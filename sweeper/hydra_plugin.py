@@ -513,7 +513,8 @@ class _Planning:
         grid = self._grid(first)
         written = self._written_out(first)
         several = self._dimensions(grid, written)
-        beginning = {**{key: values[0] for key, values in several.items()}, **(written[0] if written else {})}
+        varied = self.typed.several if written else several  # the first point may lack a key that a later one has
+        beginning = {**{key: values[0] for key, values in varied.items()}, **(written[0] if written else {})}
         config = self._config(beginning)
         run = run_keys(config)
         self.rules = Rules(

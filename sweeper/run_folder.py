@@ -31,10 +31,14 @@ class RunFolder:
 
     def plan(self, line: Mapping[str, Any]) -> None:
         """Append one line to the plan. Raises OSError where there is no room, or the folder is gone."""
-        if not (self.path / PLAN).exists():
-            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
+        self.check()
         self._plan.write(json.dumps(line, allow_nan=False).encode() + b"\n")
         self._plan.flush()
+
+    def check(self) -> None:
+        """Raise FileNotFoundError if the run's folder was removed meanwhile (an attempt can bring part of it back)."""
+        if not (self.path / PLAN).exists():
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
 
     def attempts(self, point: Point, device: str) -> Iterator[AttemptFolder]:
         """The folders of the attempts there were at a point on a device, the first one first."""

@@ -272,3 +272,30 @@ def wait_for_a_reading():
     import time
 
     time.sleep(0.6)
+
+
+def hangs_from(*, phase, batch=1, at=3, hang=True, children=0, mib=64, **_):
+    """Works for small batches, and hangs from `at` on, with children in sessions of their own."""
+    import subprocess
+    import time
+
+    with phase("work"):
+        kept = touch(mib)
+    if batch >= at and hang:
+        for _ in range(children):
+            subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        with phase("hanging"):
+            time.sleep(3600)
+    return {"bytes": kept.numel() * 4}
+
+
+def hangs_until(*, phase, batch=1, file, **_):
+    """Hangs at its second batch until the file is there."""
+    import time
+
+    with phase("work"):
+        pass
+    if batch == 2 and not os.path.exists(file):
+        with phase("hanging"):
+            while not os.path.exists(file):
+                time.sleep(0.01)

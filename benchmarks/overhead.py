@@ -1,0 +1,86 @@
+"""What a sweep adds to an attempt: 50 points of a workload that does nothing, cold and warm, beside a bare loop that
+starts an interpreter and imports torch. All three in one run, in turns, since a machine's speed drifts.
+
+    python benchmarks/overhead.py [--points 50] [--rounds 2]
+
+Wall time of the whole command, divided by its points: its start, its plan and its tables are in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MIB = 2**20
+NOTHING = "def run(batch=1, **_):\n    pass\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=2)
+    asked = parser.parse_args(arguments)
+    seconds: dict[str, list[float]] = {"bare": [], "cold": [], "warm": []}
+    resident = 0
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "nothing.py").write_text(NOTHING)
+        for turn in range(asked.rounds):
+            seconds["bare"].append(bare_loop(asked.points))
+            for start in ("cold", "warm"):
+                took, held = sweep(Path(folder), start, asked.points, turn)
+                seconds[start].append(took)
+                resident = max(resident, held)
+    per_point = {name: statistics.median(values) / asked.points for name, values in seconds.items()}
+    bare, cold, warm = per_point["bare"], per_point["cold"], per_point["warm"]
+    print(f"{asked.points} points, {asked.rounds} rounds, medians of the wall time per point")
+    rows = (
+        ("a bare loop of python -c 'import torch'", f"{bare * 1000:.1f} ms"),
+        ("start=cold", f"{cold * 1000:.1f} ms, {cold / bare:.3f} x the bare loop (at most 1.15)"),
+        ("start=warm", f"{warm * 1000:.1f} ms, the template's imports in it (at most 80 ms)"),
+        ("the orchestrator's peak", f"{resident / MIB:.1f} MiB resident (at most 150)"),
+    )
+    for name, figure in rows:
+        print(f"  {name:<42}{figure}")
+    return 0 if cold <= 1.15 * bare and warm <= 0.080 and resident <= 150 * MIB else 1
+
+
+def bare_loop(points: int) -> float:
+    began = time.perf_counter()
+    for _ in range(points):
+        subprocess.run([sys.executable, "-c", "import torch"], check=True)
+    return time.perf_counter() - began
+
+
+def sweep(folder: Path, start: str, points: int, turn: int) -> tuple[float, int]:
+    """Seconds of the command, and the most that its own process held resident."""
+    command = [sys.executable, "-m", "sweeper", "workload=custom", "workload.target=nothing:run", "devices=[cpu]"]
+    command += [f"start={start}", f"name={start}-{turn}", f"batch=range(1,{points + 1})", "parallel=true"]
+    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    began = time.perf_counter()
+    with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.DEVNULL) as process:
+        held = 0
+        while process.poll() is None:
+            held = max(held, peak_resident(process.pid))
+            time.sleep(0.02)
+    took = time.perf_counter() - began
+    assert process.returncode == 0, f"{start}: exit code {process.returncode}"
+    return took, held
+
+
+def peak_resident(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
