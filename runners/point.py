@@ -66,6 +66,7 @@ class Attempt:
     heartbeat: float = 0.2  # seconds between readings inside a phase
     lock: str | None = None  # held by the supervisor while the attempt runs: one attempt at a time on a device
     engine: str = "local"
+    identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.surroundings
 
     @property
     def timeout(self) -> float | None:
@@ -95,6 +96,7 @@ class Attempt:
             "heartbeat": self.heartbeat,
             "lock": self.lock,
             "engine": self.engine,
+            "identity": None if self.identity is None else dict(self.identity),
         }
 
     @classmethod
@@ -109,6 +111,7 @@ class Attempt:
             heartbeat=request.get("heartbeat", 0.2),
             lock=request.get("lock"),
             engine=request.get("engine", "local"),
+            identity=request.get("identity"),
         )
 
 

@@ -11,35 +11,8 @@ from typing import Any
 
 import torch
 
+from runners import surroundings
 from runners.point import Attempt
-
-# The only environment variables that are written down: each of them moves memory or decides what runs.
-VARIABLES = (
-    "CUBLAS_WORKSPACE_CONFIG",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDA_MODULE_LOADING",
-    "GLIBC_TUNABLES",
-    "HIP_VISIBLE_DEVICES",
-    "CUDA_VISIBLE_DEVICES",
-    "HF_HUB_OFFLINE",
-    "LD_PRELOAD",
-    "MALLOC_ARENA_MAX",
-    "MALLOC_CONF",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TRIM_THRESHOLD_",
-    "MKL_ENABLE_INSTRUCTIONS",
-    "MKL_NUM_THREADS",
-    "NVIDIA_TF32_OVERRIDE",
-    "OMP_NUM_THREADS",
-    "OMP_WAIT_POLICY",
-    "OPENBLAS_NUM_THREADS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_HIP_ALLOC_CONF",
-    "PYTORCH_NO_CUDA_MEMORY_CACHING",
-    "TORCH_CUDNN_V8_API_DISABLED",
-)
-LIBRARIES = ("numpy", "transformers", "peft", "accelerate", "bitsandbytes", "torchao", "lightning")
 
 
 def record(attempt: Attempt) -> dict[str, Any]:
@@ -53,20 +26,20 @@ def record(attempt: Attempt) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "backend": backend,
         "backend_version": version.cuda or getattr(version, "hip", None),
-        "libraries": {name: _version(name) for name in LIBRARIES if name in sys.modules},
+        "libraries": {name: _version(name) for name in surroundings.LIBRARIES[1:] if name in sys.modules},
         "threads": torch.get_num_threads(),
         "transparent_huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "variables": surroundings.variables(os.environ),
+        "workload_code": surroundings.code_of(attempt.point.get("workload.target") or attempt.point["workload"]),
     }
     if attempt.device == "cpu":
         from runners.meters import cpu
 
-        allocator = "malloc"
         return found | {
             "device_name": cpu.name(),
             "device_uuid": None,
             "device_total_bytes": cpu.total_memory_bytes(),
-            "allocator_backend": allocator,
+            "allocator_backend": "malloc",
             "driver": None,
         }
     from runners.meters import cuda

@@ -61,8 +61,8 @@ class RunKeys:
     outputs: str
     python: str
     retry: tuple[str, ...]
-    resume: bool
-    confirm: int
+    resume: str
+    stop_after_same_error: int  # 0: never
     objective: str  # tokens, a dimension, or a product such as batch^2*context
     heartbeat: float
     parallel: bool
@@ -112,8 +112,8 @@ class Keys:
     outputs: str = "outputs"
     python: str | None = None
     retry: Any = field(default_factory=list)
-    resume: bool = True
-    confirm: int = 0
+    resume: str = "same"
+    stop_after_same_error: int = 0
     objective: str = "tokens"
     heartbeat: float = 0.2
     parallel: bool = False
@@ -125,7 +125,8 @@ class Keys:
 # Which of these a workload uses it says under `uses`; the others make no difference to it, and are null in its points.
 WORKLOAD_KEYS = ("model", "dtype", "batch", "context", "warmup", "repeats", "seed", "cache")
 RUN_KEYS = (
-    "devices", "name", "outputs", "python", "retry", "resume", "confirm", "objective", "heartbeat", "parallel",
+    "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "heartbeat",
+    "parallel",
 )  # fmt: skip
 LISTS = ("devices", "retry")  # the run keys that take several
 
@@ -134,8 +135,9 @@ SWITCHES = {
     "allocator": ("system", "repeatable"),
     "phases": ("each", "whole"),
     "cache": ("keep", "empty"),
+    "resume": ("same", "anew"),
 }
-AT_LEAST = {"batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0}
+AT_LEAST = {"batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0}
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SPELLED = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
@@ -345,8 +347,6 @@ def _is_json(value: Any) -> bool:
 
 def run_keys(config: Mapping[str, Any]) -> RunKeys:
     """How the run is made. Raises Mistake."""
-    if config["confirm"] < 0:
-        raise Mistake(f"confirm={config['confirm']}: must be 0 or more")
     if not config["outputs"]:
         raise Mistake("outputs=: name a folder")
     return RunKeys(
@@ -354,8 +354,8 @@ def run_keys(config: Mapping[str, Any]) -> RunKeys:
         outputs=config["outputs"],
         python=interpreter(config["python"]),
         retry=_retry(listed(config["retry"])),
-        resume=config["resume"],
-        confirm=config["confirm"],
+        resume=_one_of("resume", config["resume"]),
+        stop_after_same_error=_at_least("stop_after_same_error", config["stop_after_same_error"]),
         objective=_objective(config["objective"]),
         heartbeat=_positive("heartbeat", config["heartbeat"]),
         parallel=config["parallel"],

@@ -50,6 +50,9 @@ class Show:
         self._done += 1
         self._line(f"{self._named(device, point)}  {told(outcome)}{'  (measured before)' if recalled else ''}")
 
+    def gave_up(self, device: str, why: str) -> None:
+        self._line(f"{device}  stops here: {why}")
+
     def tick(self) -> None:
         pass
 

@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,8 +22,10 @@ from runners.engines.local import EngineFailed, Local
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.designs import DESIGNS
+from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Plan
 from sweeper.progress import Show, show_for
+from sweeper.resume import Surroundings, difference, surroundings_now
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.tables import Tables
 
@@ -41,6 +43,7 @@ class Lane:
     asked: list[Asked] = field(default_factory=list)  # the batch under way
     outcomes: list[Outcome] = field(default_factory=list)  # of its points, in the same order
     under_way: Attempt | None = None
+    same_error: list[tuple[str | None, str | None]] | None = field(default_factory=list)  # None: something else came
     done: bool = False
 
     @property
@@ -51,17 +54,18 @@ class Lane:
 
 def sweep(plan: Plan) -> int:
     """Run the plan. The exit code: 0 all points told, 3 some did not, 2 nothing could be measured, 130/143 stopped."""
+    surroundings = surroundings_now(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
         with show_for(plan, run.path) as show, _signals() as signals:
-            return Sweep(plan, run, show, signals).run()
+            return Sweep(plan, surroundings, run, show, signals).run()
     finally:
         run.close()
 
 
 class Sweep:
-    def __init__(self, plan: Plan, run: RunFolder, show: Show, signals: Signals) -> None:
-        self.plan, self.run_folder, self.show, self.signals = plan, run, show, signals
+    def __init__(self, plan: Plan, now: Surroundings, run: RunFolder, show: Show, signals: Signals) -> None:
+        self.plan, self.surroundings, self.run_folder, self.show, self.signals = plan, now, run, show, signals
         self.tables = Tables(run.path)
         self.order = 0
         self.planned = {(row["point_id"], row["device"]) for row in self.tables.rows()}  # by runs before this one
@@ -70,8 +74,12 @@ class Sweep:
         self.cwd = os.getcwd()
 
     def run(self) -> int:
+        first = [next(lane.design) for lane in self.lanes]
+        for lane, batch in zip(self.lanes, first, strict=True):  # a mistake ends here: nothing is written or started
+            for each in batch:
+                self._recall(each.point, lane.device)
         try:
-            self._write_plan()
+            self._write_plan(first)
             self._measure()
             self.run_folder.check()
             self.tables.write()
@@ -91,7 +99,7 @@ class Sweep:
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
-    def _write_plan(self) -> None:
+    def _write_plan(self, first: Sequence[list[Asked]]) -> None:
         plan = self.plan
         keys = asdict(plan.run)
         self._plan_line(
@@ -114,8 +122,8 @@ class Sweep:
                 total_bytes=device.total_bytes,
                 unavailable=device.unavailable,
             )
-        for lane in self.lanes:  # every lane's first batch stands in the plan before anything starts
-            self._take(lane, next(lane.design))
+        for lane, batch in zip(self.lanes, first, strict=True):  # stands in the plan before anything starts
+            self._take(lane, batch)
 
     def _plan_line(self, **line: Any) -> None:
         self.run_folder.plan(line)
@@ -171,7 +179,7 @@ class Sweep:
             if point is None:
                 self._advance(lane)
                 continue
-            number, recalled = self._recall(point, lane.device.name)
+            number, recalled = self._recall(point, lane.device)
             if recalled is not None:
                 self._settled(lane, point, recalled, recalled=True)
                 continue
@@ -191,14 +199,28 @@ class Sweep:
         except StopIteration:
             lane.done = True
 
-    def _recall(self, point: Point, device: str) -> tuple[int, Outcome | None]:
-        """The number the next attempt has, and the outcome that makes it unnecessary, if an earlier one told it."""
+    def _recall(self, point: Point, device: Device) -> tuple[int, Outcome | None]:
+        """The number the next attempt has, and the outcome that makes it unnecessary, if an earlier one told it.
+
+        Raises Mistake if that was measured in other surroundings, unless resume=anew measures again beside it.
+        """
         number, last = 1, None
-        again = {*NOT_AN_ANSWER, *self.plan.run.retry}
-        for folder in self.run_folder.attempts(point, device):
+        for folder in self.run_folder.attempts(point, device.name):
             number += 1
-            last = None if folder.settled() is None else _outcome(folder.asked(), folder)
-        return (number, None) if last is None or last.status in again else (number, last)
+            last = folder if folder.settled() is not None else None
+        if last is None:
+            return number, None
+        then = last.asked()
+        outcome = _outcome(then, last)
+        if outcome.status in {*NOT_AN_ANSWER, *self.plan.run.retry}:
+            return number, None
+        changed = difference(then, outcome, self.surroundings, device)
+        if changed is None:
+            return number, outcome
+        if self.plan.run.resume != "anew":
+            cure = "resume=anew measures again beside it, or take another name"
+            raise Mistake(f"name={self.plan.run.name}: {changed}; {cure}")
+        return number, None
 
     def _attempt(self, point: Point, device: Device, number: int) -> Attempt:
         return Attempt(
@@ -209,6 +231,7 @@ class Sweep:
             environ=environ_of(point, device),
             cwd=self.cwd,
             heartbeat=self.plan.run.heartbeat,
+            identity=self.surroundings.identity,
             lock=None if self.plan.run.parallel and device.kind == "cpu" else str(_lock(device)),
         )
 
@@ -232,6 +255,26 @@ class Sweep:
     def _settled(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
         lane.outcomes.append(outcome)
         self.show.settled(lane.device.name, point, outcome, recalled)
+        if not recalled and self._stops(lane, outcome):
+            lane.done = True
+            error = outcome.error_type or "error"
+            self.show.gave_up(lane.device.name, f"the first {self.plan.run.stop_after_same_error} ended with {error}")
+
+    def _stops(self, lane: Lane, outcome: Outcome) -> bool:
+        """Whether the lane's first attempts all ended with the same error, as many as stop_after_same_error says.
+
+        What says something of memory or of the device (a refusal, a deadline, nothing there) never counts.
+        """
+        limit = self.plan.run.stop_after_same_error
+        if outcome.status is Status.OK:
+            lane.same_error = None
+        if lane.same_error is None or limit == 0 or outcome.status is not Status.ERROR:
+            return False
+        lane.same_error.append((outcome.error_type, outcome.failed_phase))
+        if len(set(lane.same_error)) > 1:
+            lane.same_error = None
+            return False
+        return len(lane.same_error) >= limit
 
     def _stop(self, engine: Local) -> None:
         """End what runs, gently once: each attempt still settles, as interrupted. A second signal ends it at once."""

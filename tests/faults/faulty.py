@@ -299,3 +299,10 @@ def hangs_until(*, phase, batch=1, file, **_):
         with phase("hanging"):
             while not os.path.exists(file):
                 time.sleep(0.01)
+
+
+def fails_until(*, phase, batch=1, file, **_):
+    """Its second batch fails until the file is there."""
+    with phase("work"):
+        if batch == 2 and not os.path.exists(file):
+            raise ValueError("not yet")

@@ -177,6 +177,71 @@ def test_a_finished_attempt_is_recalled_and_the_rest_is_measured(sweep: type[Swe
     assert len(pd.read_parquet(again.run / "attempts.parquet")) == 5
 
 
+def test_edited_code_and_changed_settings_are_refused_with_both_values_or_kept_apart(
+    sweep: type[Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "mine.py"
+    module.write_text("def run(batch):\n    return {'version': 1}\n")
+    assert sweep("mine:run", "batch=1,2").end()[0] == 0
+    module.write_text("def run(batch):\n    return {'version': 2}\n")
+    code, out, err = sweep("mine:run", "batch=1,2").end()
+    assert (code, out) == (2, "")
+    assert err.startswith("sweeper: name=run: the code of mine:run was ")
+    assert "resume=anew" in err
+    assert len(pd.read_parquet(tmp_path / "outputs/run/attempts.parquet")) == 2
+    assert sweep("mine:run", "batch=1,2", "resume=anew").end()[0] == 0
+    points = pd.read_parquet(tmp_path / "outputs/run/points.parquet")
+    attempts = pd.read_parquet(tmp_path / "outputs/run/attempts.parquet")
+    assert list(points["metrics"]) == ['{"version": 2}'] * 2
+    assert attempts.groupby("environment_id").size().tolist() == [2, 2]
+    assert attempts.query("counts")["environment_id"].nunique() == 1
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    code, _, err = sweep("mine:run", "batch=1,2").end()
+    assert code == 2
+    assert "MALLOC_ARENA_MAX was not there when it was measured, and is 1 now" in err
+
+
+def test_the_same_points_typed_differently_or_from_another_folder_start_nothing(
+    sweep: type[Sweep], tmp_path: Path
+) -> None:
+    assert sweep("faulty:good", "batch=1,2", "dtype=float16").end()[0] == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    again = Sweep(elsewhere, "faulty:good", "dtype=half", "batch=2,1", f"outputs={tmp_path / 'outputs'}")
+    code, out, err = again.end()
+    assert code == 0, err
+    assert out.count("measured before") == 2
+
+
+def test_retry_measures_a_class_of_failures_again_and_keeps_both(sweep: type[Sweep], tmp_path: Path) -> None:
+    words = ("faulty:fails_until", f"workload.params.file={tmp_path / 'there'}", "batch=1,2")
+    assert sweep(*words).end()[0] == 3
+    (tmp_path / "there").touch()
+    assert sweep(*words).end()[1].count("measured before") == 2
+    run = sweep(*words, "retry=error")
+    code, out, _ = run.end()
+    assert code == 0
+    assert out.count("measured before") == 1
+    assert counts(run.points()) == {"ok": 2}
+    attempts = pd.read_parquet(run.run / "attempts.parquet")
+    assert sorted(attempts["status"]) == ["error", "ok", "ok"]
+    assert attempts.query("counts")["status"].tolist() == ["ok", "ok"]
+
+
+def test_a_device_whose_first_attempts_all_end_with_the_same_error_is_left_alone_if_asked(sweep: type[Sweep]) -> None:
+    run = sweep("faulty:raises", "batch=1,2,3,4,5", "stop_after_same_error=2")
+    code, out, _ = run.end()
+    assert code == 3
+    assert "stops here: the first 2 ended with ValueError" in out
+    assert counts(run.points()) == {"not_run": 3, "error": 2}
+
+
+def test_running_out_of_memory_never_stops_a_sweep_early(sweep: type[Sweep]) -> None:
+    run = sweep("faulty:asks_for_too_much", "workload.params.mib=1", "batch=1,2,3", "stop_after_same_error=1")
+    assert run.end()[0] == 0
+    assert counts(run.points()) == {"oom": 3}
+
+
 def test_a_second_sweep_into_the_same_folder_is_refused_and_told_who_holds_it(sweep: type[Sweep]) -> None:
     first = sweep("faulty:hangs_from", "workload.params.at=1", "batch=1")
     first.wait_for_phase("hanging")

@@ -15,8 +15,8 @@ from sweeper.designs import DESIGNS
 from sweeper.plan import Asked, Dimension, Plan, RunKeys
 
 RUN = RunKeys(
-    name=None, outputs="outputs", python="python", retry=(), resume=True, confirm=0, objective="tokens", heartbeat=0.2,
-    parallel=False,
+    name=None, outputs="outputs", python="python", retry=(), resume="same", stop_after_same_error=0,
+    objective="tokens", heartbeat=0.2, parallel=False,
 )  # fmt: skip
 
 

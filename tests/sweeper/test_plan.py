@@ -21,8 +21,8 @@ CONFIG: dict[str, Any] = {
     "dtype": "float32", "batch": 1, "context": 64, "warmup": 1, "repeats": 2, "seed": 0,
     "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
     "timeout": None, "budget": None,
-    "devices": "auto", "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": True, "confirm": 0,
-    "objective": "tokens", "heartbeat": 0.2, "parallel": False,
+    "devices": "auto", "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": "same",
+    "stop_after_same_error": 0, "objective": "tokens", "heartbeat": 0.2, "parallel": False,
     "grid": {}, "points": [],
 }  # fmt: skip
 
@@ -180,7 +180,9 @@ def test_statuses_to_retry_are_known_ones() -> None:
     assert "did you mean timeout?" in refused(run, retry=["timeuot"])
 
 
-@pytest.mark.parametrize(("key", "value"), [("heartbeat", 0.0), ("confirm", -1), ("outputs", ""), ("objective", "a b")])
+@pytest.mark.parametrize(
+    ("key", "value"), [("heartbeat", 0.0), ("stop_after_same_error", -1), ("outputs", ""), ("objective", "a b")]
+)
 def test_a_run_key_out_of_range_is_refused(key: str, value: Any) -> None:
     assert refused(run, **{key: value}).startswith(key)
 

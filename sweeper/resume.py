@@ -1,0 +1,59 @@
+"""Whether what an earlier sweep measured can stand for what would be measured now."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runners import boot
+from runners.outcome import Outcome
+from runners.point import Attempt, Point
+from sweeper.errors import Mistake
+from sweeper.plan import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What decides it, as it is now: versions and settings, and a hash of each workload's own code."""
+
+    identity: Mapping[str, str | None]
+    code: Mapping[str, str | None]  # by the target of a user's function, or by the name of a workload of ours
+
+
+def surroundings_now(python: str, points: Sequence[Point]) -> Surroundings:
+    """Ask the measured interpreter. Raises Mistake if it cannot say."""
+    workloads = sorted({_code_key(point) for point in points})
+    asked = boot.command(python, "surroundings", json.dumps(workloads))
+    answer = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    try:
+        told = json.loads(answer.stdout)
+    except ValueError:
+        last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
+        raise Mistake(f"python={python}: cannot be asked for its versions: {last[0]}") from None
+    return Surroundings(identity=told["identity"], code=told["code"])
+
+
+def difference(then: Attempt, outcome: Outcome, now: Surroundings, device: Device) -> str | None:
+    """The first thing that is not as it was, with both values; None if the outcome can be recalled."""
+    was: dict[str, Any] = {**(then.identity or {}), "the device's UUID": then.device_uuid}
+    present: dict[str, Any] = {**now.identity, "the device's UUID": device.uuid}
+    code = outcome.environment.get("workload_code")
+    if code is not None:  # an attempt that did not come as far as its workload says nothing of its code
+        what = f"the code of {_code_key(then.point)}"
+        was[what], present[what] = code, now.code.get(_code_key(then.point))
+    for what, value in was.items():
+        if value != present.get(what):
+            return f"{what} was {_said(value)} when it was measured, and is {_said(present.get(what))} now"
+    return None
+
+
+def _code_key(point: Point) -> str:
+    target: str | None = point.get("workload.target")
+    return target or str(point["workload"])
+
+
+def _said(value: Any) -> str:
+    return "not there" if value is None else str(value)
