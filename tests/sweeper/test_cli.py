@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -132,7 +133,7 @@ def test_a_shell_is_offered_what_can_be_typed_next(tmp_path: Path, typed: str, o
 
 
 def test_a_reader_who_stops_reading_is_not_told_of_it(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m sweeper --info all | head -1"
+    command = f"{shlex.quote(sys.executable)} -m sweeper --info all | head -1"
     done = subprocess.run(
         command, shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
