@@ -30,6 +30,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+BETWEEN = "between"
+
 # Workloads close descriptors and open files of their own; a high number is out of the way of both.
 HIGH = 700
 DEEPEST = 20  # containers within containers; one that contains itself ends here

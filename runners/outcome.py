@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runners.journal import BETWEEN
 from runners.point import Attempt
 from runners.refusals import Refusal, refusal_in
 
-BETWEEN = "between"  # the phase of what happens between two phases
 OUR_OWN_BYTES = 2**20
 START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
 
@@ -80,6 +80,9 @@ class Outcome:
     peak_is_partial: bool | None = None
     process_baseline: Mapping[str, int] = field(default_factory=dict)
     available_memory_bytes: int | None = None
+    available_memory_end_bytes: int | None = None
+    memory_pressure_start_us: int | None = None
+    memory_pressure_end_us: int | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     budget_kind: str | None = None
     budget_bytes: int | None = None
@@ -90,7 +93,9 @@ class Outcome:
     pid: int | None = None
     started_at: str | None = None
     duration_s: float | None = None
-    contaminated: str | None = None
+    contaminated: bool | None = None
+    contaminated_by: str | None = None
+    contamination_told_by: str | None = None
     instrumented: bool | None = None
     other_processes: int | None = None  # most that the workload had started at once; their memory is in no counter
     other_processes_resident_bytes: int | None = None  # added up: pages that they share count in each
@@ -160,7 +165,10 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
         "phases": phases,
         "peak_is_partial": partial if phases else None,
         "process_baseline": baseline.get("counters", {}),
-        "available_memory_bytes": baseline.get("available_memory_bytes"),
+        "available_memory_bytes": baseline.get("available_memory_bytes", exit.get("available_memory_bytes_start")),
+        "available_memory_end_bytes": exit.get("available_memory_bytes_end"),
+        "memory_pressure_start_us": exit.get("memory_pressure_start_us"),
+        "memory_pressure_end_us": exit.get("memory_pressure_end_us"),
         "instrumented": baseline.get("instrumented"),
         "environment": surroundings.get("record", {}),
         "budget_kind": budget.get("budget_kind"),
@@ -169,7 +177,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
         "pid": exit.get("pid") or surroundings.get("pid"),
         "started_at": exit.get("started_at"),
         "duration_s": exit.get("duration_s"),
-        "contaminated": exit.get("contaminated"),
+        **_contamination(exit),
         "other_processes": exit.get("other_processes"),
         "other_processes_resident_bytes": exit.get("other_processes_resident_bytes"),
         "signal": exit.get("signal"),
@@ -184,6 +192,15 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
     if failed is not None:
         return Outcome(**_raised(failed), **common)
     return Outcome(**_ended(exit), **common)
+
+
+def _contamination(exit: Mapping[str, Any]) -> dict[str, Any]:
+    who = exit.get("contaminated")
+    return {
+        "contaminated": None if who is None else bool(who),
+        "contaminated_by": who or None,
+        "contamination_told_by": exit.get("contamination_told_by"),
+    }
 
 
 def _failed(phases: Sequence[Phase]) -> Phase | None:

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from runners.journal import Journal
-from runners.outcome import BETWEEN
+from runners.journal import BETWEEN, Journal
 
 WHOLE = "whole"
 

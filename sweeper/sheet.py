@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from runners import journal
-from runners.outcome import BETWEEN
+from runners.journal import BETWEEN
 from sweeper import schema, tables
 from sweeper.frontier import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, readable, searches, why
 
