@@ -65,6 +65,7 @@ class Attempt:
     cwd: str = "."
     heartbeat: float = 0.2  # seconds between readings inside a phase
     lock: str | None = None  # held by the supervisor while the attempt runs: one attempt at a time on a device
+    trace: bool = False  # if it ends by an exception, the allocator's history is kept
     engine: str = "local"
     identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.surroundings
 
@@ -95,6 +96,7 @@ class Attempt:
             "cwd": self.cwd,
             "heartbeat": self.heartbeat,
             "lock": self.lock,
+            "trace": self.trace,
             "engine": self.engine,
             "identity": None if self.identity is None else dict(self.identity),
         }
@@ -110,6 +112,7 @@ class Attempt:
             cwd=request.get("cwd", "."),
             heartbeat=request.get("heartbeat", 0.2),
             lock=request.get("lock"),
+            trace=request.get("trace", False),
             engine=request.get("engine", "local"),
             identity=request.get("identity"),
         )
@@ -140,6 +143,16 @@ class AttemptFolder:
     def output(self) -> Path:
         """What the workload printed, capped, written by the supervisor."""
         return self.path / "output.log"
+
+    @property
+    def trace(self) -> Path:
+        """The largest tensors that were alive at a failure on cpu, written by the measured process if asked for."""
+        return self.path / "trace.json"
+
+    @property
+    def snapshot(self) -> Path:
+        """The same of CUDA's allocator, with its history, as PyTorch's viewer opens it."""
+        return self.path / "trace.pickle"
 
     def ask(self, attempt: Attempt) -> None:
         """Write the request. Raises FileExistsError if the folder is there: an attempt is made once."""

@@ -66,6 +66,7 @@ class RunKeys:
     objective: str  # tokens, a dimension, or a product such as batch^2*context
     heartbeat: float
     parallel: bool
+    trace: str = "never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,7 @@ class Keys:
     objective: str = "tokens"
     heartbeat: float = 0.2
     parallel: bool = False
+    trace: str = "never"
 
     grid: dict[str, Any] = field(default_factory=dict)
     points: list[Any] = field(default_factory=list)
@@ -126,7 +128,7 @@ class Keys:
 WORKLOAD_KEYS = ("model", "dtype", "batch", "context", "warmup", "repeats", "seed", "cache")
 RUN_KEYS = (
     "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "heartbeat",
-    "parallel",
+    "parallel", "trace",
 )  # fmt: skip
 LISTS = ("devices", "retry")  # the run keys that take several
 
@@ -136,6 +138,7 @@ SWITCHES = {
     "phases": ("each", "whole"),
     "cache": ("keep", "empty"),
     "resume": ("same", "anew"),
+    "trace": ("never", "on_failure"),
 }
 AT_LEAST = {"batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0}
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -359,6 +362,7 @@ def run_keys(config: Mapping[str, Any]) -> RunKeys:
         objective=_objective(config["objective"]),
         heartbeat=_positive("heartbeat", config["heartbeat"]),
         parallel=config["parallel"],
+        trace=_one_of("trace", config["trace"]),
     )
 
 

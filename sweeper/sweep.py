@@ -231,6 +231,7 @@ class Sweep:
             environ=environ_of(point, device),
             cwd=self.cwd,
             heartbeat=self.plan.run.heartbeat,
+            trace=self.plan.run.trace == "on_failure",
             identity=self.surroundings.identity,
             lock=None if self.plan.run.parallel and device.kind == "cpu" else str(_lock(device)),
         )

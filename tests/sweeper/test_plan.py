@@ -22,7 +22,7 @@ CONFIG: dict[str, Any] = {
     "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
     "timeout": None, "budget": None,
     "devices": "auto", "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": "same",
-    "stop_after_same_error": 0, "objective": "tokens", "heartbeat": 0.2, "parallel": False,
+    "stop_after_same_error": 0, "objective": "tokens", "heartbeat": 0.2, "parallel": False, "trace": "never",
     "grid": {}, "points": [],
 }  # fmt: skip
 
