@@ -88,7 +88,7 @@ class TerminalShow(Show):
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console(highlight=False)
+        self._console = Console(highlight=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._under_way: dict[str, tuple[str, float]] = {}
         self._seconds: list[float] = []

@@ -1,0 +1,248 @@
+"""A value of somebody else's stays a value: no code, no path, no markup. A secret of the environment stays there."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CODE = sorted(path for room in ("runners", "sweeper") for path in (ROOT / room).rglob("*.py"))
+USUAL = ["devices=[cpu]", "parallel=true", "start=warm", "timeout=60"]
+CUSTOM = ["workload=custom", "workload.target=mine:run"]
+
+# By their full names, as far as an import says them.
+RUN_TEXT = {"eval", "exec", "compile", "__import__", "code.interact", "runpy.run_path", "runpy.run_module"}
+SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn"}
+UNPICKLERS = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+UNPICKLE = {"torch.load", "pandas.read_pickle", "numpy.load"}
+UNSAFE_YAML = {"yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all", "yaml.full_load_all"}
+SAFE_LOADERS = {"yaml.SafeLoader", "yaml.CSafeLoader"}
+HYDRA_CALLS = {"hydra.utils.instantiate", "hydra.utils.call", "hydra.utils.get_method", "hydra.utils.get_object"}
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def full_names(tree: ast.AST) -> dict[str, str]:
+    """What the names that a file imports stand for: `sh` after `from os import system as sh` is os.system."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                names[each.asname or each.name.partition(".")[0]] = (
+                    each.name if each.asname else each.name.partition(".")[0]
+                )
+        elif isinstance(node, ast.ImportFrom):
+            names |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+    return names
+
+
+def offences(text: str) -> Iterator[str]:
+    """Every place that runs text, a pickle, a shell or code of a checkpoint."""
+    tree = ast.parse(text)
+    names = full_names(tree)
+
+    def spelled(node: ast.expr) -> str:
+        root, dot, rest = ast.unparse(node).partition(".")
+        return (names.get(root, root) + dot + rest).removeprefix("builtins.")
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [each.name for each in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from (f"imports {module}" for module in modules if module.partition(".")[0] in UNPICKLERS)
+        if not isinstance(node, ast.Call):
+            continue
+        called = spelled(node.func)
+        if called in RUN_TEXT | SHELLS | UNPICKLE | UNSAFE_YAML | HYDRA_CALLS:
+            yield f"calls {called}"
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        loader = given.get("Loader", node.args[1] if len(node.args) > 1 else None)
+        if called in ("yaml.load", "yaml.load_all") and (loader is None or spelled(loader) not in SAFE_LOADERS):
+            yield f"calls {called} without a safe loader"
+        for name in ("shell", "trust_remote_code", "allow_pickle"):
+            if name in given and ast.unparse(given[name]) != "False":
+                yield f"gives {name}={ast.unparse(given[name])}"
+
+
+@pytest.mark.parametrize("path", CODE, ids=named)
+def test_nothing_evaluates_unpickles_or_shells_out(path: Path) -> None:
+    assert list(offences(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eval(text)",
+        "import builtins\nbuiltins.exec(text)",
+        "compile(text, '', 'eval')",
+        "import pickle",
+        "from cloudpickle import loads",
+        "import torch\ntorch.load(file)",
+        "from os import system as run\nrun(text)",
+        "import subprocess as s\ns.run(text, shell=True)",
+        "import subprocess\nsubprocess.getoutput(text)",
+        "import yaml\nyaml.load(text)",
+        "import yaml\nyaml.load(text, Loader=yaml.Loader)",
+        "AutoModel.from_pretrained(path, trust_remote_code=trusted)",
+        "import hydra.utils\nhydra.utils.instantiate(config)",
+    ],
+)
+def test_what_would_be_an_offence_is_seen(text: str) -> None:
+    assert len(list(offences(text))) == 1
+
+
+def test_what_only_looks_like_an_offence_is_none() -> None:
+    harmless = (
+        "import re, yaml\nre.compile(text)\nmodule.eval()\nyaml.load(text, Loader=yaml.SafeLoader)\nrun(shell=False)"
+    )
+    assert list(offences(harmless)) == []
+
+
+def sweep(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sweeper", *USUAL, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+ECHO = "def run(*, batch, text='', **_):\n    return {'text': text}\n"
+FAILS = "def run(*, batch, text='', **_):\n    raise ValueError(text)\n"
+
+
+def test_no_secret_of_the_environment_is_in_any_file_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ECHO)
+    secrets = {"SECRET_TOKEN": "abc123-not-to-be-kept", "HF_TOKEN": "hf_not-to-be-kept-either"}
+    ran = sweep(tmp_path, *CUSTOM, "name=run", "batch=1,2", OMP_NUM_THREADS="2", **secrets)
+    assert ran.returncode == 0, ran.stderr
+    files = [path for path in (tmp_path / "outputs" / "run").rglob("*") if path.is_file()]
+    assert len(files) > 10
+    # Parquet's pages are compressed, so the tables are read as a reader reads them.
+    tables = [pd.read_parquet(path).to_csv() for path in files if path.suffix == ".parquet"]
+    kept = b"\n".join(path.read_bytes() for path in files) + "\n".join(tables).encode()
+    assert b'"OMP_NUM_THREADS": "2"' in kept  # the record of variables is there, and holds what is listed
+    for name, value in secrets.items():
+        assert value.encode() not in kept
+        assert name.encode() not in kept
+
+
+NASTY = ["=cmd()", "<script>", "[red]x[/]", "../../up", "@SUM(1+1)", "a/b"]
+
+
+@pytest.mark.parametrize("code", [ECHO, FAILS], ids=["returned", "raised"])
+def test_text_that_means_something_elsewhere_is_text_in_every_table_and_never_a_path(tmp_path: Path, code: str) -> None:
+    (tmp_path / "mine.py").write_text(code)
+    typed = ",".join(json.dumps(text) for text in NASTY)
+    ran = sweep(tmp_path, *CUSTOM, "name=run", f"workload.params.text={typed}")
+    assert ran.returncode == (0 if code == ECHO else 3), ran.stderr
+    points = pd.read_parquet(tmp_path / "outputs/run/points.parquet")
+    assert [json.loads(config)["workload"]["params"]["text"] for config in points["config"]] == NASTY
+    if code == ECHO:
+        assert [json.loads(metrics)["text"] for metrics in points["metrics"]] == NASTY
+    else:
+        assert list(points["error_message"]) == NASTY
+    for text in NASTY:
+        assert f"workload.params.text={text}  " in ran.stdout
+    made = {path.name for path in tmp_path.rglob("*")} - {"mine.py", "__pycache__"}
+    assert not [name for name in made if any(sign in name for sign in "=<>[]@()")]
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__", "outputs"}
+
+
+def test_a_models_name_is_text_too(tmp_path: Path) -> None:
+    """Without a run's name its folder is called after the model: made of what a path can hold."""
+    options(tmp_path, "name: '=cmd()/../<b>[red]x[/]'\n")
+    ran = sweep(tmp_path, "-cd", "options", "workload=forward", "model=mine", "context=1")
+    assert ran.returncode == 0, ran.stderr
+    (run,) = (tmp_path / "outputs").iterdir()
+    assert run.name.endswith("-forward--cmd-..-b-red-x-")
+    assert set(pd.read_parquet(run / "points.parquet")["model"]) == {"=cmd()/../<b>[red]x[/]"}
+    assert {path.name for path in tmp_path.iterdir()} == {"options", "outputs"}
+
+
+def options(folder: Path, lines: str) -> None:
+    """model=mine: two small layers, with these lines."""
+    (folder / "options" / "model").mkdir(parents=True)
+    (folder / "options" / "model" / "mine.yaml").write_text("library: torch\nwidth: 8\n" + lines)
+
+
+@pytest.mark.parametrize("name", ["../up", "[red]x[/]"])
+def test_a_name_that_is_no_plain_folder_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "mine.py").write_text(ECHO)
+    ran = sweep(tmp_path, *CUSTOM, f"name={json.dumps(name)}")
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("sweeper: name=")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_target_in_a_file_of_options_is_a_value_that_nobody_calls(tmp_path: Path) -> None:
+    called = tmp_path / "called"
+    options(tmp_path, f"name: mine\n_target_: pathlib.Path.touch\n_args_: [{called}]\n")
+    ran = sweep(tmp_path, "-cd", "options", "workload=forward", "model=mine", "context=1")
+    assert ran.returncode == 0, ran.stderr
+    assert not called.exists()
+
+
+def on_a_terminal(folder: Path, *words: str) -> str:
+    """What a sweep writes to a terminal, escape sequences included."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sweeper", *USUAL, *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    written = b""
+    while True:
+        try:
+            data = os.read(ours, 2**16)
+        except OSError:  # EIO: nobody holds the other end any more
+            data = b""
+        if not data:
+            break
+        written += data
+    os.close(ours)
+    process.wait(60)
+    return written.decode()
+
+
+def test_markup_is_not_read_on_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FAILS)
+    typed = ",".join(json.dumps(text) for text in ("[red]x[/]", "[/]", "[link=file:///etc]y[/link]", ":smile:"))
+    written = on_a_terminal(tmp_path, *CUSTOM, f"workload.params.text={typed}")
+    for text in ("[red]x[/]", "[/]", "[link=file:///etc]y[/link]", ":smile:"):
+        assert f"workload.params.text={text}  error" in written
+        assert f"ValueError: {text}" in written
+    assert "\x1b[31m" not in written
+    assert "\x1b]8;" not in written
+
+
+def test_the_code_that_a_checkpoint_brings_is_not_run(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    code = f"open({str(tmp_path / 'was-run')!r}, 'w')\n"
+    (checkpoint / "theirs.py").write_text(code)
+    classes = {"AutoConfig": "theirs.Config", "AutoModelForCausalLM": "theirs.Model"}
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": "theirs", "auto_map": classes}))
+    ran = sweep(tmp_path, "workload=forward", "model=pretrained", f"model.path={checkpoint}", "name=run")
+    assert ran.returncode == 3, ran.stderr
+    assert not (tmp_path / "was-run").exists()
+    (row,) = pd.read_parquet(tmp_path / "outputs/run/points.parquet").to_dict("records")
+    assert row["status"] == "error"
+    assert "trust_remote_code" in row["error_message"]
