@@ -1,0 +1,422 @@
+"""How many attempts a frontier takes: the search against the full grid, bisection row by row, and a staircase walk.
+
+    python benchmarks/search.py            # 500 frontiers of each kind
+    python benchmarks/search.py --quick    # 8 of each
+
+Frontiers are drawn from a memory model, and uniformly among all monotone ones. Every seed is fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from sweeper.search import (
+    PREDICTOR_ERROR,
+    Cell,
+    Found,
+    Interval,
+    Lattice,
+    LatticePoint,
+    Predictor,
+    Search,
+    Value,
+    Verdict,
+)
+
+GIB = 2**30
+NOISE = 0.003  # of a peak around the memory model: what a fit within one regime left over
+Dimensions = Mapping[str, Sequence[Value]]
+
+
+def steps(count: int, size: int) -> list[int]:
+    return [size * (n + 1) for n in range(count)]
+
+
+SHAPES: dict[str, Dimensions] = {
+    "8x8": {"batch": steps(8, 1), "context": steps(8, 256)},
+    "16x16": {"batch": steps(16, 1), "context": steps(16, 256)},
+    "6x6x6": {"batch": steps(6, 1), "context": steps(6, 256), "new_tokens": steps(6, 256)},
+}
+# Where limits are drawn, so that certificates are about as long as in the study that set the targets: 6.7, 16.9, 22.6.
+LIMITS = {"8x8": (0.0, 1.0), "16x16": (0.15, 0.6), "6x6x6": (0.05, 0.75)}
+INTERVAL: Dimensions = {"batch": Interval(1, 4096)}
+
+
+# Frontiers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """One frontier to be found; from a memory model it has the peak of every point and a limit."""
+
+    lattice: Lattice
+    fits: frozenset[Cell]
+    peaks: Mapping[Cell, int] | None = None
+    limit_bytes: int | None = None
+
+    def verdict(self, cell: Cell) -> Verdict:
+        fits = cell in self.fits
+        return Verdict(fits, self.peaks[cell] if fits and self.peaks else None)
+
+    def maximal(self) -> set[Cell]:
+        return {cell for cell in self.fits if not any(beside in self.fits for beside in self._beside(cell, 1))}
+
+    def minimal(self) -> set[Cell]:
+        failing = (cell for cell in self.lattice if cell not in self.fits)
+        return {cell for cell in failing if all(beside in self.fits for beside in self._beside(cell, -1))}
+
+    def _beside(self, cell: Cell, step: int) -> Iterator[Cell]:
+        for name in self.lattice.dimensions:
+            beside = self.lattice.neighbour(cell, name, step)
+            if beside is not None:
+                yield beside
+
+
+def from_memory_model(rng: random.Random, dimensions: Dimensions, limits: tuple[float, float]) -> Frontier:
+    """c0 + c1 b + c2 b t (+ c3 b t^2 in every second one), b and t as shares of the largest; new tokens add to t.
+
+    c0 in 0..1, c1 in 0..0.35, c2 in 0.2..1, c3 in 0..1 (times 10 GiB), 0.3 % of noise, made monotone. The limit lies
+    uniformly between the smallest and the largest peak, within the given shares of the way.
+    """
+    lattice = Lattice(dimensions)
+    c0, c1, c2 = rng.uniform(0, 1), rng.uniform(0, 0.35), rng.uniform(0.2, 1)
+    c3 = rng.uniform(0, 1) if rng.random() < 0.5 else 0.0
+    top = {name: values[-1] for name, values in dimensions.items()}
+    peaks: dict[Cell, float] = {}
+    for cell in lattice:
+        share = {name: value / top[name] for name, value in lattice.point(cell).items()}
+        b, t, new = share["batch"], share["context"], share.get("new_tokens", 0.0)
+        model = c0 + c1 * b + c2 * b * (t + new) + c3 * b * t * t
+        peaks[cell] = 10 * GIB * model * (1 + NOISE * rng.gauss(0, 1))
+    for cell in lattice:
+        smaller = (lattice.neighbour(cell, name, -1) for name in dimensions)
+        peaks[cell] = max(peaks[cell], *(peaks[at] for at in smaller if at is not None), 0.0)
+    low, high = min(peaks.values()), max(peaks.values())
+    return _limited(lattice, peaks, low + (high - low) * rng.uniform(*limits))
+
+
+def from_interval_model(rng: random.Random, dimensions: Dimensions) -> Frontier:
+    """c0 + c1 b with its edge log-uniform over the interval; c0 takes 0..0.8 of the limit, 24 GiB. Noise as above."""
+    lattice, limit = Lattice(dimensions), 24.0 * GIB
+    edge = int(math.exp(rng.uniform(0, math.log(len(lattice) + 1))))
+    fixed = rng.uniform(0, 0.8) * limit
+    each = (limit - fixed) / (edge + 0.5)
+    noisy = ((fixed + each * (level + 1)) * (1 + NOISE * rng.gauss(0, 1)) for level in range(len(lattice)))
+    return _limited(lattice, {(0, level): peak for level, peak in enumerate(accumulate(noisy, max))}, limit)
+
+
+def _limited(lattice: Lattice, peaks: Mapping[Cell, float], limit: float) -> Frontier:
+    return Frontier(
+        lattice=lattice,
+        fits=frozenset(cell for cell, peak in peaks.items() if peak <= limit),
+        peaks={cell: int(peak) for cell, peak in peaks.items()},
+        limit_bytes=int(limit),
+    )
+
+
+def uniform_frontiers(rng: random.Random, dimensions: Dimensions, count: int) -> Iterator[Frontier]:
+    """Uniform among all monotone sets: how high each column fits, changed a step at a time where it stays monotone.
+
+    Every monotone set can be reached and every change can be undone with the same chance, so all become equally likely.
+    """
+    lattice = Lattice(dimensions)
+    height, width = len(lattice.levels), lattice.width
+    columns = [(column, 0) for column in range(width)]
+    above = [[lattice.neighbour(cell, name) for name in lattice.others] for cell in columns]
+    below = [[lattice.neighbour(cell, name, -1) for name in lattice.others] for cell in columns]
+    heights = [height // 2] * width
+    for sample in range(count):
+        for _ in range((60 if sample else 2000) * width):
+            column, step = rng.randrange(width), rng.choice((-1, 1))
+            new = heights[column] + step
+            lowest = max((heights[at[0]] for at in above[column] if at), default=0)
+            highest = min((heights[at[0]] for at in below[column] if at), default=height)
+            if lowest <= new <= highest:
+                heights[column] = new
+        yield Frontier(
+            lattice=lattice,
+            fits=frozenset((column, level) for column in range(width) for level in range(heights[column])),
+        )
+
+
+def stand_in(rng: random.Random, frontier: Frontier, error: float, common: float = 0.0) -> Predictor:
+    """A predictor that is off by `error` at each point independently, and by `common` at all of them alike."""
+    assert frontier.peaks is not None
+    bias = common * rng.gauss(0, 1)
+    off = {cell: peak * math.exp(bias + error * rng.gauss(0, 1)) for cell, peak in frontier.peaks.items()}
+    return lambda point: off[frontier.lattice.cell(point)]
+
+
+# Ways to find them
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What finding one frontier took."""
+
+    attempts: int
+    confirmations: int = 0
+    wrong: bool = False
+
+
+def searched(
+    frontier: Frontier, predictor: Predictor | None, error: float = PREDICTOR_ERROR, with_peaks: bool = True
+) -> Cost:
+    state = Search(
+        frontier.lattice.dimensions,
+        limit_bytes=frontier.limit_bytes if with_peaks else None,
+        predictor=predictor,
+        predictor_error=error,
+    )
+    while (ask := state.ask()) is not None:
+        state.tell(frontier.verdict(frontier.lattice.cell(ask.point)))
+    found = state.found()
+    return Cost(found.attempts, found.confirmations, not _is_right(found, frontier))
+
+
+def _is_right(found: Found, frontier: Frontier) -> bool:
+    def cells(points: Sequence[LatticePoint]) -> set[Cell]:
+        return {frontier.lattice.cell(point) for point in points}
+
+    return (
+        cells([edge.point for edge in found.fits]) == frontier.maximal()
+        and cells([edge.point for edge in found.fails]) == frontier.minimal()
+        and not found.unknown
+        and found.monotone
+        and not found.flaky
+    )
+
+
+def full_grid(frontier: Frontier) -> Cost:
+    return Cost(len(frontier.lattice))
+
+
+def row_by_row(frontier: Frontier) -> Cost:
+    """Bisect every row on its own, as a user would."""
+    attempts = 0
+    for column in range(frontier.lattice.width):
+        low, high = -1, len(frontier.lattice.levels)
+        while high - low > 1:
+            middle = (low + high) // 2
+            attempts += 1
+            low, high = (middle, high) if (column, middle) in frontier.fits else (low, middle)
+    return Cost(attempts)
+
+
+def staircase(frontier: Frontier) -> Cost:
+    """Walk along each slice from its highest corner, down at a failure, on at a pass, never into what is implied."""
+    lattice = frontier.lattice
+    lowest, highest = [-1] * lattice.width, [len(lattice.levels)] * lattice.width
+    attempts = 0
+    for column in range(lattice.width):
+        while highest[column] - lowest[column] > 1:
+            attempts += 1
+            level = highest[column] - 1
+            if (column, level) in frontier.fits:
+                for each in lattice.columns_from(column, upward=False):
+                    lowest[each] = max(lowest[each], level)
+            else:
+                for each in lattice.columns_from(column, upward=True):
+                    highest[each] = min(highest[each], level)
+    return Cost(attempts)
+
+
+def certificate(frontier: Frontier) -> Cost:
+    """What even an oracle has to run."""
+    return Cost(len(frontier.maximal()) + len(frontier.minimal()))
+
+
+def doubling(frontier: Frontier) -> Cost:
+    """Double until it fails, then bisect."""
+    edge, size = len(frontier.fits), len(frontier.lattice)
+    tried, at = 0, 1
+    while at <= size:
+        tried += 1
+        if at > edge:
+            break
+        at *= 2
+    low, high = at // 2, min(at, size + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried += 1
+        low, high = (middle, high) if middle <= edge else (low, middle)
+    return Cost(tried, _confirmations_of_an_interval(edge, size))
+
+
+def bisection(frontier: Frontier) -> Cost:
+    return Cost(row_by_row(frontier).attempts, _confirmations_of_an_interval(len(frontier.fits), len(frontier.lattice)))
+
+
+def _confirmations_of_an_interval(edge: int, size: int) -> int:
+    return (edge > 0) + (edge < size)
+
+
+# The table
+
+Way = Callable[[Frontier, int], Cost]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one way took on one kind of frontier."""
+
+    mean: float
+    p95: int
+    confirmations: float
+    wrong: int
+
+    @property
+    def both(self) -> float:
+        return self.mean + self.confirmations
+
+    @classmethod
+    def of(cls, way: Way, frontiers: Sequence[Frontier]) -> Measured:
+        costs = [way(frontier, seed) for seed, frontier in enumerate(frontiers)]
+        attempts = sorted(cost.attempts for cost in costs)
+        return cls(
+            mean=sum(attempts) / len(costs),
+            p95=attempts[min(len(costs) - 1, int(0.95 * len(costs)))],
+            confirmations=sum(cost.confirmations for cost in costs) / len(costs),
+            wrong=sum(cost.wrong for cost in costs),
+        )
+
+
+def predicted(error: float, claimed: float | None = None, common: float = 0.0) -> Way:
+    def find(frontier: Frontier, seed: int) -> Cost:
+        predictor = stand_in(random.Random(f"predictor {seed}"), frontier, error, common)
+        return searched(frontier, predictor, claimed or max(error, common))
+
+    return find
+
+
+WITHOUT, WITH = "search, nothing expected", "search, predictor 3 %"
+UNSURE, MISTAKEN = "search, predictor 30 %", "search, predictor 30 % that claims 3 %"
+CERTIFICATE = "the certificate alone"
+BASELINES: dict[str, Way] = {
+    CERTIFICATE: lambda frontier, seed: certificate(frontier),
+    "full grid": lambda frontier, seed: full_grid(frontier),
+    "bisection row by row": lambda frontier, seed: row_by_row(frontier),
+    "staircase": lambda frontier, seed: staircase(frontier),
+}
+ON_AN_INTERVAL: dict[str, Way] = {
+    "bisection": lambda frontier, seed: bisection(frontier),
+    "doubling, then bisection": lambda frontier, seed: doubling(frontier),
+}
+BLIND: dict[str, Way] = {WITHOUT: lambda frontier, seed: searched(frontier, None, with_peaks=False)}
+SEARCHES: dict[str, Way] = {
+    **BLIND,
+    "search, fit on its own peaks": lambda frontier, seed: searched(frontier, None),
+    "search, predictor 1 %": predicted(0.01),
+    WITH: predicted(0.03),
+    "search, predictor 3 %, all of it in common": predicted(0.0, common=0.03),
+    "search, predictor 10 %": predicted(0.10),
+    UNSURE: predicted(0.30),
+    MISTAKEN: predicted(0.30, claimed=0.03),
+}
+ALWAYS_ALL = {*BASELINES, *ON_AN_INTERVAL, WITHOUT, WITH}  # the other lines take the first fifth of the frontiers
+INTERVAL_NAME = "1..4096"
+AT_MOST = {
+    (WITHOUT, "8x8"): 13.2,
+    (WITHOUT, "16x16"): 31.0,
+    (WITHOUT, "6x6x6"): 39.5,
+    (WITHOUT, INTERVAL_NAME): 14.0,
+    (WITH, "8x8"): 7.5,
+    (WITH, "16x16"): 22.0,
+    (WITH, "6x6x6"): 25.0,
+    (WITH, INTERVAL_NAME): 8.0,
+}
+Results = dict[tuple[str, str], Measured]
+
+
+def memory_models(count: int) -> dict[str, list[Frontier]]:
+    return {
+        name: [from_memory_model(random.Random(f"{name} {n}"), shape, LIMITS[name]) for n in range(count)]
+        for name, shape in SHAPES.items()
+    }
+
+
+def uniform(count: int) -> dict[str, list[Frontier]]:
+    return {
+        name: list(uniform_frontiers(random.Random(f"uniform {name}"), shape, count)) for name, shape in SHAPES.items()
+    }
+
+
+def interval_models(count: int) -> dict[str, list[Frontier]]:
+    return {INTERVAL_NAME: [from_interval_model(random.Random(f"interval {n}"), INTERVAL) for n in range(count)]}
+
+
+def interval_uniform(count: int) -> dict[str, list[Frontier]]:
+    rng, lattice = random.Random("uniform interval"), Lattice(INTERVAL)
+    edges = [rng.randint(0, len(lattice)) for _ in range(count)]
+    return {INTERVAL_NAME: [Frontier(lattice=lattice, fits=frozenset((0, n) for n in range(e))) for e in edges]}
+
+
+def table(title: str, kinds: Mapping[str, Sequence[Frontier]], ways: Mapping[str, Way], quick: bool) -> Results:
+    """Print mean, 95th percentile and, after a plus, confirmations; answer the same."""
+    results: Results = {}
+    print(f"{title}\n\n| | " + " | ".join(kinds) + " |\n|---|" + "---|" * len(kinds))
+    for name, way in ways.items():
+        said = []
+        for kind, frontiers in kinds.items():
+            count = len(frontiers) if quick or name in ALWAYS_ALL else len(frontiers) // 5
+            cell = results[name, kind] = Measured.of(way, frontiers[:count])
+            extra = f" + {cell.confirmations:.1f}" if cell.confirmations else ""
+            said.append(f"{cell.mean:.1f} ({cell.p95}){extra}")
+        print(f"| {name} | " + " | ".join(said) + " |", flush=True)
+    print()
+    return results
+
+
+def missed(results: Results, quick: bool) -> list[str]:
+    """What the figures do not keep of what is claimed."""
+    claims = [f"{name}, {kind}: {cell.wrong} wrong" for (name, kind), cell in results.items() if cell.wrong]
+    if quick:  # 8 frontiers prove no mean
+        return claims
+    for (name, kind), most in AT_MOST.items():
+        took = results[name, kind].both if kind == INTERVAL_NAME else results[name, kind].mean
+        if took > most:
+            claims.append(f"{name}, {kind}: {took:.2f}, more than {most}")
+    for name in (UNSURE, MISTAKEN):
+        for kind in (*SHAPES, INTERVAL_NAME):
+            if results[name, kind].mean > results[f"{WITHOUT}, same frontiers", kind].mean + 1:
+                claims.append(f"{name}, {kind}: more than one attempt worse than without")
+    return claims
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="8 frontiers of each kind")
+    quick = parser.parse_args(arguments).quick
+    count, began = (8 if quick else 500), time.process_time()
+    print("Mean attempts (95th percentile) + mean confirmations.\n")
+    same = {f"{WITHOUT}, same frontiers": BLIND[WITHOUT]}  # as the lines that take a fifth
+    searches = {**SEARCHES, **same}
+    results = table(f"{count} frontiers of a memory model", memory_models(count), {**BASELINES, **searches}, quick)
+    results |= table(
+        f"{count} intervals 1..4096, edges log-uniform", interval_models(count), {**ON_AN_INTERVAL, **searches}, quick
+    )
+    claims = missed(results, quick)
+    others = table(f"{count} uniformly random frontiers", uniform(count), {**BASELINES, **BLIND}, quick)
+    others |= table(
+        f"{count} intervals 1..4096, edges uniform", interval_uniform(count), {**ON_AN_INTERVAL, **BLIND}, quick
+    )
+    claims += missed(others, quick=True)
+    print(
+        f"{time.process_time() - began:.0f} s of one core. "
+        + ("; ".join(claims) or "All targets kept, 0 wrong answers.")
+    )
+    return 1 if claims else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
