@@ -1,0 +1,83 @@
+"""Cases of cases.md: whether the bytes in a row are the bytes that were held."""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+import pytest
+
+from tests.cases.conftest import MIB, Ran, Sweep, run, told, workload
+
+
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """64 MiB for each unit of batch, each in a new interpreter."""
+    return run(tmp_path_factory.mktemp("growing"), [*workload("grows"), "batch=1,2,4,8,16", "start=cold"])
+
+
+def taken(row: pd.Series | pd.DataFrame) -> pd.Series:
+    """Above the baseline, in MiB."""
+    return (row["peak_resident_bytes"] - row["process_baseline_bytes"]) / MIB
+
+
+@pytest.mark.slow
+def test_the_baseline_of_the_process_is_apart_from_what_the_workload_takes(growing: Ran) -> None:
+    """Case 53 (asv docs, rbx#726)."""
+    rows = growing.points
+    baseline = rows["process_baseline_bytes"] / MIB
+    assert baseline.max() - baseline.min() < 4
+    environment = growing.table("environment").iloc[0]
+    if str(environment["torch"]).startswith("2.13.") and environment["backend"] == "cpu":
+        assert baseline.between(215, 235).all()
+    assert (taken(rows) - 64 * rows["batch"]).abs().max() < 2
+    differences = rows["peak_resident_bytes"].diff() / rows["batch"].diff() / MIB
+    assert (differences.dropna() - 64).abs().max() <= 0.5
+
+
+@pytest.mark.slow
+def test_bytes_are_bytes_and_a_printed_gib_is_2_to_the_30(growing: Ran) -> None:
+    """Case 54 (torchtune#1346, orbit#290, asv#1162): kibibytes or decimal units would be far off."""
+    row = growing.point(batch=16)
+    assert 1.29e9 - 219 * MIB <= row["peak_resident_bytes"] - row["process_baseline_bytes"] <= 1.36e9 - 219 * MIB
+    printed = re.findall(r"batch=(\d+)  fits, ([0-9.]+) GiB resident", growing.out)
+    assert len(printed) == 5
+    for batch, gib in printed:
+        assert gib == f"{growing.point(batch=int(batch))['peak_resident_bytes'] / 2**30:.2f}"
+
+
+@pytest.mark.slow
+def test_the_shortest_spike_is_in_the_peak_every_time(sweep: Sweep) -> None:
+    """Case 14 (rbx#725, ByConity#1116): the high-water mark, and no sampler's luck."""
+    rows = sweep(*workload("spike", mib=1024), "seed=0,1,2,3,4").points
+    above = taken(rows)
+    assert len(above) == 5
+    assert above.between(1230 - 219, 1290 - 219).all()
+    assert above.max() - above.min() < 16
+
+
+def test_address_space_that_is_not_touched_is_not_resident(every_end: Ran) -> None:
+    """Case 52 (Futility#113): 2 GiB are reserved."""
+    assert -4 <= taken(told(every_end, "untouched")) <= 41
+
+
+def test_no_point_pays_for_the_ones_before_it(sweep: Sweep) -> None:
+    """Case 50: a large point first, or last."""
+    falling = sweep(*workload("grows"), "batch=8,1", "name=falling")
+    rising = sweep(*workload("grows"), "batch=1,8", "name=rising")
+    for batch in (1, 8):
+        first, second = (ran.point(batch=batch)["peak_resident_bytes"] for ran in (falling, rising))
+        assert abs(first - second) < 8 * MIB
+
+
+@pytest.mark.slow
+def test_a_dtype_is_what_the_weights_are_in_and_each_spelling_of_it_is_one_point(sweep: Sweep) -> None:
+    """Cases 59 (transformers#34743, transformers#29955, ModuleFormer#6) and 60 (transformers#27769)."""
+    ran = sweep("dtype=float32,bfloat16,float16,half,torch.float16", "batch=4", "context=512", "allocator=repeatable")
+    rows = ran.points.set_index("dtype")
+    assert list(rows.index) == ["float32", "bfloat16", "float16"]
+    assert list(rows["status"]) == ["ok", "ok", "ok"]
+    assert list(rows["parameter_bytes"]) == [27_362_304, 13_681_152, 13_681_152]
+    assert list(rows["storage_dtype"]) == ["float32", "bfloat16", "float16"]
+    for peak in ("peak_tensor_bytes", "peak_resident_bytes"):
+        assert rows[peak]["float32"] > rows[peak]["bfloat16"]
