@@ -1,7 +1,9 @@
 """Every column of every table, declared once: its name, type, unit and meaning, and the fact it is taken from.
 
-Version 1 (in each file's metadata, `sweeper.schema`), the first: points, attempts, phases, environment, estimates,
-frontier.
+Version (in each file's metadata, `sweeper.schema`):
+    1   the first: points, attempts, phases, environment, estimates, frontier
+    2   contaminated is true or false, and who it was is contaminated_by. New in points and attempts: how that was told,
+        memory at the end, memory pressure, and the processes a workload started
 
 Every table has the same fixed columns whatever happened, also when every point failed. Counters are nullable int64,
 never floats: a double keeps 53 bits, and is what pandas makes of a nullable integer it is not told about. So a `pandas`
@@ -24,7 +26,7 @@ import pyarrow as pa
 from runners.outcome import Outcome, Phase, Status
 from runners.point import Attempt, Point
 
-VERSION = 1
+VERSION = 2
 CALCULATED = "sim:"  # how a device is called that is calculated and not measured
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
@@ -42,7 +44,7 @@ PANDAS = {  # how the `pandas` metadata names a type, and what it asks pandas to
 class Column:
     """One column. `of` takes its value from what a row is made of; one without it is known only when it is written.
 
-    `all_of` takes the values of many rows at once, where a call for each would cost most of the time.
+    Columns that share `together` are taken by it at once, of many rows, and in their order.
     """
 
     name: str
@@ -50,17 +52,11 @@ class Column:
     meaning: str
     unit: str | None = None
     of: Callable[[Any], Any] | None = None
-    all_of: Callable[[Sequence[Any]], list[Any]] | None = None
+    together: Callable[[Sequence[Any]], Iterable[Sequence[Any]]] | None = None
 
     @property
     def is_kept(self) -> bool:
-        return self.of is not None or self.all_of is not None
-
-    def values(self, sources: Sequence[Any]) -> list[Any]:
-        if self.all_of is not None:
-            return self.all_of(sources)
-        assert self.of is not None
-        return list(map(self.of, sources))
+        return self.of is not None or self.together is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +87,8 @@ class Settled:
             for reading in (phase.baseline, phase.end):
                 if reading.get("used", -1) > highest.get("used", -1):
                     highest["used"] = reading["used"]
+        if self.outcome.peak_is_partial:  # a 0 is of the phases before the one that did not end: nothing was read of it
+            return {counter: value for counter, value in highest.items() if value}
         return highest
 
     @property
@@ -220,7 +218,13 @@ ENDED = (
     _outcome("needs_at_least_bytes", INT, "held plus requested when it was refused: a lower bound", "bytes"),
     Column("skipped_because", TEXT, "the attempt that implies this point"),
     Column("flaky", BOOL, "whether attempts told both ways; null with fewer than two that told"),
-    _outcome("contaminated", TEXT, "who else was on the device"),
+    _outcome("contaminated", BOOL, "whether somebody else was on the device; null where not measured, as on cpu"),
+    _outcome("contaminated_by", TEXT, "who was, and when: name, pid, bytes; or how much was not given back at the end"),
+    _outcome(
+        "contamination_told_by",
+        TEXT,
+        "processes: by their pids, every second; used_bytes: before and after it alone, its own pid was never seen",
+    ),
     _outcome("instrumented", BOOL, "whether tensors were followed"),
 )
 PEAKS = (
@@ -270,6 +274,21 @@ DONE = (
     Column("started_at", TIME, "when it started", None, lambda settled: as_time(settled.outcome.started_at)),
     _outcome("duration_s", FLOAT, "from its start to its end", "seconds"),
     _outcome("available_memory_bytes", INT, "host memory available at its start", "bytes"),
+    _outcome("available_memory_end_bytes", INT, "host memory available when it had ended", "bytes"),
+    _outcome(
+        "memory_pressure_start_us",
+        INT,
+        "when it started, how long since boot some task of the machine had waited for memory (/proc/pressure/memory)",
+        "microseconds",
+    ),
+    _outcome("memory_pressure_end_us", INT, "the same when it had ended: the difference fell into it", "microseconds"),
+    _outcome("other_processes", INT, "most that the workload had started at once: in no peak", "processes"),
+    _outcome(
+        "other_processes_resident_bytes",
+        INT,
+        "what those held at most, added up: pages that they share count in each",
+        "bytes",
+    ),
 )
 NUMBER = Column(
     "attempt", INT, "1 for the first attempt of this point on this device", None, attrgetter("attempt.number")
@@ -309,11 +328,17 @@ MOMENTS = {
 }
 
 
-READINGS: dict[str, Callable[[Sequence[Measured]], list[Mapping[str, int]]]] = {
-    "baseline": lambda rows: [row.phase.baseline for row in rows],
-    "end": lambda rows: [row.phase.end for row in rows],
-    "peak": lambda rows: [row.phase.peak for row in rows],
-}
+def _counters_of(rows: Sequence[Measured]) -> Iterable[Sequence[int | None]]:
+    """Every counter at every moment, column by column. A call for each of them was half the time of a large run."""
+    by_row = [
+        (
+            *map(row.phase.baseline.get, COUNTERS),
+            *map(row.phase.end.get, COUNTERS),
+            *map(row.phase.peak.get, COUNTERS),
+        )
+        for row in rows
+    ]
+    return zip(*by_row, strict=True)
 
 
 def _phase(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
@@ -323,8 +348,7 @@ def _phase(name: str, type: pa.DataType, meaning: str, unit: str | None = None) 
 def _counter(moment: str, counter: str) -> Column:
     meaning = f"{COUNTERS[counter]}: {MOMENTS[moment]}"
     name = f"{moment}_{counter}_bytes"
-    readings = READINGS[moment]
-    return Column(name, INT, meaning, "bytes", None, lambda rows: [read.get(counter) for read in readings(rows)])
+    return Column(name, INT, meaning, "bytes", together=_counters_of)
 
 
 PHASES = (
