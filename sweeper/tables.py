@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 PENDING = 4096  # rows that wait as Python objects until they become Arrow columns
 PENDING_ATTEMPTS = 256  # of those that hold all of an attempt
 SLICE = 65536  # rows of a row group
+REST = 9  # times as long as the last writing took: a small run grows by a tenth with every attempt
 PLAN_BYTES = "sweeper.plan_bytes"  # in the metadata of points.parquet: how much of plan.jsonl it tells of
 
 
@@ -101,7 +103,8 @@ class Tables:
         self._made: dict[tuple[str, str], list[Made]] = defaultdict(list)
         self._environments: dict[str, Mapping[str, Any]] = {}
         self._estimated: set[str] = set()
-        self._written = 0
+        self._written = 0  # what was told when the files were last written
+        self._rested = 0.0  # not before this are they written again while attempts run
         with _no_garbage_collector():
             for line in journal.read(self.folder / "plan.jsonl"):
                 self.planned(line)
@@ -137,18 +140,22 @@ class Tables:
             self._phases.add(Measured(id, attempt, position, phase))
 
     def write_if_grown(self) -> None:
-        """Write the files again if there is a tenth more to tell than when they were last written."""
-        if self._size() * 10 >= self._written * 11 and self._size() > self._written:
+        """Write the files again if there is a tenth more to tell; writing takes a tenth of the time at most."""
+        grown = self._size() > self._written and self._size() * 10 >= self._written * 11
+        if grown and time.monotonic() >= self._rested:
             self.write()
 
     def write(self) -> None:
         """Write every file aside, then rename it: a reader sees the old one or the new one, whole."""
+        began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         with _no_garbage_collector():
             for name, columns, slices in self._tables():
                 metadata = {PLAN_BYTES: str(_size(self.folder / "plan.jsonl"))} if name == "points" else None
                 _write(_file(self.folder, name), schema.schema_of(columns, metadata), slices)
         self._written = self._size()
+        ended = time.monotonic()
+        self._rested = ended + REST * (ended - began)
 
     def arrow(self) -> dict[str, pa.Table]:
         """The tables by name, as they would be read from the files."""

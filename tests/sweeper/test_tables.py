@@ -422,7 +422,10 @@ def test_what_is_not_a_run_is_a_mistake_that_names_it(tmp_path: Path, name: str)
         load(tmp_path / name)
 
 
-def test_tables_are_written_again_when_they_have_grown_by_a_tenth(written: Any) -> None:
+def test_tables_are_written_again_when_they_have_grown_by_a_tenth(
+    written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "REST", 0)
     run = written({"batch": list(range(1, 41))})
     for batch in range(1, 41):
         run.ask(batch=batch)
@@ -437,6 +440,19 @@ def test_tables_are_written_again_when_they_have_grown_by_a_tenth(written: Any) 
         sizes.append((run.folder / "points.parquet").stat().st_ino != first)
     assert not sizes[0]
     assert sizes[-1]
+
+
+def test_writing_takes_no_more_than_a_tenth_of_the_time(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "REST", 3600)
+    run = written({"batch": [1, 2]})
+    one, two = run.passes(run.ask(batch=1)), run.ask(batch=2)
+    known = Tables(run.folder)
+    known.write_if_grown()
+    known.settled(Attempt(point=two, device="cpu"), outcome_of(one, [], {"code": 1}))
+    known.write_if_grown()
+    assert list(pd.read_parquet(run.folder / "points.parquet").status) == ["ok", "not_run"]
+    known.write()
+    assert list(pd.read_parquet(run.folder / "points.parquet").status) == ["ok", "crashed"]
 
 
 def test_nothing_but_whole_tables_matches_the_pattern_of_tables(written: Any) -> None:
