@@ -16,16 +16,21 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from runners import processes
 from runners.budget import Budget
 from runners.journal import Journal, plain
 from runners.meters import cpu
-from runners.phases import WHOLE, Meter, Phases, Unavailable
+from runners.phases import WHOLE, Meter, Unavailable
 from runners.point import Attempt, AttemptFolder
+from runners.trace import Trace
+
+if TYPE_CHECKING:
+    from runners.meters.torch_tensors import TensorFollower
 
 LONGEST_MESSAGE = 10_000  # characters kept of a message, from its start
 LONGEST_TRACEBACK = 30_000  # characters kept of a traceback, from its end
@@ -43,11 +48,12 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     if parent is not None:
         processes.die_with(parent)
     _be_an_ordinary_process()
-    journal = Journal(folder.journal)
+    journal, trace = Journal(folder.journal), Trace(folder, attempt.trace)
     try:
-        finished = _measure(attempt, journal)
+        finished = _measure(attempt, journal, trace)
     except BaseException as error:  # whatever a workload raises is a fact about its point
         journal.write({"kind": "failed", **_told(error)})
+        journal.write(*trace.keep(_causes(error)))  # after it: a trace that ends the process does not hide why
     else:
         journal.write({"kind": "finished", **finished})
     for stream in (sys.stdout, sys.stderr):
@@ -66,10 +72,10 @@ def import_libraries(attempt: Attempt) -> None:
             raise Unavailable(f"{module} cannot be imported: {_root_cause(error)}{_cure(module)}") from error
 
 
-def _measure(attempt: Attempt, journal: Journal) -> dict[str, Any]:
+def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]:
     values = attempt.point.values
     import_libraries(attempt)
-    device, meter, following = _meter(attempt)
+    device, meter, following = _meter(attempt, trace)
     workload = _workload(attempt)
     workload.prepare(values, device)
 
@@ -79,9 +85,11 @@ def _measure(attempt: Attempt, journal: Journal) -> dict[str, Any]:
     journal.write({"kind": "environment", "pid": os.getpid(), "at": _now(), "record": record})
     torch_surroundings.start_threads()
     budget = Budget(attempt)
-    phases = Phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)
+    trace.unlimited = budget.lifted
+    phases = trace.phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)
     with phases.heartbeat(attempt.heartbeat):  # its thread is there before the baseline and the budget count it
-        journal.write(_baseline(following), *budget.impose())
+        instrumented = trace.follows or not isinstance(following, nullcontext)
+        journal.write(_baseline(instrumented), *budget.impose())
         phases.open()
         try:
             with following, phases(WHOLE) if values.get("phases") == WHOLE else nullcontext():
@@ -98,25 +106,41 @@ def _workload(attempt: Attempt) -> ModuleType:
     return importlib.import_module(f"runners.workloads.{attempt.point['workload']}")
 
 
-def _meter(attempt: Attempt) -> tuple[str, Meter, AbstractContextManager[Any]]:
+def _meter(attempt: Attempt, trace: Trace) -> tuple[str, Meter, AbstractContextManager[Any]]:
     """The torch device the workload is given, the device's meter, and what follows tensors meanwhile."""
     if attempt.device == "cpu":
         if not attempt.point.get("tensors"):
+            trace.missing = "tensors=false: on cpu nothing else knows which tensors are alive"
             return "cpu", cpu.CpuMeter(), nullcontext()
-        from runners.meters.torch_tensors import TensorFollower
-
-        follower = TensorFollower()
+        follower = _traced_follower(trace) if trace.asked else _follower()
         return "cpu", cpu.CpuMeter(tensors=follower), follower
     from runners.meters import cuda
 
     names = attempt.device.split("+")
     for index, name in enumerate(names):
         cuda.check(name, index, attempt.point["dtype"])
+    if trace.asked:
+        trace.follow(cuda.AllocatorHistory, trace.folder.snapshot)
     # The process sees its own devices only, so they are the first ones whatever they are called outside.
     return "cuda:0", cuda.CudaMeter(list(range(len(names))), names, cpu.CpuMeter()), nullcontext()
 
 
-def _baseline(following: AbstractContextManager[Any]) -> dict[str, Any]:
+def _follower() -> TensorFollower:
+    from runners.meters.torch_tensors import TensorFollower
+
+    return TensorFollower()
+
+
+def _traced_follower(trace: Trace) -> TensorFollower:
+    from runners.trace_torch_tensors import TensorHistory, TracedPhases
+
+    history = TensorHistory()
+    trace.follow(lambda: history, trace.folder.trace)
+    trace.phases = partial(TracedPhases, history)
+    return history
+
+
+def _baseline(instrumented: bool) -> dict[str, Any]:
     lines = cpu.status_lines()
     counters = dict(cpu.read_status().now)
     for name, line in (("virtual", "VmSize"), ("virtual_peak", "VmPeak")):
@@ -126,7 +150,7 @@ def _baseline(following: AbstractContextManager[Any]) -> dict[str, Any]:
         "kind": "baseline",
         "counters": counters,
         "available_memory_bytes": cpu.available_memory_bytes(),
-        "instrumented": not isinstance(following, nullcontext),
+        "instrumented": instrumented,
     }
 
 

@@ -37,11 +37,15 @@ class Lab:
         self.engine = Local(sys.executable, lanes=1)
         self.number = 0
 
-    def start(self, target: str, params: Mapping[str, Any] | None = None, **settled: Any) -> Attempt:
+    def start(
+        self, target: str, params: Mapping[str, Any] | None = None, trace: bool = False, **settled: Any
+    ) -> Attempt:
         workload = {"name": "custom", "target": target, "params": dict(params or {})}
-        return self.start_values({**SETTLED, "model": None, "workload": workload, **settled})
+        return self.start_values({**SETTLED, "model": None, "workload": workload, **settled}, trace=trace)
 
-    def start_values(self, values: Mapping[str, Any], environ: Mapping[str, str | None] | None = None) -> Attempt:
+    def start_values(
+        self, values: Mapping[str, Any], environ: Mapping[str, str | None] | None = None, trace: bool = False
+    ) -> Attempt:
         self.number += 1
         attempt = Attempt(
             point=Point(values=values),
@@ -50,6 +54,7 @@ class Lab:
             cwd=str(self.cwd),
             environ=environ or {"OMP_WAIT_POLICY": "PASSIVE"},
             heartbeat=0.1,
+            trace=trace,
         )
         folder = self.folder(attempt)
         folder.ask(attempt)
@@ -76,8 +81,10 @@ class Lab:
         assert exit is not None
         return Measured(outcome_of(attempt, facts, exit), event.folder, facts, exit)
 
-    def measure(self, target: str, params: Mapping[str, Any] | None = None, **settled: Any) -> Measured:
-        return self.settle(self.start(target, params, **settled))
+    def measure(
+        self, target: str, params: Mapping[str, Any] | None = None, trace: bool = False, **settled: Any
+    ) -> Measured:
+        return self.settle(self.start(target, params, trace, **settled))
 
     @property
     def supervisor(self) -> int:

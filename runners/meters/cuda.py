@@ -17,8 +17,9 @@ from __future__ import annotations
 import math
 import os
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,12 +27,24 @@ import torch
 from runners.meters.nvml import driver_version, others_on
 from runners.phases import Meter, Reading, Unavailable
 
-__all__ = ["CudaMeter", "allocator_backend", "check", "describe", "device_uuid", "driver_version", "limit", "others_on"]
+__all__ = [
+    "AllocatorHistory",
+    "CudaMeter",
+    "allocator_backend",
+    "check",
+    "describe",
+    "device_uuid",
+    "driver_version",
+    "limit",
+    "others_on",
+]
 
 NATIVE = "native"  # PyTorch's own caching allocator, the only one that keeps every counter
 STATISTICS = ("allocated", "reserved", "requested", "active")  # of memory_stats, all pools together
 OF_THE_HOST = ("resident", "resident_anon", "resident_file")  # its address space says nothing beside a CUDA build's
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the last two are old names
+# "Expect each entry to be several KB" of the snapshot (torch.cuda.memory._record_memory_history), which is capped
+HISTORY_ENTRIES = 20_000
 BFLOAT16_SINCE = (8, 0)  # compute capability, as torch.cuda.is_bf16_supported has it
 
 
@@ -111,6 +124,26 @@ class CudaMeter:
             self._not_reset.add(index)
         else:
             self._not_reset.discard(index)
+
+
+class AllocatorHistory:
+    """The caching allocator's own record of what it gave out and took back, from now on.
+
+    Begin it once CUDA is initialised. Raises where the allocator keeps none, as cudaMallocAsync.
+    """
+
+    scope = (
+        f"The last {HISTORY_ENTRIES} allocations and frees of PyTorch's allocator since the workload's libraries were "
+        "imported, on every device of the attempt, with the Python lines that made them, and the allocator's blocks as "
+        "they were after the exception had left the workload: open it at https://pytorch.org/memory_viz. Not in it: "
+        "what was allocated past that allocator (contexts, libraries, NCCL, other processes), and C++ frames."
+    )
+
+    def __init__(self) -> None:
+        torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=HISTORY_ENTRIES)
+
+    def write(self, path: Path, causes: Iterable[BaseException]) -> None:
+        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
 
 def _beside(readings: dict[str, Reading], host: Mapping[str, Reading]) -> dict[str, Reading]:

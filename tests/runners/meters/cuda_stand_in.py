@@ -12,6 +12,7 @@ Written from docs.pytorch.org (torch.cuda, and "CUDA semantics": asynchronous ex
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -85,10 +86,34 @@ class Torch:
         return names
 
 
+class Memory:
+    """torch.cuda.memory: the allocator's history is a pickle of what was asked of it."""
+
+    def __init__(self, torch: Torch) -> None:
+        self._torch = torch
+        self.recording: dict[str, Any] | None = None
+
+    def get_allocator_backend(self) -> str:
+        return self._torch.backend
+
+    def _record_memory_history(self, enabled: str | None = "all", **options: Any) -> None:
+        self._torch.calls.append(("_record_memory_history", 0))
+        if self._torch.backend != "native":
+            raise RuntimeError("cudaMallocAsync does not yet support recordHistory")
+        self.recording = {"enabled": enabled, **options}
+
+    def _dump_snapshot(self, filename: str = "dump_snapshot.pickle") -> None:
+        self._torch.calls.append(("_dump_snapshot", 0))
+        if "_dump_snapshot" in self._torch.raises:
+            raise self._torch.raises["_dump_snapshot"]
+        with open(filename, "wb") as file:
+            pickle.dump({"segments": [], "device_traces": [[] for _ in self._torch.devices]}, file)
+
+
 class Cuda:
     def __init__(self, torch: Torch) -> None:
         self._torch = torch
-        self.memory = SimpleNamespace(get_allocator_backend=lambda: torch.backend)
+        self.memory = Memory(torch)
 
     def is_initialized(self) -> bool:
         return self._torch.initialized

@@ -1,0 +1,154 @@
+"""Which tensors were alive when a workload failed on cpu, and which of its lines had made them.
+
+A follower of tensors that takes down, for each storage, the operator and the stack it came from. Apart from the plain
+follower, which does without: a stack costs time and memory that only a run which asked for traces pays.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+
+from runners.journal import BETWEEN, plain
+from runners.meters import torch_tensors
+from runners.meters.torch_tensors import TensorFollower
+from runners.phases import Phases
+
+FORMAT = 1
+MOST_TENSORS = 50
+MOST_LINES = 10  # of a stack, from the innermost
+LONGEST_LINE = 500  # characters
+
+MEASURING = str(Path(__file__).with_name("child.py"))  # what called the workload: the stack below is not its own
+# Frames that are not the workload's lines: torch's, ours, and the import system's
+NOT_LINES = (os.path.dirname(torch.__file__) + os.sep, __file__, torch_tensors.__file__, "<frozen ")
+
+# Set on an exception that an operator raised, with what was alive then: it goes where the exception goes, also as the
+# cause of another one, and is gone with one that the workload caught.
+AT_THE_RAISE = "_sweeper_alive"
+
+Where = tuple[str, "int | None"]  # phase and run index
+Stack = tuple[tuple[CodeType, int], ...]
+
+
+class Made(NamedTuple):
+    """Where a storage came from, unformatted: most of them die before anybody asks."""
+
+    operator: Any
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    stack: Stack
+    where: Where
+
+
+class TensorHistory(TensorFollower):  # type: ignore[no-untyped-call]
+    scope = (
+        f"The {MOST_TENSORS} largest storages alive that operators of the measured thread had returned, counted once "
+        "whatever views share them, each with the first tensor and operator that returned it and the lines that ran "
+        "it, innermost first, without torch's own; in a backward pass the line is the one that called it. Not in it: "
+        "the scratch memory of kernels, tensors of other threads and of compiled code, storages that were made before "
+        "the workload began, and what was freed before the failure."
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where: Callable[[], Where] = lambda: (BETWEEN, None)
+        self._operator: Any = None
+        self._made: dict[int, Made] = {}  # by the same keys as the storages
+        self._left: dict[str, Any] | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operator = func
+        try:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        except BaseException as error:
+            with suppress(Exception):  # no memory is left for it: what leaves the phase is taken instead
+                setattr(error, AT_THE_RAISE, self._alive(raised_by=func))
+            raise
+
+    def _follow(self, tensor: torch.Tensor) -> None:
+        super()._follow(tensor)
+        key = tensor.untyped_storage()._cdata
+        if key in self._storages and key not in self._made:
+            self._made[key] = Made(self._operator, tensor.shape, tensor.dtype, _stack(), self.where())
+
+    def _died(self, key: int, reference: Any) -> None:
+        self._made.pop(key, None)
+        super()._died(key, reference)
+
+    def phase_failed(self) -> None:
+        """Take down what is alive as an exception leaves a phase: what its frames hold is, until it is handled."""
+        with suppress(Exception):
+            self._left = None
+            self._left = self._alive()
+
+    def write(self, path: Path, causes: Iterable[BaseException]) -> None:
+        kept = (getattr(cause, "__dict__", {}).get(AT_THE_RAISE) for cause in causes)
+        alive = next((each for each in kept if each is not None), None) or self._left or self._alive()
+        path.write_text(json.dumps({"format": FORMAT, "scope": self.scope, **alive}, indent=1, allow_nan=False) + "\n")
+
+    def _alive(self, raised_by: Any = None) -> dict[str, Any]:
+        self.settle()
+        phase, run_index = self.where()
+        sizes = {key: size for key, (size, _) in self._storages.items()}
+        largest = heapq.nlargest(MOST_TENSORS, sizes, key=sizes.__getitem__)
+        return {
+            "phase": phase,
+            "run_index": run_index,
+            "raised_by": None if raised_by is None else {"operator": str(raised_by), "lines": _lines(_stack())},
+            "live_bytes": self.live,
+            "live_storages": len(sizes),
+            "complete": self.valid,  # nothing ran that could not be followed
+            "tensors": [_told(sizes[key], self._made[key]) for key in largest if key in self._made],
+        }
+
+
+class TracedPhases(Phases):
+    """Phases that tell a history which of them is under way, and when one has failed."""
+
+    def __init__(self, history: TensorHistory, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._history = history
+        history.where = lambda: self._current
+
+    def _end(self, completed: bool) -> dict[str, Any]:
+        if not completed:
+            self._history.phase_failed()
+        return super()._end(completed)
+
+
+def _told(size: int, made: Made) -> dict[str, Any]:
+    phase, run_index = made.where
+    return {
+        "bytes": size,
+        "shape": list(made.shape),
+        "dtype": str(made.dtype).removeprefix("torch."),
+        "operator": str(made.operator),
+        "lines": _lines(made.stack),
+        "phase": phase,
+        "run_index": run_index,
+    }
+
+
+def _stack() -> Stack:
+    """The workload's own frames, the innermost first. Code objects, and not text: there is one for every storage."""
+    found: list[tuple[CodeType, int]] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(found) < MOST_LINES and frame.f_code.co_filename != MEASURING:
+        if not frame.f_code.co_filename.startswith(NOT_LINES):
+            found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return tuple(found)
+
+
+def _lines(stack: Stack) -> list[str]:
+    return [str(plain(f"{code.co_filename}:{line} in {code.co_name}"))[:LONGEST_LINE] for code, line in stack]
