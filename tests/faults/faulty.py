@@ -306,3 +306,11 @@ def fails_until(*, phase, batch=1, file, **_):
     with phase("work"):
         if batch == 2 and not os.path.exists(file):
             raise ValueError("not yet")
+
+
+def reserves(*, phase, mib, **_):
+    """Asks for more than the machine has, and touches none of it."""
+    import torch
+
+    with phase("work"):
+        torch.empty(mib * MIB // 4)

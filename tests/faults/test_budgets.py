@@ -1,0 +1,88 @@
+"""A budget stands for a smaller device: it refuses at the same points every time, cleanly, and where it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from runners.outcome import Status
+from tests.measuring import MIB, SETTLED, Lab, Measured
+
+ROOT = Path(__file__).parents[2]
+REPEATABLE = {"OMP_WAIT_POLICY": "PASSIVE", "MALLOC_MMAP_THRESHOLD_": str(2**17), "OPENBLAS_NUM_THREADS": "1"}
+TRAINING = ["model=small-llama", "workload=train", "allocator=repeatable", "start=warm", "devices=[cpu]"]
+GRID = ["batch=range(1,9)", "context=128,256,384,512", "budget=600MiB", "parallel=true"]
+
+
+def sweep(folder: Path, *words: str) -> pd.DataFrame:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "sweeper", *words, "name=run"]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return pd.read_parquet(folder / "outputs/run/points.parquet")
+
+
+@pytest.mark.slow
+def test_three_repeats_of_a_grid_under_a_budget_agree_at_every_point_and_fail_cleanly(tmp_path: Path) -> None:
+    told = []
+    for repeat in range(3):
+        folder = tmp_path / str(repeat)
+        folder.mkdir()
+        points = sweep(folder, *TRAINING, *GRID).set_index(["batch", "context"]).sort_index()
+        assert len(points) == 32
+        assert set(points["status"]) == {"ok", "oom"}
+        assert set(points["budget_kind"]) == {"data_limit"}
+        assert points.query("status == 'oom'")["requested_bytes"].notna().all()
+        told.append(points["fits"].tolist())
+    assert told[0] == told[1] == told[2]
+    assert 0 < sum(told[0]) < 32
+
+
+def measure(lab: Lab, batch: int, context: int, budget: int | None) -> Measured:
+    model = yaml.safe_load((ROOT / "conf/model/small-llama.yaml").read_text())
+    workload = {"name": "train", "optimizer": "adamw", "lr": 0.001, "set_to_none": True}
+    values: Mapping[str, Any] = {
+        **SETTLED, "model": model, "workload": workload, "batch": batch, "context": context,
+        "warmup": 0, "repeats": 1, "allocator": "repeatable", "budget": budget,
+    }  # fmt: skip
+    return lab.settle(lab.start_values(values, environ=REPEATABLE))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch", "context"), [(4, 256), (2, 512)])
+def test_the_smallest_budget_that_passes_is_the_free_runs_peak_of_address_space(
+    lab: Lab, batch: int, context: int
+) -> None:
+    free = measure(lab, batch, context, None).outcome
+    assert free.status is Status.OK
+    peak = free.peak("address")
+    assert peak is not None
+    expected = peak - free.process_baseline["virtual"]
+    fails, passes = expected - 32 * MIB, expected + 32 * MIB
+    assert measure(lab, batch, context, fails).outcome.status is Status.OOM
+    assert measure(lab, batch, context, passes).outcome.status is Status.OK
+    while passes - fails > MIB // 2:
+        middle = (passes + fails) // 2
+        outcome = measure(lab, batch, context, middle).outcome
+        assert outcome.status in (Status.OK, Status.OOM), outcome
+        passes, fails = (middle, fails) if outcome.fits else (passes, middle)
+    assert abs(passes - expected) <= 2 * MIB
+
+
+def test_without_a_budget_a_point_that_is_too_large_for_the_machine_is_refused_and_not_killed(lab: Lab) -> None:
+    """The guard: the memory available at the start, less a reserve."""
+    measured = lab.measure("faulty:reserves", {"mib": 2**20})
+    outcome = measured.outcome
+    assert (outcome.status, outcome.fits, outcome.budget_kind) == (Status.OOM, False, "guard")
+    assert outcome.available_memory_bytes is not None
+    assert outcome.budget_bytes is not None
+    assert 0 < outcome.budget_bytes < outcome.available_memory_bytes
+    assert outcome.requested_bytes == 2**40
