@@ -11,6 +11,7 @@ Kinds of line, each with `t` (seconds, the machine's monotonic clock):
     ended        phase, run_index, elapsed_s, iterations, completed, shapes, metrics,
                  counters {device: {baseline, end, peak, alloc_retries, num_ooms}}
     failed       phase, chain [{type, bases, message}], traceback: what the workload raised, cause by cause
+    trace        file, bytes, scope, or file null and a reason: after `failed`, if trace=on_failure asked for it
     finished     metrics, steps, tokens: the workload returned
 
 What happens between two phases is the phase `between`: it has no `began`, it starts where the one before it ended.
