@@ -2,7 +2,7 @@
 
 Reads commands on stdin, one JSON line each, and answers on stdout, one JSON line each:
 
-    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, in between maybe {"waiting": FOLDER, "for": TEXT},
+    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, before and after it maybe {"waiting": FOLDER, "for": TEXT},
                             then {"settled": FOLDER} once exit.json is in its place,
                             or {"unwritten": FOLDER, "error": TEXT} if it could not be put there
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is answered as settled
@@ -29,7 +29,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import boot, child, processes
+from runners import boot, child, contamination, processes
 from runners.meters import cpu
 from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
 
@@ -60,6 +60,11 @@ class Running:
     started_at: str | None = None
     lock: IO[str] | None = None
     waits: bool = False
+    watch: contamination.Watch | None = None  # on a GPU: who else is there
+    next_watch: float = 0.0
+    waits_for: str | None = None  # who is on the device, or what is not given back, as it was last said
+    machine: dict[str, Any] = field(default_factory=dict)
+    ended: dict[str, Any] | None = None  # how, while its devices' memory is waited for
     timed_out: bool = False
     cancelled: str | None = None
     own_resident: int | None = None
@@ -75,6 +80,7 @@ class Supervisor:
         self._lanes = lanes  # attempts that can be under way at once in our memory cgroup
         self._queue: list[AttemptFolder] = []
         self._running: Running | None = None
+        self._devices = contamination.Lane()
         self._selector = selectors.DefaultSelector()
         self._next_look = 0.0
         self._unread = b""
@@ -141,7 +147,7 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            if self._running is not None and pid == self._running.pid:
+            if self._running is not None and self._running.ended is None and pid == self._running.pid:
                 self._settle(self._running, status, usage)
 
     def _patience(self) -> float | None:
@@ -150,7 +156,8 @@ class Supervisor:
             return None
         now = time.monotonic()
         wake = self._next_look
-        if running.pid is not None and running.attempt.timeout is not None and not running.timed_out:
+        runs = running.pid is not None and running.ended is None
+        if runs and running.attempt.timeout is not None and not running.timed_out:
             wake = min(wake, running.began + running.attempt.timeout)
         return max(0.0, wake - now)
 
@@ -163,6 +170,10 @@ class Supervisor:
             if now >= self._next_look:
                 self._next_look = now + LOCK_EVERY
                 self._begin(running)
+            return
+        if running.ended is not None:
+            if now >= self._next_look:
+                self._await_memory(running)
             return
         timeout = running.attempt.timeout
         if timeout is not None and now >= running.began + timeout and not running.timed_out:
@@ -182,13 +193,14 @@ class Supervisor:
             self._begin(self._running)
 
     def _begin(self, running: Running) -> None:
-        if not self._take_device(running):
+        if not self._take_device(running) or not self._device_is_free(running):
             return
         attempt = running.attempt
         if attempt.warm:
             self._import_libraries(attempt)
         running.journal = os.open(running.folder.journal, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         running.oom_kills, running.kernel_log = _oom_kills(), _open_kernel_log()
+        running.machine = contamination.machine("start")
         running.own_resident = max(cpu.status_lines().get("VmHWM", 0), _own_maxrss())
         read_end, write_end = os.pipe()
         os.set_blocking(read_end, False)
@@ -209,6 +221,7 @@ class Supervisor:
         os.close(write_end)
         self._selector.register(read_end, selectors.EVENT_READ, "output")
         self._next_look = running.began + OUTSIDE_EVERY
+        running.next_watch = running.began + contamination.LOOK_EVERY
         self._answer({"began": str(running.folder.path), "pid": running.pid})
 
     def _take_device(self, running: Running) -> bool:
@@ -231,6 +244,29 @@ class Supervisor:
         lock.write(f"{running.folder.path} (pid {os.getpid()})\n")
         lock.flush()
         running.lock = lock
+        return True
+
+    def _device_is_free(self, running: Running) -> bool:
+        """Whether the attempt may start: nobody else is on its devices, or has been there for too long to wait."""
+        if running.watch is None:
+            uuid = running.attempt.device_uuid
+            running.watch = contamination.Watch(uuid.split("+") if uuid else (), self._devices)
+        return not self._waits_for(running, running.watch.before(time.monotonic()))
+
+    def _await_memory(self, running: Running) -> None:
+        """Settle once the devices' memory is back, or has not come back for too long to wait."""
+        assert running.watch is not None
+        assert running.ended is not None
+        if not self._waits_for(running, running.watch.after(time.monotonic())):
+            self._write_end(running, running.ended | running.watch.facts())
+
+    def _waits_for(self, running: Running, what: str | None) -> bool:
+        if what is None:
+            return False
+        self._next_look = time.monotonic() + contamination.WAIT_EVERY
+        if what != running.waits_for:
+            running.waits_for = what
+            self._answer({"waiting": str(running.folder.path), "for": what})
         return True
 
     def _import_libraries(self, attempt: Attempt) -> None:
@@ -269,6 +305,10 @@ class Supervisor:
         if running.pid is None:  # still waiting for its device
             self._write_end(running, {"interrupted": True, "reason": running.cancelled})
             return
+        if running.ended is not None:  # it ended before it was cancelled: its memory alone was waited for
+            assert running.watch is not None
+            self._write_end(running, running.ended | running.watch.facts())
+            return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(running.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # it may not have its own session yet
@@ -285,6 +325,9 @@ class Supervisor:
             resident = sum(cpu.read_status(pid).now.get("resident", 0) for pid in others)
             running.others = max(running.others, len(others))
             running.others_resident = max(running.others_resident, resident)
+        if running.watch is not None and running.watch.measures and now >= running.next_watch:
+            running.next_watch = now + contamination.LOOK_EVERY
+            running.watch.during(now - running.began, lambda: processes.descendants_of(os.getpid()))
 
     def _settle(self, running: Running, status: int, usage: resource.struct_rusage) -> None:
         ended = time.monotonic()
@@ -309,7 +352,8 @@ class Supervisor:
             "leftover_processes": leftovers,
             "output_truncated": running.output.truncated,
             "last_output": running.output.last_words,
-            "available_memory_bytes_end": cpu.available_memory_bytes(),
+            **running.machine,
+            **contamination.machine("end"),
         }
         if running.timed_out:
             facts["reason"] = f"not done after timeout={running.attempt.timeout:g} seconds"
@@ -317,7 +361,12 @@ class Supervisor:
             facts |= {"interrupted": True, "reason": running.cancelled}
         if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
             facts["oom_kill_proof"] = self._proof_of_oom_kill(running)
-        self._write_end(running, facts)
+        assert running.watch is not None
+        if running.cancelled is not None:  # somebody wants it to be over: what is not waited for is not claimed
+            self._write_end(running, facts | running.watch.facts())
+            return
+        running.ended = facts
+        self._await_memory(running)
 
     def _proof_of_oom_kill(self, running: Running) -> str | None:
         """Why a SIGKILL was the kernel's for want of memory; None where that is not proved.
@@ -359,7 +408,7 @@ class Supervisor:
         if running is not None:
             running.cancelled = reason
             self._kill(running)
-            if running.pid is not None:
+            if running.pid is not None and running.ended is None:
                 with contextlib.suppress(ChildProcessError):
                     _, status, usage = os.wait4(running.pid, 0)
                     self._settle(running, status, usage)

@@ -1,0 +1,544 @@
+"""Who else is on a device. A stand-in of the driver's library reads what is there from a file that the tests and the
+workloads rewrite, under real supervisors: to them an attempt is on a GPU when it has a device's UUID."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners import contamination
+from runners.contamination import LONGEST_WAIT, Lane, Reading, Watch
+from runners.engines.local import Local
+from runners.meters.nvml import Other
+from runners.outcome import Outcome, Status, outcome_of
+from runners.point import Attempt, AttemptFolder, Point, write_aside
+from tests.measuring import MIB, SETTLED, Lab, Measured
+
+UUID = "GPU-00000000-1111-2222-3333-444444444444"
+OTHER = 3_999_999  # no process here has that pid
+GIB = 2**30
+
+NVML = """\
+import json, os, types
+HERE = os.path.dirname(__file__)
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def _device():
+    with open(os.path.join(HERE, "device.json")) as file:
+        return json.load(file)
+def nvmlDeviceGetHandleByUUID(uuid):
+    if uuid != "GPU-00000000-1111-2222-3333-444444444444":
+        raise NVMLError(uuid)
+    return uuid
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    found = [types.SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in _device()["processes"]]
+    with open(os.path.join(HERE, "looks"), "a") as file:
+        file.write("|")
+    return found
+def nvmlDeviceGetGraphicsRunningProcesses(handle): return []
+def nvmlDeviceGetMemoryInfo(handle): return types.SimpleNamespace(used=_device()["used"])
+def nvmlSystemGetProcessName(pid): return b"/opt/other/bin/trainer --token=secret"
+"""
+WORKLOADS = """\
+import json, os, subprocess, sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+def put(used, *processes):
+    (HERE / "device.tmp").write_text(json.dumps({"used": used, "processes": processes}))
+    os.replace(HERE / "device.tmp", HERE / "device.json")
+
+def until_looked_at(times=2):
+    import select
+    seen = (HERE / "looks").stat().st_size + times
+    while (HERE / "looks").stat().st_size < seen:
+        select.select([], [], [], 0.02)
+
+def alone(*, phase, **_):
+    with phase("work"):
+        put(2**30, (os.getpid(), 2**30))
+        until_looked_at()
+    put(0)
+
+def visited(*, phase, other, **_):
+    with phase("work"):
+        put(2**30, (os.getpid(), 2**29), (other, 2**29))
+        until_looked_at()
+    put(0)
+
+def under_another_pid(*, phase, mine, **_):
+    with phase("work"):
+        put(2**30, (mine, 2**30))
+        until_looked_at()
+    put(0)
+
+def with_a_child(*, phase, **_):
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    with phase("work"):
+        put(2**30, (os.getpid(), 2**29), (child.pid, 2**29))
+        until_looked_at()
+    put(0)
+
+def leaves(*, phase, used, by=(), **_):
+    with phase("work"):
+        put(used, *by)
+
+def quick(*, phase, **_):
+    with phase("work"):
+        pass
+
+def with_memory_elsewhere(*, phase, **_):
+    code = "import sys; kept = bytearray(64 * 2**20); print(1, flush=True); sys.stdin.read()"
+    with phase("work"):
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        child.stdout.read(1)
+        import select
+        select.select([], [], [], 0.6)
+    child.stdin.close()
+    child.wait()
+
+def who_is_killed_first(*, phase, **_):
+    with phase("work"):
+        return {"oom_score_adj": int(Path("/proc/self/oom_score_adj").read_text())}
+"""
+
+
+class Gpu(Lab):
+    """A lane on a device that is a file."""
+
+    def __init__(self, root: Path, lane: str = "gpu", engine: Local | None = None) -> None:
+        self.lane = lane
+        self.home = root / "home"
+        self.home.mkdir()
+        (self.home / "pynvml.py").write_text(NVML)
+        (self.home / "visits.py").write_text(WORKLOADS)
+        (self.home / "looks").touch()
+        super().__init__(root / "attempts", self.home)
+        self.engine = engine or self.engine  # one in a process: an engine that is closed ends all that is below it
+        self.put(0)
+
+    def put(self, used: int, *processes: tuple[int, int | None]) -> None:
+        write_aside(self.home / "device.json", {"used": used, "processes": processes})
+
+    def start_values(self, values: Any, environ: Any = None, device: str = "cpu", uuid: str | None = UUID) -> Attempt:
+        self.number += 1
+        attempt = Attempt(
+            point=Point(values=values),
+            device=device,
+            number=self.number,
+            device_uuid=uuid,
+            cwd=str(self.home),
+            environ=environ or {"PYTHONPATH": str(self.home)},
+            heartbeat=0.1,
+        )
+        folder = self.folder(attempt)
+        folder.ask(attempt)
+        self.engine.start(attempt, folder, self.lane)
+        return attempt
+
+    def begin(self, target: str, params: Any = None, start: str = "warm", **how: Any) -> Attempt:
+        workload = {
+            "name": "custom",
+            "target": target if ":" in target else f"visits:{target}",
+            "params": dict(params or {}),
+        }
+        settled = {**SETTLED, "start": start, "tensors": False}
+        return self.start_values({**settled, "model": None, "workload": workload}, **how)
+
+    def measured(self, target: str, params: Any = None, start: str = "warm", **how: Any) -> Measured:
+        return self.settle(self.begin(target, params, start, **how))
+
+    @property
+    def supervisor(self) -> int:
+        return self.engine._lanes[self.lane].process.pid
+
+    def go_away(self) -> None:
+        """Close the supervisor's stdin, as an orchestrator that dies does, and wait until it has gone."""
+        if self.lane in self.engine._lanes:
+            self.engine._dismiss(self.lane)
+
+
+@pytest.fixture(scope="module")
+def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpu]:
+    gpu = Gpu(tmp_path_factory.mktemp("gpu"))
+    yield gpu
+    gpu.engine.close()
+
+
+@pytest.fixture
+def gpu(lane: Gpu) -> Gpu:
+    """A lane that earlier attempts ran in, with nobody on its device."""
+    lane.put(0)
+    return lane
+
+
+@pytest.fixture
+def new(lane: Gpu, tmp_path: Path) -> Iterator[Gpu]:
+    """A lane whose supervisor has seen nothing yet."""
+    new = Gpu(tmp_path, "new", lane.engine)
+    yield new
+    new.go_away()
+
+
+# -- an attempt, under a real supervisor ------------------------------------------------------------------------------
+
+
+def test_an_attempt_alone_on_its_device_says_so_and_by_what(new: Gpu) -> None:
+    measured = new.measured("alone")
+    assert measured.outcome.status is Status.OK
+    assert measured.outcome.contaminated is False
+    assert measured.outcome.contaminated_by is None
+    assert measured.outcome.contamination_told_by == "processes"
+    assert measured.exit["devices"] == [{"uuid": UUID, "used_bytes_before": 0, "used_bytes_end": 0}]
+
+
+def test_processes_that_a_workload_starts_are_its_own(gpu: Gpu) -> None:
+    measured = gpu.measured("with_a_child")
+    assert measured.outcome.contaminated is False
+    assert measured.exit["leftover_processes"] == 1
+
+
+def test_somebody_who_comes_while_it_runs_is_named_and_nothing_of_the_command_line_but_the_program(gpu: Gpu) -> None:
+    measured = gpu.measured("visited", {"other": OTHER})
+    assert measured.outcome.status is Status.OK
+    assert measured.outcome.contaminated is True
+    assert measured.outcome.contaminated_by is not None
+    assert measured.outcome.contaminated_by.startswith(f"trainer (pid {OTHER}, {2**29} bytes) ")
+    assert measured.outcome.contaminated_by.endswith(" s after the start")
+    assert "secret" not in (measured.folder.path / "exit.json").read_text()
+
+
+def test_where_the_drivers_pids_are_of_another_namespace_only_bytes_are_compared_and_that_is_said(new: Gpu) -> None:
+    measured = new.measured("under_another_pid", {"mine": OTHER})
+    assert measured.outcome.contaminated is False
+    assert measured.outcome.contamination_told_by == "used_bytes"
+
+
+def test_an_attempt_waits_for_others_to_leave_and_then_starts(gpu: Gpu) -> None:
+    gpu.put(GIB, (OTHER, GIB))
+    attempt = gpu.begin("quick")
+    assert gpu.wait_for("waiting").detail == f"trainer (pid {OTHER}, {GIB} bytes)"
+    gpu.put(0)
+    measured = gpu.settle(attempt)
+    assert measured.outcome.status is Status.OK
+    assert measured.outcome.contaminated is False
+    assert 0 < measured.exit["contamination_waited_s"]["before"] < LONGEST_WAIT
+
+
+def test_an_attempt_cancelled_while_it_waits_for_others_has_not_run(gpu: Gpu) -> None:
+    gpu.put(GIB, (OTHER, GIB))
+    attempt = gpu.begin("quick")
+    gpu.wait_for("waiting")
+    gpu.engine.cancel("the person stopped it")
+    measured = gpu.settle(attempt)
+    assert measured.outcome.status is Status.INTERRUPTED
+    assert measured.outcome.contaminated is None
+    assert measured.journal == []
+
+
+def test_a_supervisor_that_waits_for_others_still_goes_with_the_orchestrator(new: Gpu) -> None:
+    new.put(GIB, (OTHER, GIB))
+    new.begin("quick")
+    new.wait_for("waiting")
+    began = time.monotonic()
+    new.go_away()
+    assert time.monotonic() - began < 1
+
+
+def test_memory_that_is_not_back_is_waited_for_before_the_attempt_is_settled(gpu: Gpu) -> None:
+    attempt = gpu.begin("leaves", {"used": GIB})
+    said = gpu.wait_for("waiting").detail
+    assert said == (
+        f"memory not given back ({GIB} bytes more than before the start, used by no process that the driver names)"
+    )
+    assert gpu.folder(attempt).settled() is None
+    gpu.put(0)
+    measured = gpu.settle(attempt)
+    assert measured.outcome.status is Status.OK
+    assert measured.outcome.contaminated is False
+    assert measured.exit["contamination_waited_s"]["after"] > 0
+    assert measured.exit["duration_s"] < LONGEST_WAIT  # of the attempt, not of the waiting
+
+
+def test_an_attempt_that_ended_before_it_was_cancelled_keeps_its_end(gpu: Gpu) -> None:
+    attempt = gpu.begin("leaves", {"used": GIB})
+    gpu.wait_for("waiting")
+    gpu.engine.cancel("the person stopped it")
+    measured = gpu.settle(attempt)
+    assert measured.outcome.status is Status.OK
+
+
+def test_an_orchestrator_that_goes_while_memory_is_waited_for_loses_no_attempt(new: Gpu) -> None:
+    attempt = new.begin("leaves", {"used": GIB})
+    new.wait_for("waiting")
+    began = time.monotonic()
+    new.go_away()
+    assert time.monotonic() - began < 1
+    exit = new.folder(attempt).settled()
+    assert exit is not None
+    assert exit["code"] == 0
+    assert "interrupted" not in exit
+
+
+def test_a_few_mib_that_the_driver_keeps_are_nobodys(gpu: Gpu) -> None:
+    measured = gpu.measured("leaves", {"used": 16 * MIB})
+    assert measured.outcome.contaminated is False
+
+
+@pytest.mark.slow
+def test_others_who_stay_are_waited_for_once_and_recorded_each_time(new: Gpu) -> None:
+    new.put(GIB, (OTHER, GIB))
+    first = new.measured("quick", start="warm")
+    assert first.exit["contamination_waited_s"]["before"] >= LONGEST_WAIT
+    second = new.measured("quick", start="warm")
+    assert second.exit["contamination_waited_s"]["before"] == 0
+    for measured in (first, second):
+        assert measured.outcome.status is Status.OK
+        assert measured.outcome.contaminated_by == f"trainer (pid {OTHER}, {GIB} bytes) before the start"
+
+
+@pytest.mark.slow
+def test_memory_that_never_comes_back_is_recorded_with_who_has_it_and_the_lane_goes_on(new: Gpu) -> None:
+    attempt = new.begin("leaves", {"used": GIB, "by": [[OTHER, GIB - 1]]})
+    following = new.settle(attempt)
+    assert following.outcome.contaminated is True
+    assert following.outcome.contaminated_by == (
+        f"memory not given back 10 s after the end ({GIB} bytes more than before the start, "
+        f"used by trainer (pid {OTHER}, {GIB - 1} bytes))"
+    )
+    new.put(GIB)
+    assert new.measured("quick").outcome.contaminated is False  # it found it so
+
+
+def test_a_device_that_is_not_there_is_looked_at_before_and_after_all_the_same(gpu: Gpu) -> None:
+    attempt = gpu.begin("quick", device="cuda:0")
+    measured = gpu.settle(attempt)
+    assert measured.outcome.status is Status.UNAVAILABLE
+    assert measured.outcome.contaminated is False
+    assert measured.exit["devices"] == [{"uuid": UUID, "used_bytes_before": 0, "used_bytes_end": 0}]
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        "raise ImportError('no such library')",
+        "def nvmlInit(): raise RuntimeError('half a library')",
+        "class NVMLError(Exception): pass",
+    ],
+)
+def test_without_anybody_to_ask_it_is_null_and_not_false(new: Gpu, library: str) -> None:
+    (new.home / "pynvml.py").write_text(library)
+    measured = new.measured("quick")
+    assert measured.outcome.status is Status.OK
+    assert measured.outcome.contaminated is None
+    assert measured.outcome.contamination_told_by is None
+
+
+def test_a_device_the_driver_does_not_know_is_not_measured(gpu: Gpu) -> None:
+    measured = gpu.measured("quick", uuid=f"{UUID}+GPU-unknown")
+    assert measured.outcome.contaminated is None
+
+
+# -- cpu --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_attempt_has_the_machines_memory_and_its_pressure_at_its_start_and_end(gpu: Gpu) -> None:
+    measured = gpu.measured("quick", uuid=None)
+    outcome, exit = measured.outcome, measured.exit
+    assert outcome.contaminated is None
+    assert "devices" not in exit
+    for available in (outcome.available_memory_bytes, outcome.available_memory_end_bytes):
+        assert available is not None
+        assert available > 0
+    assert exit["available_memory_bytes_start"] > 0
+    if contamination.memory_pressure() is None:
+        assert outcome.memory_pressure_start_us is None
+        assert outcome.memory_pressure_end_us is None
+    else:
+        assert outcome.memory_pressure_start_us is not None
+        assert outcome.memory_pressure_end_us is not None
+        assert outcome.memory_pressure_start_us <= outcome.memory_pressure_end_us
+        assert 0 <= exit["memory_pressure_end_avg10_percent"] <= 100
+
+
+def test_an_attempt_that_never_came_to_its_baseline_has_the_memory_it_started_with(gpu: Gpu) -> None:
+    (gpu.home / "gone.py").write_text("import os; os._exit(3)")
+    measured = gpu.measured("gone:run", uuid=None)
+    assert measured.outcome.status is Status.CRASHED
+    assert measured.outcome.available_memory_bytes == measured.exit["available_memory_bytes_start"]
+
+
+def test_memory_in_processes_of_the_workload_is_said(gpu: Gpu) -> None:
+    outcome = gpu.measured("with_memory_elsewhere", uuid=None).outcome
+    assert outcome.status is Status.OK
+    assert outcome.other_processes == 1
+    assert outcome.other_processes_resident_bytes is not None
+    assert 64 * MIB <= outcome.other_processes_resident_bytes < 128 * MIB
+
+
+def test_the_kernels_victim_is_the_measured_process_and_neither_supervisor_nor_orchestrator(gpu: Gpu) -> None:
+    def adjusted(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    before = adjusted(os.getpid())
+    for start in ("cold", "warm"):
+        outcome = gpu.measured("who_is_killed_first", uuid=None, start=start).outcome
+        assert outcome.metrics == {"oom_score_adj": 1000}
+        assert adjusted(os.getpid()) == adjusted(gpu.supervisor) == before
+
+
+# -- the watch, driven by hand ----------------------------------------------------------------------------------------
+
+
+class Device:
+    """A device that holds what is put on it."""
+
+    def __init__(self) -> None:
+        self.now: Reading | None = Reading((), 0)
+
+    def put(self, used: int | None, *processes: tuple[int, int | None]) -> None:
+        self.now = Reading([Other(*process) for process in processes], used)
+
+    def watch(self, lane: Lane | None = None) -> Watch:
+        return Watch([UUID], lane or Lane(), lambda _: self.now, lambda pid: f"program-{pid}")
+
+
+def ours(*pids: int) -> Callable[[], tuple[int, ...]]:
+    return lambda: pids
+
+
+def test_others_are_waited_for_up_to_the_limit_and_no_longer() -> None:
+    device = Device()
+    device.put(5, (7, 5))
+    watch = device.watch()
+    assert watch.before(100.0) == "program-7 (pid 7, 5 bytes)"
+    assert watch.before(100.0 + LONGEST_WAIT - 0.1) is not None
+    assert watch.before(100.0 + LONGEST_WAIT) is None
+    assert watch.facts()["contaminated"] == "program-7 (pid 7, 5 bytes) before the start"
+
+
+def test_who_outlasted_a_wait_is_not_waited_for_again_but_another_is() -> None:
+    device, lane = Device(), Lane()
+    device.put(5, (7, 5))
+    first = device.watch(lane)
+    first.before(0.0)
+    assert first.before(LONGEST_WAIT) is None
+    assert device.watch(lane).before(20.0) is None
+    device.put(9, (7, 5), (8, 4))
+    assert device.watch(lane).before(30.0) is not None
+
+
+def test_who_was_there_before_and_stays_is_told_with_its_most_bytes_and_its_times() -> None:
+    device, lane = Device(), Lane()
+    device.put(5, (7, 5))
+    watch = device.watch(lane)
+    watch.before(0.0)
+    watch.before(LONGEST_WAIT)
+    device.put(300, (7, 200), (42, 100))
+    watch.during(1.0, ours(42))
+    device.put(250, (7, 150), (42, 100))
+    watch.during(3.0, ours(42))
+    assert watch.facts()["contaminated"] == (
+        "program-7 (pid 7, 200 bytes) before the start and 1.0 to 3.0 s after the start"
+    )
+
+
+def test_a_process_of_ours_that_ended_while_the_driver_answered_stays_ours() -> None:
+    device = Device()
+    watch = device.watch()
+    watch.before(0.0)
+    answers = iter([(42, 43), (42,)])
+    device.put(8, (42, 4), (43, 4))
+    watch.during(1.0, lambda: next(answers))
+    watch.during(2.0, ours(42))  # its entry lingers in the driver
+    assert watch.facts()["contaminated"] is False
+
+
+def test_pids_once_known_to_be_ours_are_so_for_the_lanes_later_attempts_too() -> None:
+    device, lane = Device(), Lane()
+    for on_it in (42, 9):
+        device.put(0)
+        watch = device.watch(lane)
+        watch.before(0.0)
+        device.put(1, (on_it, 1))
+        watch.during(1.0, ours(42))
+    assert watch.facts()["contaminated"] == "program-9 (pid 9, 1 bytes) 1.0 to 1.0 s after the start"
+
+
+def test_a_pid_of_ours_that_was_there_before_the_start_is_the_hosts_and_tells_nothing() -> None:
+    device, lane = Device(), Lane()
+    device.put(5, (42, 5))
+    watch = device.watch(lane)
+    watch.before(0.0)
+    watch.before(LONGEST_WAIT)
+    device.put(9, (42, 5), (99, 4))
+    watch.during(1.0, ours(42))
+    assert not lane.tells_pids
+    assert watch.facts()["contaminated"] == (
+        "program-42 (pid 42, 5 bytes) before the start and 1.0 to 1.0 s after the start; "
+        "others while it ran cannot be told from the attempt: its own pid is not among the driver's"
+    )
+
+
+def test_a_driver_that_does_not_tell_bytes_still_tells_who() -> None:
+    device, lane = Device(), Lane(tells_pids=True)
+    device.put(None)
+    watch = device.watch(lane)
+    assert watch.before(0.0) is None
+    device.put(None, (9, None))
+    watch.during(1.0, ours(42))
+    assert watch.after(2.0) is None
+    assert watch.facts()["contaminated"] == "program-9 (pid 9, its bytes not told) 1.0 to 1.0 s after the start"
+
+
+def test_a_driver_that_stops_answering_is_not_somebody_else() -> None:
+    device = Device()
+    watch = device.watch()
+    watch.before(0.0)
+    device.now = None
+    watch.during(1.0, ours(42))
+    assert watch.after(2.0) is None
+    assert watch.facts()["contaminated"] is False
+    assert watch.facts()["devices"] == [{"uuid": UUID, "used_bytes_before": 0, "used_bytes_end": None}]
+
+
+def test_others_who_leave_meanwhile_make_no_difference_to_what_should_come_back() -> None:
+    device = Device()
+    device.put(GIB, (7, GIB))
+    watch = device.watch()
+    watch.before(0.0)
+    watch.before(LONGEST_WAIT)
+    device.put(0)
+    assert watch.after(20.0) is None
+
+
+# -- what the tables are told -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("said", "told"), [("who", (True, "who")), (False, (False, None)), (None, (None, None))])
+def test_an_outcome_says_whether_and_who_or_that_it_was_not_measured(said: Any, told: tuple[Any, Any]) -> None:
+    attempt = Attempt(point=Point(values={}), device="cuda:0")
+    outcome: Outcome = outcome_of(attempt, [], {"code": 1, "contaminated": said})
+    assert (outcome.contaminated, outcome.contaminated_by) == told
+
+
+def test_what_was_recorded_stands_in_the_tables(gpu: Gpu, tmp_path: Path) -> None:
+    from sweeper.tables import load
+
+    measured = gpu.measured("visited", {"other": OTHER})
+    run = tmp_path / "run"
+    moved = AttemptFolder(run / "points" / measured.folder.path.relative_to(gpu.root))
+    moved.path.parent.mkdir(parents=True)
+    measured.folder.path.rename(moved.path)
+    (row,) = load(run).attempts.to_dict("records")
+    assert row["contaminated"] is True
+    assert row["contaminated_by"] == measured.outcome.contaminated_by
+    assert row["contamination_told_by"] == "processes"
+    assert row["available_memory_end_bytes"] == measured.exit["available_memory_bytes_end"]
