@@ -83,7 +83,9 @@ def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]
 
     record = torch_surroundings.record(attempt)
     journal.write({"kind": "environment", "pid": os.getpid(), "at": _now(), "record": record})
-    torch_surroundings.start_threads()
+    torch_surroundings.use_kernels_once()
+    if values.get("budget") is not None:
+        torch_surroundings.start_threads()
     budget = Budget(attempt)
     trace.unlimited = budget.lifted
     phases = trace.phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)

@@ -438,9 +438,10 @@ class Output:
     def last_words(self) -> str | None:
         """What a process said that ended without a word in the journal: where it crashed, or its last line."""
         text = bytes((self._end or self._start)[-(2**14) :]).decode("utf-8", "replace")
-        crash = re.search(r"(Fatal Python error: [^\n]*)\n.*?\n  (File [^\n]*)", text, re.DOTALL)  # faulthandler's
+        crash = re.search(r"(Fatal Python error: [^\n]*)\n", text)  # faulthandler's
+        where = re.search(r"Current thread [^\n]*\n  (File [^\n]*)", text)
         if crash:
-            return f"{crash[1]}, {crash[2]}"[:500]
+            return f"{crash[1]}{', ' + where[1] if where else ''}"[:500]
         return next((line.strip()[:500] for line in reversed(text.splitlines()) if line.strip()), None)
 
     def drain(self, most: int = 2**22) -> None:

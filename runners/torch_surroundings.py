@@ -47,11 +47,17 @@ def record(attempt: Attempt) -> dict[str, Any]:
     return found | cuda.describe(0)
 
 
+def use_kernels_once() -> None:
+    """Run one small operation, so that the pages of the commonest kernels (3 MiB of files) are in the baseline."""
+    torch.ones(2**12).add_(1)
+
+
 def start_threads() -> None:
-    """Run one small parallel operation, so that the worker threads are in the baseline and there before any limit.
+    """Run one parallel operation, so that the worker threads are there before a budget limits what they need.
 
     Under RLIMIT_DATA a thread that cannot start ends the process without an exception (libgomp: Thread creation
-    failed). 2**17 elements are four times at::internal::GRAIN_SIZE, below which nothing runs in parallel.
+    failed). 2**17 elements are four times at::internal::GRAIN_SIZE, below which nothing runs in parallel. Without a
+    budget they start when the workload first needs them, as in a run of the user's own: 72 MiB of address space each.
     """
     torch.ones(2**17).add_(1)
 

@@ -94,6 +94,7 @@ def test_a_segfault_is_a_crash_that_says_where(lab: Lab) -> None:
     assert_told(measured, Status.CRASHED, None, "work", 512)
     assert measured.outcome.signal == signal.SIGSEGV
     assert "Segmentation fault" in (measured.outcome.error_message or "")
+    assert "threading.py" not in (measured.outcome.error_message or "")  # the heartbeat's thread is not where it was
     assert b"in segfaults" in measured.folder.output.read_bytes()
 
 
