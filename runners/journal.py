@@ -21,6 +21,7 @@ resident_file, address); one that was not read is absent.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
@@ -108,14 +109,15 @@ def read(path: Path) -> list[dict[str, Any]]:
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return list(_whole(text.split(b"\n")))
+    lines = [line for line in text.split(b"\n") if line]
+    try:  # all at once: two thirds of the time of one by one, and only a journal whose writer died has a torn line
+        facts = json.loads(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        facts = _whole(lines)
+    return [fact for fact in facts if isinstance(fact, dict) and "kind" in fact]
 
 
-def _whole(lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
+def _whole(lines: Iterable[bytes]) -> Iterable[Any]:
     for line in lines:
-        try:
-            fact = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(fact, dict) and "kind" in fact:
-            yield fact
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)

@@ -160,12 +160,12 @@ class AttemptFolder:
         write_aside(self.request, attempt.to_json())
 
     def asked(self) -> Attempt:
-        return Attempt.from_json(json.loads(self.request.read_text()))
+        return Attempt.from_json(json.loads(self.request.read_bytes()))
 
     def settled(self) -> dict[str, Any] | None:
         """The supervisor's last word, or None while (or because) it has not been said."""
         try:
-            settled: dict[str, Any] = json.loads(self.exit.read_text())
+            settled: dict[str, Any] = json.loads(self.exit.read_bytes())
         except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return None
         return settled
