@@ -29,7 +29,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import boot, child, contamination, processes
+from runners import boot, cgroups, child, contamination, processes
 from runners.meters import cpu
 from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
 
@@ -199,7 +199,7 @@ class Supervisor:
         if attempt.warm:
             self._import_libraries(attempt)
         running.journal = os.open(running.folder.journal, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        running.oom_kills, running.kernel_log = _oom_kills(), _open_kernel_log()
+        running.oom_kills, running.kernel_log = cgroups.oom_kills(), _open_kernel_log()
         running.machine = contamination.machine("start")
         running.own_resident = max(cpu.status_lines().get("VmHWM", 0), _own_maxrss())
         read_end, write_end = os.pipe()
@@ -375,7 +375,7 @@ class Supervisor:
         """
         if running.kernel_log is not None and _kernel_log_names(running.kernel_log, running.pid):
             return f"the kernel's log names process {running.pid} as killed for want of memory"
-        kills = _oom_kills()
+        kills = cgroups.oom_kills()
         if kills is not None and running.oom_kills is not None and kills - running.oom_kills >= self._lanes:
             return f"the memory cgroup's oom_kill count rose by {kills - running.oom_kills}"
         return None
@@ -498,27 +498,6 @@ def _restore(path: Path, descriptor: int) -> None:
 
 def _own_maxrss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _oom_kills() -> int | None:
-    """How often the kernel has killed for want of memory in our memory cgroup; None where it does not say."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            events = Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.events"
-        elif "memory" in controllers.split(","):
-            events = Path("/sys/fs/cgroup/memory") / path.lstrip("/") / "memory.oom_control"
-        else:
-            continue
-        with contextlib.suppress(OSError):
-            found = re.search(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
-            if found:
-                return int(found[1])
-    return None
 
 
 def _open_kernel_log() -> int | None:

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from runners import cgroups
 from runners.phases import Reading
 
 KIB = 1024
@@ -105,7 +106,7 @@ def available_memory_bytes() -> int | None:
     available = _meminfo("MemAvailable")
     if available is None:
         return None
-    return min([available, *(max(0, limit - usage) for limit, usage in _cgroup_limits())])
+    return min([available, *(max(0, limit - usage) for limit, usage in cgroups.limits())])
 
 
 def total_memory_bytes() -> int | None:
@@ -113,7 +114,7 @@ def total_memory_bytes() -> int | None:
     total = _meminfo("MemTotal")
     if total is None:
         return None
-    return min([total, *(limit for limit, _ in _cgroup_limits())])
+    return min([total, *(limit for limit, _ in cgroups.limits())])
 
 
 def _meminfo(field: str) -> int | None:
@@ -124,40 +125,9 @@ def _meminfo(field: str) -> int | None:
         return None
 
 
-def _cgroup_limits() -> list[tuple[int, int]]:
-    """(limit, usage) of the memory cgroups this process is in, innermost and up, v2 and v1."""
-    found: list[tuple[int, int]] = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, limit_name, usage_name = Path("/sys/fs/cgroup"), "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root, limit_name, usage_name = (
-                Path("/sys/fs/cgroup/memory"),
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            )
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        while folder.is_relative_to(root):
-            try:
-                limit = int((folder / limit_name).read_text())
-                usage = int((folder / usage_name).read_text())
-                found.append((limit, usage))
-            except (OSError, ValueError):  # no such file in this folder, or "max"
-                pass
-            folder = folder.parent
-    return found
-
-
-def guard_reserve_bytes(total: int) -> int:
+def guard_reserve_bytes(available: int) -> int:
     """What a cpu attempt without a budget leaves to the machine, so that it ends by a refusal and not by the kernel."""
-    return max(512 * 2**20, total // 50)
+    return max(512 * 2**20, available // 50)
 
 
 def _reset() -> bool:
