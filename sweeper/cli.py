@@ -6,6 +6,7 @@ A command is a bare first word; every override has an `=`. Each command imports 
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ Arguments = Sequence[str]
 
 def main() -> int:
     """The exit code: a command's own, 2 for a mistake in what was typed, 130 Ctrl-C, 141 where nobody reads on."""
+    _open_what_is_closed()
     try:
         code = _ended(lambda: run(sys.argv[1:]))
         sys.stdout.flush()
@@ -31,8 +33,25 @@ def main() -> int:
     except BrokenPipeError:  # `| head`: nobody reads on, also not what Python flushes at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say(f"the output cannot be written: {error.strerror}")
+        return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _open_what_is_closed() -> None:
+    """Standard streams that the shell closed (`>&-`) become /dev/null, before a file of ours gets their number."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = (
+        stream or open(number, mode, closefd=False)  # noqa: SIM115 (for as long as the process lives)
+        for stream, number, mode in ((sys.stdin, 0, "r"), (sys.stdout, 1, "w"), (sys.stderr, 2, "w"))
+    )
 
 
 def _ended(command: Callable[[], int]) -> int:

@@ -188,7 +188,8 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
         if override.is_delete():
             raise Mistake(f"{override.input_line}: a key cannot be removed; give it a value, or null")
         if key in found.fixed or key in found.several:
-            raise Mistake(f"{key} is given twice: write {key}=A,B to try both")
+            both = "give it once" if key in RUN_KEYS and key not in LISTS else f"write {key}=A,B to try both"
+            raise Mistake(f"{key} is given twice: {both}")
         if override.is_add() or override.is_force_add():
             found.added.add(key)
         if key.partition(".")[0] in RUN_KEYS:
@@ -540,6 +541,7 @@ class _Planning:
         if written:
             plan = replace(plan, design_options={**options, "points": self._with_typed(written)})
         points = tuple(asked.point for asked in next(DESIGNS[design](plan)))
+        _check_objective(run.objective, points)
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.say)
         return replace(plan, devices=here, points=points)
 
@@ -727,3 +729,10 @@ def _with(config: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[st
 def _raw(config: DictConfig, key: str) -> Any:
     """As the file has it: what refers to other keys is resolved in each point."""
     return OmegaConf.to_container(config[key], resolve=False)
+
+
+def _check_objective(objective: str, points: Sequence[Point]) -> None:
+    """A key that no point has would make every point equally large."""
+    for key in re.findall(r"[A-Za-z_][\w.]*", objective):
+        if key != "tokens" and all(point.get(key) is None for point in points):
+            raise Mistake(f"objective={objective}: no point has {key}; name tokens, or keys such as batch and context")

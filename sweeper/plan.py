@@ -141,6 +141,8 @@ SWITCHES = {
     "trace": ("never", "on_failure"),
 }
 AT_LEAST = {"batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0}
+MOST = 2**63 - 1  # what a column of the tables holds
+LONGEST_NAME = 200
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 SPELLED = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
@@ -168,7 +170,9 @@ def expected(key: str) -> str:
 
 def typed(value: Any) -> str:
     """A value as a person would type it."""
-    return value if isinstance(value, str) else canonical(value)
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else canonical(value)
 
 
 # --- points -----------------------------------------------------------------------------------------------------------
@@ -229,8 +233,8 @@ def _checked(key: str, value: Any) -> Any:
 
 
 def _at_least(key: str, value: int) -> int:
-    if value < AT_LEAST[key]:
-        raise Mistake(f"{key}={value}: must be {AT_LEAST[key]} or more")
+    if not AT_LEAST[key] <= value <= MOST:
+        raise Mistake(f"{key}={value}: must be {AT_LEAST[key]} or more{', and at most 2^63-1' if value > MOST else ''}")
     return value
 
 
@@ -374,7 +378,9 @@ def listed(value: Any) -> list[Any]:
 
 
 def _run_name(name: str | None) -> str | None:
-    if name is not None and (not re.fullmatch(r"[A-Za-z0-9._-]{1,200}", name) or name in (".", "..")):
+    if name is not None and len(name) > LONGEST_NAME:
+        raise Mistake(f"name={name[:20]}...: must be {LONGEST_NAME} letters or less, and has {len(name)}")
+    if name is not None and (not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in (".", "..")):
         raise Mistake(f"name={name}: must be letters, digits, '.', '_' and '-', and is a folder's name in outputs")
     return name
 

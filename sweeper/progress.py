@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections import Counter
@@ -78,7 +79,13 @@ class Show:
         return f"{device}  {' '.join(words)}"
 
     def _line(self, text: str) -> None:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except OSError as error:
+            # Nobody reads on (`| head`), or there is no room for it: what is measured goes to files, so it goes on.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                self.stopped(f"the output cannot be written, and the sweep goes on without it: {error.strerror}")
 
 
 class TerminalShow(Show):

@@ -84,6 +84,8 @@ def run_folder(run: str | Path) -> Path:
         raise Mistake(f"{run}: no such folder{hint}")
     if not (folder / "plan.jsonl").exists() and not (folder / "points").is_dir():
         raise Mistake(f"{run}: not a run, it has neither plan.jsonl nor points/")
+    if not journal.read(folder / "plan.jsonl") and not (folder / "points").is_dir():
+        raise Mistake(f"{run}: not a run, no line of its plan.jsonl can be read")
     return folder
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -303,3 +304,19 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_p
     assert code == 2
     assert err.startswith("sweeper: outputs=")
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("redirected", "said"),
+    [(">&-", ""), ("<&- >&- 2>&-", ""), ("| head -1", ""), (">/dev/full", "goes on without it")],
+)
+def test_a_sweep_measures_on_where_nobody_can_read_what_it_says(tmp_path: Path, redirected: str, said: str) -> None:
+    words = [*COMMON, "workload=custom", "workload.target=faulty:good", "batch=1,2", "name=run"]
+    command = f"{shlex.join([sys.executable, '-m', 'sweeper', *words])} {redirected}"
+    environ = {**os.environ, "PYTHONPATH": str(HERE)}
+    shell = ["bash", "-o", "pipefail", "-c", command]
+    done = subprocess.run(shell, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == bool(said)
+    assert counts(pd.read_parquet(tmp_path / "outputs/run/points.parquet")) == {"ok": 2}

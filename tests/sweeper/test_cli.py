@@ -186,3 +186,32 @@ def test_it_works_from_a_wheel_that_is_installed_elsewhere(tmp_path: Path) -> No
     assert "2 points" in done.stdout
     assert str(tmp_path / "site" / "sweeper" / "conf") in sweeper("--info", "searchpath", cwd=empty, **site).stdout
     assert left_in(empty) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "right"),
+    [
+        ("batch=nan", "must be a whole number"),
+        ("budget=1e999", "must be a size"),
+        ("seed=99999999999999999999999", "at most 2^63-1"),
+        ("objective=batch*nothing", "no point has nothing"),
+        ("name=" + "x" * 300, "must be 200 letters or less"),
+    ],
+)
+def test_numbers_and_names_that_nothing_can_hold_are_refused_in_one_line(
+    tmp_path: Path, word: str, right: str
+) -> None:
+    done = sweeper("devices=cpu", word, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert right in done.stderr
+    assert left_in(tmp_path) == []
+
+
+def test_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sweeper", "--help"],
+            cwd=tmp_path, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "cannot be written" in done.stderr
