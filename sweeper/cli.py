@@ -126,9 +126,9 @@ def environment(arguments: Arguments) -> int:
 
 
 def frontier(arguments: Arguments) -> int:
-    from sweeper import frontier
+    from sweeper import sheet
 
-    return frontier.main(arguments)
+    return sheet.main(arguments)
 
 
 COMMANDS: dict[str, Callable[[Arguments], int]] = {

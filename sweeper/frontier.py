@@ -19,7 +19,6 @@ from typing import Any
 from runners.outcome import Status
 from runners.point import canonical
 from sweeper import schema
-from sweeper.errors import Mistake
 
 # Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
 # parameter of somebody's own workload) nobody knows, and to take them for a direction would hide what they do.
@@ -425,19 +424,3 @@ def readable(count: int) -> str:
 
 
 UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`frontier RUN [--json]`: the largest that fit, and the decision sheet."""
-    from sweeper import sheet, tables
-
-    as_json = "--json" in arguments
-    runs = [argument for argument in arguments if argument != "--json"]
-    unknown = [argument for argument in runs if argument.startswith("-")]
-    if unknown:
-        raise Mistake(f"frontier: {unknown[0]} is not known; it takes RUN and --json")
-    if len(runs) != 1:
-        raise Mistake(f"frontier takes one run, the folder of a sweep, got {' '.join(runs) or 'none'}")
-    found = sheet.sheet(tables.run_folder(runs[0]))
-    print(json.dumps(found, indent=2) if as_json else sheet.as_text(found))
-    return 0

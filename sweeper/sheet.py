@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from runners import journal
 from runners.journal import BETWEEN
 from sweeper import schema, tables
+from sweeper.errors import Mistake
 from sweeper.frontier import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, readable, searches, why
 
 COUNTERS = (
@@ -22,6 +23,20 @@ COUNTERS = (
     *("budget_bytes", "budget_used_bytes", "device_total_bytes"),
 )
 MOST_LOADS = 12  # of the largest and smallest points, on the screen; --json has them all
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`frontier RUN [--json]`: the largest that fit, and the decision sheet."""
+    as_json = "--json" in arguments
+    runs = [argument for argument in arguments if argument != "--json"]
+    unknown = [argument for argument in runs if argument.startswith("-")]
+    if unknown:
+        raise Mistake(f"frontier: {unknown[0]} is not known; it takes RUN and --json")
+    if len(runs) != 1:
+        raise Mistake(f"frontier takes one run, the folder of a sweep, got {' '.join(runs) or 'none'}")
+    found = sheet(tables.run_folder(runs[0]))
+    print(json.dumps(found, indent=2) if as_json else as_text(found))
+    return 0
 
 
 def sheet(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runners.outcome import Status
 from sweeper.errors import Mistake
-from sweeper.frontier import NEEDS, frontier, frontier_text, main, readable
+from sweeper.frontier import NEEDS, frontier, frontier_text, readable
+from sweeper.sheet import main
 from sweeper.tables import Tables
 
 MIB, GIB = 2**20, 2**30
