@@ -95,9 +95,9 @@ class Life:
 
     @property
     def descriptors_more(self) -> int:
-        """How many are open later that were not before. The least of many readings: a file is open while it is read."""
+        """How many more are open later than before: the most of many readings, since an attempt holds some."""
         third = len(self.descriptors) // 3
-        # The most, not the least: an attempt that hangs through the last third holds three while it is under way.
+        # Not the least: one attempt that hangs through the last third would count with its three.
         return max(self.descriptors[-third:]) - max(self.descriptors[:third]) if third >= 5 else 0
 
 
