@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runners.phases import Phases
@@ -39,14 +39,20 @@ def prepare(values: Values, device: str) -> None:
         transformers_models.prepare(values)
 
 
-def load(values: Values, device: str, phase: Phases) -> Network:
-    """The model on its device, built in the phase `model_load`: on the CPU in its own dtype, then moved."""
+def load(
+    values: Values, device: str, phase: Phases, adapt: Callable[[Network], None] = lambda network: None
+) -> Network:
+    """The model on its device, built in the phase `model_load`: on the CPU in its own dtype, then moved.
+
+    `adapt` changes the model where it stands, as part of the same phase: what is counted of it is what it became.
+    """
     import torch
 
     # TF32 and bfloat16 products would change what float32 means from one GPU to the next.
     torch.set_float32_matmul_precision("highest")
     with phase("model_load"):
         network = _build(values, device)
+        adapt(network)
     phase.model(**network.facts(), matmul_precision=torch.get_float32_matmul_precision())
     return network
 
