@@ -308,9 +308,9 @@ class Composer:
             raise Mistake(f"{key}={typed(value)}: {_first_line(error)}") from None
 
     def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
-        """Keys of a model and a workload have no schema but the values their files give them."""
+        """Keys of these groups have no schema but the values their files give them."""
         root, _, rest = key.partition(".")
-        if root not in ("model", "workload") or (isinstance(value, str) and "${" in value):
+        if root not in ("model", "workload", "inputs") or (isinstance(value, str) and "${" in value):
             return value
         if not rest:
             raise Mistake(f"{key}={typed(value)}: must be one of {', '.join(self.options(root))}")

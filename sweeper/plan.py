@@ -92,9 +92,12 @@ class Keys:
 
     model: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     design: dict[str, Any] = field(default_factory=dict)
 
     dtype: str = "float32"
+    attention: str | None = None
+    quantize: str = "none"
     batch: int = 1
     context: int = 1
     warmup: int | None = None
@@ -125,7 +128,10 @@ class Keys:
 
 
 # Which of these a workload uses it says under `uses`; the others make no difference to it, and are null in its points.
-WORKLOAD_KEYS = ("model", "dtype", "batch", "context", "warmup", "repeats", "seed", "cache")
+WORKLOAD_KEYS = (
+    "model", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup", "repeats", "seed", "cache",
+)  # fmt: skip
+NULL_IS_A_CHOICE = ("attention",)  # the library's own
 RUN_KEYS = (
     "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "heartbeat",
     "parallel", "trace",
@@ -137,6 +143,8 @@ SWITCHES = {
     "allocator": ("system", "repeatable"),
     "phases": ("each", "whole"),
     "cache": ("keep", "empty"),
+    "attention": ("eager", "sdpa", "flash_attention_2"),
+    "quantize": ("none", "int8", "int4", "nf4"),
     "resume": ("same", "anew"),
     "trace": ("never", "on_failure"),
 }
@@ -218,7 +226,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     for key in WORKLOAD_KEYS:
         if key not in uses:
             values[key] = None
-        elif values[key] is None or (key == "model" and "name" not in values[key]):
+        elif (values[key] is None and key not in NULL_IS_A_CHOICE) or (key == "model" and "name" not in values[key]):
             example = "model=tiny-llama" if key == "model" else f"{key}={AT_LEAST.get(key, 1)}"
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
     return Point(values=_as_json(values))

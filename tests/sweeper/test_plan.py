@@ -17,6 +17,8 @@ from sweeper.plan import Rules, RunKeys, Signature, run_keys, settled
 CONFIG: dict[str, Any] = {
     "model": {"name": "mlp", "library": "torch", "width": 64},
     "workload": {"name": "forward"},
+    "inputs": {"name": "synthetic"},
+    "attention": None, "quantize": "none",
     "design": {"name": "grid"},
     "dtype": "float32", "batch": 1, "context": 64, "warmup": 1, "repeats": 2, "seed": 0,
     "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
@@ -47,7 +49,8 @@ def refused(making: Callable[..., Any], *args: Any, **values: Any) -> str:
 
 
 def test_a_point_has_what_can_change_a_measurement_and_nothing_of_the_run() -> None:
-    of_a_point = {"model", "workload", "dtype", "batch", "context", "warmup", "repeats", "seed"}
+    of_a_point = {"model", "workload", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup"}
+    of_a_point |= {"repeats", "seed"}
     of_its_conditions = {"start", "allocator", "phases", "cache", "tensors", "timeout", "budget"}
     assert set(point().values) == of_a_point | of_its_conditions
     assert point(devices="cpu", name="x", heartbeat=1.0).id == point().id
