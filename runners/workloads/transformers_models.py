@@ -84,6 +84,12 @@ def build(values: Mapping[str, Any], device: str) -> Network:
     return Decoder(module, values, device)
 
 
+def described(model: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The class of a model and its configuration, without building it."""
+    config = _config(model)
+    return _model_class(config.model_type), config
+
+
 def _from_config(config: Any, dtype: torch.dtype) -> Any:
     """Random weights by the model's own initialisation.
 
