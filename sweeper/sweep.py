@@ -68,7 +68,7 @@ class Sweep:
         self.plan, self.surroundings, self.run_folder, self.show, self.signals = plan, now, run, show, signals
         self.tables = Tables(run.path)
         self.order = 0
-        self.planned = {(row["point_id"], row["device"]) for row in self.tables.rows()}  # by runs before this one
+        self.planned = self.tables.pairs()  # by runs before this one
         self.asked: set[tuple[str, str]] = set()  # by this one
         self.lanes = [Lane(device, DESIGNS[plan.design](plan)) for device in plan.devices]
         self.cwd = os.getcwd()
