@@ -50,6 +50,7 @@ from sweeper.plan import (
     LISTS,
     RUN_KEYS,
     TYPES,
+    WORKLOAD_RULES,
     Dimension,
     Keys,
     Plan,
@@ -314,7 +315,7 @@ class Composer:
             return value
         if not rest:
             raise Mistake(f"{key}={typed(value)}: must be one of {', '.join(self.options(root))}")
-        if rest in ("name", "uses", "choices") or rest.startswith(("uses.", "choices.")):
+        if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
             raise Mistake(f"{key} says what {root}={config[root].get('name')} is, and cannot be changed")
         with suppress(OmegaConfBaseException):
             is_now = OmegaConf.select(config, key, throw_on_missing=True)
@@ -660,7 +661,8 @@ class _Planning:
             same = value
             if key not in self.composer.groups and _is_plain(value):
                 with suppress(Mistake, KeyError):  # of this combination; the points themselves say what is wrong
-                    same = self.settle({**beginning, key: value})[key]
+                    as_settled = self.settle({**beginning, key: value})[key]
+                    same = value if as_settled is None else as_settled  # null where this combination makes no use of it
             found.setdefault(as_text(same), same)
         return Dimension(key=key, values=tuple(found.values()))
 

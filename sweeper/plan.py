@@ -137,6 +137,8 @@ RUN_KEYS = (
     "parallel", "trace",
 )  # fmt: skip
 LISTS = ("devices", "retry")  # the run keys that take several
+# What a workload's file says of its keys. None of them is a key itself, or stands in a point.
+WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
 
 SWITCHES = {
     "start": ("cold", "warm"),
@@ -221,6 +223,8 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     _used(rules.swept, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
+    _ranges(workload, workload.pop("at_least", {}))
+    _of_use(workload, workload.pop("only_with", {}), rules.swept)
     if values["budget"] is not None:
         values["budget"] = _budget(values["budget"], rules.cards)
     for key in WORKLOAD_KEYS:
@@ -297,9 +301,33 @@ def _budget(value: Any, cards: Collection[str]) -> int | str:
 
 def _choices(workload: Mapping[str, Any], choices: Mapping[str, Collection[str]]) -> None:
     for key, possible in choices.items():
-        if workload[key] not in possible:
-            near = did_you_mean(workload[key], possible)
-            raise Mistake(f"workload.{key}={typed(workload[key])}: must be {' or '.join(possible)}{near}")
+        words = list(map(typed, possible))  # as words: 1 would else be one of true and false
+        if typed(workload[key]) not in words:
+            near = did_you_mean(typed(workload[key]), words)
+            raise Mistake(f"workload.{key}={typed(workload[key])}: must be {' or '.join(words)}{near}")
+
+
+def _ranges(workload: Mapping[str, Any], least: Mapping[str, float]) -> None:
+    """A whole number as the bound wants a whole number; null is left to the workload."""
+    for key, bound in least.items():
+        value = Point(values=workload).get(key)
+        kinds = (int,) if isinstance(bound, int) else (int, float)
+        if value is None or (isinstance(value, kinds) and not isinstance(value, bool) and bound <= value <= MOST):
+            continue
+        raise Mistake(f"workload.{key}={typed(value)}: must be {TYPES[type(bound).__name__]}, {bound:g} or more")
+
+
+def _of_use(
+    workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], swept: Collection[str]
+) -> None:
+    """Null for a key that makes no difference beside the others' values: its values are then one point."""
+    for key, others in only_with.items():
+        if all(workload[other] == value for other, value in others.items()):
+            continue
+        if f"workload.{key}" in swept and not any(f"workload.{other}" in swept for other in others):
+            needed = " ".join(f"workload.{other}={typed(value)}" for other, value in others.items())
+            raise Mistake(f"workload.{key} has several values, and is of use only with {needed}")
+        workload[key] = None
 
 
 def _received(workload: Mapping[str, Any], signature: Signature) -> None:
