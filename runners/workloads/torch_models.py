@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +22,7 @@ class Network(ABC):
         self.module = module.to(device)
         self.device = device
         self.dtype = dtype_named(values["dtype"])
+        self.compute_dtype = dtype_name(self.dtype)
         self._values = values
 
     @abstractmethod
@@ -36,6 +38,12 @@ class Network(ABC):
     @abstractmethod
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor: ...
 
+    def at(self, **sizes: int) -> Network:
+        """The same module, with inputs of another batch or context."""
+        other = copy.copy(self)
+        other._values = {**self._values, **sizes}
+        return other
+
     def positions(self) -> int:
         """How many positions one pass reads: sequences times their length."""
         return int(self._values["batch"]) * int(self._values["context"])
@@ -49,7 +57,7 @@ class Network(ABC):
             "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
             "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
             "storage_dtype": "+".join(dtypes),
-            "compute_dtype": dtype_name(self.dtype),
+            "compute_dtype": self.compute_dtype,
         }
 
 

@@ -1,115 +1,245 @@
-"""Training steps on one batch: the first, those that warm up, and the ones after.
+"""Training steps on one batch: the first, those that warm up, and the ones after; then evaluation and export, if asked.
 
 Phases: model_load, optimizer, inputs, then forward, loss, backward, step and zero_grad of each step: as `cold_...` of
 the first (without a run index: there is one), in one phase `warmup` (where there is any), and as `warm_...` with the
 run index 0, 1, ... Adam's state appears in the first step, so that only the second holds it under its activations.
+With `accumulate` forward, loss and backward come once for each microbatch, in order. Last, `evaluation` and `export`.
 
-Keys under `workload`: optimizer (adamw, sgd), lr, set_to_none.
+The keys under `workload` are described in conf/workload/train.yaml.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runners.phases import Notes, Phases
 from runners.workloads import models
+from runners.workloads.metrics import as_json
 
 if TYPE_CHECKING:
     import torch
 
     from runners.workloads.torch_models import Network
-
-# As torch chooses their implementation: foreach on CUDA, which holds a further copy of the parameters in the step,
-# and a loop over the parameters on the CPU.
-OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD"}
+    from runners.workloads.torch_training import Batch
 
 AnyPhase = Callable[[str, int | None], AbstractContextManager[Notes]]
 
 
 def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """With what torch, transformers and peft import at the first use of these keys, in a phase that is measured."""
+    workload = values["workload"]
     # The first optimizer that is made imports torch._dynamo (+71 MiB, 1 s), whatever is compiled later.
-    return (*models.imports(values), "torch._dynamo")
+    found = [*models.imports(values), "torch._dynamo"]
+    if workload["checkpointing"]:
+        found.append("torch.utils.checkpoint")
+    if workload["compile"]:
+        found.append("torch._inductor.compile_fx")
+    if workload["optimizer"] == "adamw-8bit":
+        found.append("bitsandbytes")
+    if workload["method"] == "lora":
+        found += ["peft", "runners.workloads.peft_models"]
+    if workload["export"] is not None:
+        found.append("runners.workloads.torch_exports")
+    return tuple(found)
 
 
 def prepare(values: Mapping[str, Any], device: str) -> None:
-    if values["workload"]["optimizer"] not in OPTIMIZERS:
-        asked = values["workload"]["optimizer"]
-        raise ValueError(f"workload.optimizer={asked}: it can be {' or '.join(OPTIMIZERS)}")
+    from runners.phases import Unavailable
+    from runners.workloads import torch_training
+
+    torch_training.prepare(values, device)
+    workload = values["workload"]
+    if values["model"]["library"] == "torch":
+        name = values["model"]["name"]
+        if workload["checkpointing"]:
+            raise ValueError(f"workload.checkpointing=true: {name} has no layers that know how to recompute")
+        if workload["export"] == "save_pretrained":
+            raise ValueError(f"workload.export=save_pretrained: {name} is of torch alone; it has a state_dict")
+    if workload["export"] is not None and device == "meta":
+        raise Unavailable(f"workload.export={workload['export']}: there is no data to write")
     models.prepare(values, device)
+    if sizes := _evaluation(values):
+        models.prepare({**values, **sizes}, device)
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
+    from runners.workloads import torch_training
     from runners.workloads.torch_models import empty_cache
 
-    network = models.load(values, device, phase)
+    workload = values["workload"]
+    network = models.load(values, device, phase, lambda network: _adapt(network, workload))
     network.module.train()
     with phase("optimizer"):
-        optimizer = _optimizer(network, values["workload"])
+        trained = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
+        optimizer = torch_training.optimizer(workload["optimizer"], trained, workload["lr"])
     with phase("inputs"):
         inputs = network.inputs()
-        targets = network.targets(inputs)
+        batches = torch_training.microbatches(inputs, network.targets(inputs), workload["accumulate"])
     training = Training(
         network=network,
         optimizer=optimizer,
-        inputs=inputs,
-        targets=targets,
-        set_to_none=values["workload"]["set_to_none"],
+        batches=batches,
+        autocast=torch_training.autocast(workload["precision"], device),
+        scaler=torch_training.scaler(workload["precision"], device),
+        max_grad_norm=workload["max_grad_norm"],
+        set_to_none=workload["set_to_none"],
     )
-    losses = [training.step(phase, "cold_")]
+    steps = [training.step(phase, "cold_")]
     if values["warmup"]:
         with phase("warmup") as notes:
             for done in range(values["warmup"]):
-                losses.append(training.step(_unmeasured))
+                steps.append(training.step(_unmeasured))
                 notes.iterations = done + 1
     for run_index in range(values["repeats"]):
         if values["cache"] == "empty":
             empty_cache(device)
-        losses.append(training.step(phase, "warm_", run_index))
-    return {"metrics": {"losses": losses}, "steps": len(losses), "tokens": len(losses) * network.positions()}
+        steps.append(training.step(phase, "warm_", run_index))
+    metrics = {
+        "losses": [step.loss for step in steps],
+        "checksum": steps[-1].checksum,
+        "updates": sum(step.updated for step in steps),
+        "optimizer_state_bytes": torch_training.state_bytes(optimizer),
+        "parameter_bytes": torch_training.parameter_bytes(network.module),
+    }
+    if sizes := _evaluation(values):
+        _evaluate(network.at(**sizes), training.autocast, phase)
+    if workload["export"] is not None:
+        from runners.workloads.torch_exports import export
+
+        with phase("export") as notes:
+            notes.metrics |= export(network, workload["export"])
+    return {"metrics": metrics, "steps": len(steps), "tokens": len(steps) * network.positions()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a step says of itself. The loss and the checksum of the output are from before the update."""
+
+    loss: Any
+    checksum: Any
+    updated: bool  # false where gradients of float16 ran over: the scaler then leaves the update out
+
+
+class Learnt(NamedTuple):
+    """What a microbatch leaves beside its gradients."""
+
+    loss: torch.Tensor
+    told: Any  # the loss as JSON has it
+    checksum: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """One batch, and what learns from it."""
+    """One batch, in parts, and what learns from it."""
 
     network: Network
     optimizer: torch.optim.Optimizer
-    inputs: Mapping[str, torch.Tensor]
-    targets: torch.Tensor
+    batches: Sequence[Batch]  # their gradients are added up: one update for all of them
+    autocast: Callable[[], AbstractContextManager[Any]]
+    scaler: torch.amp.GradScaler
+    max_grad_norm: float | None
     set_to_none: bool  # false keeps the gradients' memory from step to step
 
-    def step(self, phase: AnyPhase, prefix: str = "", run_index: int | None = None) -> Any:
-        """One step, phase by phase. Gives its loss, from before the update."""
-        from runners.workloads.torch_models import number, shapes
+    def step(self, phase: AnyPhase, prefix: str = "", run_index: int | None = None) -> Step:
+        """One update, phase by phase."""
+        from runners.workloads.torch_training import state_bytes
 
-        with phase(f"{prefix}forward", run_index) as notes:
-            notes.shapes = shapes(self.inputs)
-            output = self.network.forward(self.inputs)
-        with phase(f"{prefix}loss", run_index) as notes:
-            loss = self.network.loss(output, self.targets)
+        losses = []
+        for batch in self.batches:
+            learnt = self._learn(batch, phase, prefix, run_index)  # with the loss's tensor, as a loop's own variable
+            losses.append(learnt.told)
+        with phase(f"{prefix}step", run_index) as notes:
+            before = self.scaler.get_scale()
+            if self.max_grad_norm is not None:
+                notes.metrics["grad_norm"] = self._clip(self.max_grad_norm)
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            updated = self.scaler.get_scale() >= before
+            notes.metrics |= {"updated": updated, "optimizer_state_bytes": state_bytes(self.optimizer)}
+        with phase(f"{prefix}zero_grad", run_index):
+            self.optimizer.zero_grad(set_to_none=self.set_to_none)
+        return Step(loss=_mean(losses), checksum=learnt.checksum, updated=updated)
+
+    def _learn(self, batch: Batch, phase: AnyPhase, prefix: str, run_index: int | None) -> Learnt:
+        """The gradients of one microbatch, added to what is there."""
+        from runners.workloads.torch_models import checksum, number, shapes
+
+        inputs, targets = batch
+        with phase(f"{prefix}forward", run_index) as notes, self.autocast():
+            notes.shapes = shapes(inputs)
+            output = self.network.forward(inputs)
+            notes.metrics["checksum"] = checked = checksum(output.detach())
+        with phase(f"{prefix}loss", run_index) as notes, self.autocast():
+            loss = self.network.loss(output, targets)
             # What a loop that only keeps the loss does: the backward pass needs the loss's own intermediates, not the
             # logits. Kept, they are under its peak (384 MiB of 5831 on smollm2-135m, batch 8, context 256).
             del output
-            notes.metrics["loss"] = number(loss)
-        told = notes.metrics["loss"]
-        with phase(f"{prefix}backward", run_index):
-            loss.backward()  # type: ignore[no-untyped-call]
-        with phase(f"{prefix}step", run_index):
-            self.optimizer.step()
-        with phase(f"{prefix}zero_grad", run_index):
-            self.optimizer.zero_grad(set_to_none=self.set_to_none)
-        return told
+            notes.metrics["loss"] = told = number(loss)
+            if len(self.batches) > 1:  # a mean of equal parts is the mean of the whole
+                loss = loss / len(self.batches)
+        with phase(f"{prefix}backward", run_index) as notes:
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            notes.metrics["without_gradient"] = sum(parameter.grad is None for parameter in self._trained())
+        return Learnt(loss, told, checked)
+
+    def _clip(self, most: float) -> Any:
+        """Scales the gradients down to a norm of `most`. Gives the norm they had."""
+        import torch
+
+        from runners.workloads.torch_models import number
+
+        self.scaler.unscale_(self.optimizer)
+        return number(torch.nn.utils.clip_grad_norm_(self._trained(), most))
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
-def _optimizer(network: Network, workload: Mapping[str, Any]) -> torch.optim.Optimizer:
+def _adapt(network: Network, workload: Mapping[str, Any]) -> None:
+    """Make of a model what is trained: with adapters, with layers that recompute, compiled."""
+    if workload["method"] == "lora":
+        from runners.workloads import peft_models
+
+        network.module = peft_models.add_lora(network.module, workload)
+    if workload["checkpointing"]:
+        module: Any = network.module
+        # The second name is the first one's in transformers before 5; the other variant of the checkpoint cannot see
+        # that anything needs a gradient where the embedding is frozen.
+        enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    if workload["precision"] is not None:
+        network.compute_dtype = workload["precision"]
+    if workload["compile"]:
+        network.module.compile()
+
+
+def _evaluate(network: Network, autocast: Callable[[], AbstractContextManager[Any]], phase: Phases) -> None:
+    """One forward pass without gradients, beside what training keeps: weights, optimizer, perhaps gradients."""
     import torch
 
-    kind = getattr(torch.optim, OPTIMIZERS[workload["optimizer"]])
-    optimizer: torch.optim.Optimizer = kind(network.module.parameters(), lr=workload["lr"])
-    return optimizer
+    from runners.workloads.torch_models import checksum, shapes
+
+    network.module.eval()
+    with phase("evaluation") as notes, torch.inference_mode(), autocast():
+        inputs = network.inputs()
+        notes.shapes = shapes(inputs)
+        notes.metrics["checksum"] = checksum(network.forward(inputs))
+
+
+def _evaluation(values: Mapping[str, Any]) -> dict[str, int] | None:
+    """Batch and context of the evaluation, the one that is not given as in training; None if neither is."""
+    asked = {key: size for key, size in values["workload"]["evaluation"].items() if size is not None}
+    return {key: values[key] for key in ("batch", "context")} | asked if asked else None
+
+
+def _mean(losses: Sequence[Any]) -> Any:
+    """Of equal parts. None where nothing is computed; one that is no number is text, and makes the mean so."""
+    if len(losses) == 1 or None in losses:
+        return losses[0]
+    return as_json(sum(map(float, losses)) / len(losses))
 
 
 def _unmeasured(name: str, run_index: int | None) -> AbstractContextManager[Notes]:

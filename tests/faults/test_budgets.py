@@ -48,7 +48,7 @@ def test_three_repeats_of_a_grid_under_a_budget_agree_at_every_point_and_fail_cl
 
 def measure(lab: Lab, batch: int, context: int, budget: int | None) -> Measured:
     model = yaml.safe_load((ROOT / "conf/model/small-llama.yaml").read_text())
-    workload = {"name": "train", "optimizer": "adamw", "lr": 0.001, "set_to_none": True}
+    workload = yaml.safe_load((ROOT / "conf/workload/train.yaml").read_text())["workload"]
     values: Mapping[str, Any] = {
         **SETTLED, "model": model, "workload": workload, "batch": batch, "context": context,
         "warmup": 0, "repeats": 1, "allocator": "repeatable", "budget": budget,

@@ -31,6 +31,20 @@ DECODER = {
         "num_key_value_heads": 2,
     },
 }
+TRAIN = {
+    "method": "full",
+    **dict.fromkeys(("rank", "alpha", "targets", "dropout")),
+    "checkpointing": False,
+    "precision": None,
+    "accumulate": 1,
+    "compile": False,
+    "optimizer": "adamw",
+    "lr": 0.01,
+    "max_grad_norm": None,
+    "set_to_none": True,
+    "evaluation": {"batch": None, "context": None},
+    "export": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +73,7 @@ class Run:
 
 def values(name: str = "forward", **changes: Any) -> dict[str, Any]:
     """A point's values, as the plan settles them."""
-    keys = {"train": {"optimizer": "adamw", "lr": 0.01, "set_to_none": True}}.get(name, {})
+    keys = {"train": TRAIN}.get(name, {})
     defaults = {
         "model": MLP,
         "workload": {"name": name, **keys, **changes.pop("workload", {})},

@@ -1,0 +1,125 @@
+"""What a training step is made of beside its model: optimizers by name, precision apart from dtype, microbatches."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+
+from runners.phases import Unavailable
+
+# A class of torch.optim, and the implementation asked of it. Without one torch chooses: foreach on CUDA, which holds a
+# further copy of the parameters in the step, and a loop over the parameters on the CPU.
+OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "adamw": ("AdamW", {}),
+    "adamw-forloop": ("AdamW", {"foreach": False, "fused": False}),
+    "adamw-foreach": ("AdamW", {"foreach": True}),
+    "adamw-fused": ("AdamW", {"fused": True}),
+    "adam": ("Adam", {}),
+    "sgd": ("SGD", {}),
+    "adafactor": ("Adafactor", {}),
+}
+ADAMW_8BIT = "adamw-8bit"  # of bitsandbytes
+PRECISIONS = (None, "bfloat16", "float16")
+
+Batch = tuple[Mapping[str, torch.Tensor], torch.Tensor]  # inputs and targets
+
+
+def prepare(values: Mapping[str, Any], device: str) -> None:
+    """Refuse what cannot be trained so, before anything is measured."""
+    workload = values["workload"]
+    name, precision = workload["optimizer"], workload["precision"]
+    if name not in (*OPTIMIZERS, ADAMW_8BIT):
+        raise ValueError(f"workload.optimizer={name}: it can be {', '.join(OPTIMIZERS)} or {ADAMW_8BIT}")
+    if name in OPTIMIZERS and not hasattr(torch.optim, OPTIMIZERS[name][0]):
+        raise Unavailable(f"workload.optimizer={name}: torch {torch.__version__} has no {OPTIMIZERS[name][0]}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
+    if precision is not None and device == "meta":  # autocast goes by the device, and would leave these tensors alone
+        raise Unavailable(f"workload.precision={precision}: autocast does not work on tensors without data")
+    if precision == "float16" and values["dtype"] == "float16" and workload["method"] == "full":
+        raise ValueError("workload.precision=float16 scales the gradients, which dtype=float16 leaves no room for")
+    if values["batch"] % workload["accumulate"]:
+        raise ValueError(f"workload.accumulate={workload['accumulate']}: batch={values['batch']} has no such parts")
+    if workload["compile"]:
+        _check_compiler(device)
+
+
+def optimizer(name: str, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    if name == ADAMW_8BIT:
+        kind, options = importlib.import_module("bitsandbytes").optim.AdamW8bit, {}
+    else:
+        kind, options = getattr(torch.optim, OPTIMIZERS[name][0]), dict(OPTIMIZERS[name][1])
+    made: torch.optim.Optimizer = kind(parameters, lr=lr, **options)
+    return made
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """What the optimizer really keeps between steps: the storages of its state's tensors, a shared one once."""
+    storages = {}
+    for tensor in tree_iter(list(optimizer.state.values())):
+        if isinstance(tensor, torch.Tensor):
+            storage = tensor.untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def autocast(precision: str | None, device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Around what computes a loss: weights stay in their dtype, products of them are computed in this one."""
+    if precision is None:
+        return nullcontext
+    return partial(torch.autocast, _kind(device), dtype=getattr(torch, precision))
+
+
+def scaler(precision: str | None, device: str) -> torch.amp.GradScaler:
+    """Keeps gradients of float16 above its smallest numbers. For any other precision it passes everything through."""
+    return torch.amp.GradScaler("cpu" if device == "meta" else _kind(device), enabled=precision == "float16")
+
+
+def microbatches(inputs: Mapping[str, torch.Tensor], targets: torch.Tensor, count: int) -> list[Batch]:
+    """Equal parts of a batch along its first dimension: views, so that the batch is there once."""
+    if count == 1:
+        return [(inputs, targets)]
+    for name, tensor in inputs.items():
+        if len(tensor) % count:
+            raise ValueError(f"workload.accumulate={count}: {name} has {len(tensor)} rows, which has no such parts")
+    parts = {name: tensor.tensor_split(count) for name, tensor in inputs.items()}
+    return [
+        ({name: parts[name][index] for name in parts}, part) for index, part in enumerate(targets.tensor_split(count))
+    ]
+
+
+def parameter_bytes(module: torch.nn.Module) -> dict[str, int]:
+    """By dtype."""
+    counted: dict[str, int] = {}
+    for parameter in module.parameters():
+        name = str(parameter.dtype).removeprefix("torch.")
+        counted[name] = counted.get(name, 0) + parameter.numel() * parameter.element_size()
+    return counted
+
+
+def _check_compiler(device: str) -> None:
+    """What torch.compile needs of a machine beside torch itself."""
+    if device == "meta":
+        raise Unavailable("workload.compile=true: compiled code runs on a device, and this one is calculated")
+    if device == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        try:
+            get_cpp_compiler()
+        except Exception as error:  # InvalidCxxCompiler in one version, RuntimeError in another
+            raise Unavailable(f"workload.compile=true: torch.compile finds no C++ compiler: {error}") from error
+    else:
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            raise Unavailable("workload.compile=true: torch.compile needs triton, which does not work here")
+
+
+def _kind(device: str) -> str:
+    return device.partition(":")[0]
