@@ -3,6 +3,9 @@
 The analogue of CUDA's `allocated` on a device without a counting allocator. Not in it: kernels' scratch, other
 threads, and storages that were made before. Equal to PyTorch's own CPU counter to 0.02 MiB on decoders; below it for
 convolutions, sort and LSTM, whose kernels have scratch of their own.
+
+Quantised weights are tensors of tensors (torchao), or go through operators whose kernels are Python (bitsandbytes):
+both are followed to the storages within.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -50,7 +53,16 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
         return _compiled_graphs() == self._graphs_before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            # A tensor made of others has an empty storage, as large as if nothing were quantised. Left to its own
+            # class, the operator comes back here as those that it is made of.
+            return NotImplemented
+        if _has_python_kernel(func) and _all_on_cpu(args, kwargs):
+            # The mode is off while it handles an operator, and so would miss the weight that this one dequantises.
+            with self:
+                result = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **(kwargs or {}))
+        else:
+            result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
             self._follow(result)
         else:
@@ -83,6 +95,19 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
         while self._dead:
             size, _ = self._storages.pop(self._dead.popleft())
             self.live -= size
+
+
+@cache
+def _has_python_kernel(operator: Any) -> bool:
+    """Whether what runs on the CPU was registered by torch.library, and so is made of operators itself."""
+    if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
+        return False
+    name = operator._name.removesuffix(".default").replace("::", "/")
+    return any(f"{name}/{key}" in torch.library._impls for key in ("CPU", "CompositeExplicitAutograd"))
+
+
+def _all_on_cpu(*arguments: Any) -> bool:
+    return all(leaf.device.type == "cpu" for leaf in tree_iter(arguments) if isinstance(leaf, torch.Tensor))
 
 
 def _compiled_graphs() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -82,3 +83,59 @@ def test_once_something_was_compiled_it_gives_no_number() -> None:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(8))
         assert not following.valid
     torch._dynamo.reset()
+
+
+class Quantised(torch.Tensor):
+    """A tensor made of two others, as quantised weights are: four bytes an element to look at, one byte and a scale."""
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor, scale: torch.Tensor) -> Quantised:
+        whole: Quantised = torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)
+        return whole
+
+    def __init__(self, values: torch.Tensor, scale: torch.Tensor) -> None:
+        self.values_, self.scale = values, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["values_", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        whole = args[0]
+        if func is torch.ops.aten.detach.default:
+            return cls(whole.values_.detach(), whole.scale.detach())
+        plain = whole.values_.to(whole.scale.dtype) * whole.scale
+        return func(plain, *args[1:], **(kwargs or {}))
+
+
+def test_a_tensor_made_of_others_counts_as_they_do_and_what_its_operators_make_of_them_too() -> None:
+    with TensorFollower() as following:
+        kept = torch.nn.Parameter(Quantised(torch.ones(MIB, dtype=torch.int8), torch.ones(1)), requires_grad=False)
+        assert following.live == MIB + 64
+        following.start_new_peak()
+        total = kept.sum()
+        following.settle()
+        assert following.live == MIB + 64 + 64
+        # The values in the scale's dtype, and times the scale, and their sum: what to() and * returned was seen.
+        assert following.peak >= MIB + 64 + 2 * 4 * MIB
+    assert total == MIB
+
+
+def test_an_operator_whose_kernel_is_python_is_followed_into() -> None:
+    @torch.library.custom_op("sweeper_tests::mean_of_copies", mutates_args=())
+    def mean_of_copies(x: torch.Tensor) -> torch.Tensor:
+        copies = torch.stack([x, x])
+        return copies.mean(0)
+
+    given = torch.ones(MIB // 4)
+    with TensorFollower() as following:
+        result = mean_of_copies(given)
+        following.settle()
+        assert following.live == MIB
+        assert following.peak == 3 * MIB
+    meta = torch.ones(4, device="meta")
+    mean_of_copies.register_fake(torch.empty_like)
+    with TensorFollower() as following:
+        assert mean_of_copies(meta).is_meta
+        assert following.peak == 0
+    assert torch.equal(result, given)
