@@ -74,7 +74,7 @@ def searches(rows: Iterable[Row], along: Sequence[str] | None = None) -> list[Se
     found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
-        found[row["device"], row["kind"], ",".join(mine), _rest(row, mine)].append(row)
+        found[row["device"], row["kind"], ",".join(mine), rest_of(row, mine)].append(row)
     return [Search(tuple(key[2].split(",")) if key[2] else (), group) for key, group in found.items()]
 
 
@@ -91,14 +91,14 @@ def _numbers_vary(values: Iterable[Any]) -> bool:
     return len(different) > 1 and all(isinstance(value, int | float) and value is not True for value in different)
 
 
-def _rest(row: Row, along: Sequence[str]) -> str:
+def rest_of(row: Row, along: Sequence[str]) -> str:
     """Everything settled but the keys that are searched, as one text."""
     values = json.loads(row["config"])
     for key in along:
         inner = values
         *groups, last = key.split(".")
         for group in groups:
-            inner = inner[group]
+            inner = inner.get(group) or {}
         inner.pop(last, None)
     return canonical(values)
 
