@@ -29,12 +29,10 @@ class Budget:
     def impose(self) -> list[dict[str, Any]]:
         """Set the limit; the journal line that says which, if there is one."""
         if self._on_cpu:
-            if self._asked is not None:
-                return self._limit_data("data_limit", self._asked)
-            available = cpu.available_memory_bytes()
-            if available is None:
-                return []
-            return self._limit_data("guard", max(0, available - cpu.guard_reserve_bytes(available)))
+            lines = self.decide(cpu.status_lines().get("VmData"))
+            if self._limits is not None:
+                resource.setrlimit(resource.RLIMIT_DATA, self._limits)
+            return lines
         if self._asked is None:
             return []
         from runners.meters import cuda
@@ -56,8 +54,14 @@ class Budget:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def _limit_data(self, kind: str, budget: int) -> list[dict[str, Any]]:
-        held = cpu.status_lines().get("VmData")
+    def decide(self, held: int | None) -> list[dict[str, Any]]:
+        """On cpu, decide the limit over what is held, and say so as `impose` does; a program that starts holds 0."""
+        kind, budget = "data_limit", self._asked
+        if budget is None:
+            available = cpu.available_memory_bytes()
+            if available is None:
+                return []
+            kind, budget = "guard", max(0, available - cpu.guard_reserve_bytes(available))
         if sys.platform != "linux" or held is None:
             return []
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -65,5 +69,10 @@ class Budget:
         if hard != resource.RLIM_INFINITY and soft > hard:
             soft = hard
         self._limits = soft, hard
-        resource.setrlimit(resource.RLIMIT_DATA, self._limits)
         return [{"kind": "budget", "budget_kind": kind, "budget_bytes": soft - held}]
+
+    def impose_on(self, pid: int) -> None:
+        """Set what was decided for another process, which has just started, and for all that it will start."""
+        if self._limits is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                resource.prlimit(pid, resource.RLIMIT_DATA, self._limits)

@@ -15,19 +15,19 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import processes
+from runners import processes, surroundings
 from runners.budget import Budget
 from runners.journal import Journal, plain
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, Unavailable
 from runners.point import Attempt, AttemptFolder
 from runners.trace import Trace
+from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorFollower
@@ -52,8 +52,11 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     try:
         finished = _measure(attempt, journal, trace)
     except BaseException as error:  # whatever a workload raises is a fact about its point
-        journal.write({"kind": "failed", **_told(error)})
+        told = error.facts if isinstance(error, ProgramFailed) else _told(error)
+        journal.write({"kind": "failed", **told})
         journal.write(*trace.keep(_causes(error)))  # after it: a trace that ends the process does not hide why
+        if told.get("signal"):
+            processes.die_of(told["signal"])
     else:
         journal.write({"kind": "finished", **finished})
     for stream in (sys.stdout, sys.stderr):
@@ -75,14 +78,16 @@ def import_libraries(attempt: Attempt) -> None:
 def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]:
     values = attempt.point.values
     import_libraries(attempt)
-    device, meter, following = _meter(attempt, trace)
     workload = _workload(attempt)
+    if hasattr(workload, "measure"):  # a program of its own, for which this process neither has nor needs torch
+        measured: dict[str, Any] = workload.measure(attempt, journal, trace)
+        return measured
+    device, meter, following = _meter(attempt, trace)
     workload.prepare(values, device)
 
     from runners import torch_surroundings
 
-    record = torch_surroundings.record(attempt)
-    journal.write({"kind": "environment", "pid": os.getpid(), "at": _now(), "record": record})
+    journal.write(surroundings.fact(torch_surroundings.record(attempt)))
     torch_surroundings.use_kernels_once()
     if values.get("budget") is not None:
         torch_surroundings.start_threads()
@@ -211,7 +216,3 @@ def _root_cause(error: BaseException) -> str:
 def _cure(module: str) -> str:
     library = module.partition(".")[0]
     return f" (pip install 'sweeper[models]' brings {library})" if library in ("transformers", "peft") else ""
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat()

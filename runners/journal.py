@@ -3,14 +3,17 @@
 Kinds of line, each with `t` (seconds, the machine's monotonic clock):
 
     environment  pid, at (UTC), record {host, python, torch, ...}, shared by every attempt in the same surroundings
-    baseline     counters {resident, ...}: after the imports, before the workload; available_memory_bytes
+    baseline     counters {resident, ...}: after the imports, before the workload; available_memory_bytes;
+                 of: program, if all counters are of a program that the process starts, and not of itself
     budget       budget_kind (guard / data_limit / allocator), budget_bytes
     model        parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, model_revision, ...
     began        phase, run_index, counters {device: {baseline}}
     heartbeat    phase, run_index, counters {device: {peak}}: the last one of an unfinished phase is its partial peak
     ended        phase, run_index, elapsed_s, iterations, completed, shapes, metrics,
                  counters {device: {baseline, end, peak, alloc_retries, num_ooms}}
-    failed       phase, chain [{type, bases, message}], traceback: what the workload raised, cause by cause
+    report       pid, torch, devices, failure: what a Python of a measured program said at its end
+    failed       chain [{type, bases, message}], traceback: what the workload raised, cause by cause;
+                 exit_code or signal, of a program
     trace        file, bytes, scope, or file null and a reason: after `failed`, if trace=on_failure asked for it
     finished     metrics, steps, tokens: the workload returned
 

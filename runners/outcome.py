@@ -178,20 +178,27 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
         "started_at": exit.get("started_at"),
         "duration_s": exit.get("duration_s"),
         **_contamination(exit),
-        "other_processes": exit.get("other_processes"),
-        "other_processes_resident_bytes": exit.get("other_processes_resident_bytes"),
         "signal": exit.get("signal"),
         "exit_code": exit.get("code"),
     }
+    if not _is_of_program(baseline):  # whose processes are what is measured
+        common["other_processes"] = exit.get("other_processes")
+        common["other_processes_resident_bytes"] = exit.get("other_processes_resident_bytes")
     if finished is not None:
         common |= {"metrics": finished.get("metrics") or {}}
         common |= {"steps": finished.get("steps"), "tokens": finished.get("tokens")}
         return Outcome(status=Status.OK, **common)
     unfinished = _failed(phases)
     common["failed_phase"] = unfinished.name if unfinished else BETWEEN if "baseline" in facts else START
-    if failed is not None:
+    if failed is not None and failed.get("signal") is None:  # of a signal that ended its program the process dies too
+        common["exit_code"] = failed.get("exit_code", common["exit_code"])
         return Outcome(**_raised(failed), **common)
     return Outcome(**_ended(exit), **common)
+
+
+def _is_of_program(baseline: Mapping[str, Any]) -> bool:
+    """Whether the counters are of a program that the process has started, and not of the process itself."""
+    return baseline.get("of") == "program"
 
 
 def _contamination(exit: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,6 +281,7 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
     current: Mapping[str, Any] | None = None  # began, or the ended / baseline line that `between` starts from
     seen: dict[str, dict[str, int]] = {}  # device -> highest readings of the current phase
     told = False  # how it ended, by the process itself
+    of_program = False
     for fact in journal:
         kind = fact["kind"]
         if kind == "ended":
@@ -281,6 +289,7 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
                 yield _phase(fact, device, counters, completed=bool(fact.get("completed")))
         if kind in ("baseline", "began", "ended"):
             current, seen = fact, {}
+            of_program = of_program or _is_of_program(fact)
         elif kind == "heartbeat" and current is not None and _is_of(fact, current):
             _keep_highest(seen, fact)
         elif kind in ("failed", "finished"):
@@ -290,7 +299,7 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
         return
     if current["kind"] == "baseline" and not seen and exit.get("signal") is None:
         return
-    yield from _unfinished(attempt, current, seen, exit)
+    yield from _unfinished(attempt, current, seen, {} if of_program else exit)
 
 
 def _keep_highest(seen: dict[str, dict[str, int]], heartbeat: Mapping[str, Any]) -> None:

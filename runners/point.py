@@ -154,6 +154,11 @@ class AttemptFolder:
         """The same of CUDA's allocator, with its history, as PyTorch's viewer opens it."""
         return self.path / "trace.pickle"
 
+    @property
+    def reports(self) -> Path:
+        """A folder, while a program is measured: what each Python of it says at its end, one file each."""
+        return self.path / "reports"
+
     def ask(self, attempt: Attempt) -> None:
         """Write the request. Raises FileExistsError if the folder is there: an attempt is made once."""
         self.path.mkdir(parents=True, exist_ok=False)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
+import platform
+import resource
 import signal
 import sys
 import time
@@ -13,6 +16,9 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
+PF_FORKNOEXEC = 0x40  # among the flags of /proc/PID/stat: forked, and has not become another program since
+KCMP = {"x86_64": 312, "aarch64": 272}  # the number of that system call (kcmp(2))
+KCMP_VM = 1
 
 
 def die_with(parent: int | None) -> None:
@@ -28,6 +34,28 @@ def die_with(parent: int | None) -> None:
 def inherit_orphans() -> None:
     """Become the parent of descendants whose own parent dies, `setsid` or not."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_of(number: int) -> None:
+    """End as something of ours has ended, so that our parent sees it: by the same signal, and without a word."""
+    faulthandler.disable()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def borrows_memory(pid: int) -> bool:
+    """Whether a process runs in the memory of its parent, as between vfork and exec: it has none of its own to count.
+
+    Where the kernel cannot compare the two, every process that has only forked is taken for one.
+    """
+    fields = _stat(pid)
+    if fields is None or not int(fields[6]) & PF_FORKNOEXEC:
+        return False
+    call = KCMP.get(platform.machine())
+    compared = -1 if call is None else ctypes.CDLL(None).syscall(call, pid, int(fields[1]), KCMP_VM, 0, 0)
+    return compared in (0, -1)
 
 
 def descendants_of(ancestor: int) -> list[int]:

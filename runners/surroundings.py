@@ -11,11 +11,15 @@ import importlib.util
 import json
 import os
 import platform
+import socket
 import sys
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from runners.meters import cpu, nvml
+from runners.point import Attempt, Point, canonical
 
 # The only environment variables that are ever written down: each of them moves memory or decides what runs.
 VARIABLES = (
@@ -45,6 +49,7 @@ VARIABLES = (
 )
 # Which devices are visible is said by the device's own UUID.
 NOT_COMPARED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+LARGEST_CODE = 4 * 2**20  # bytes of a file among a program's arguments; larger ones are data
 LIBRARIES = ("torch", "numpy", "transformers", "peft", "accelerate", "bitsandbytes", "torchao", "lightning")
 
 
@@ -76,27 +81,70 @@ def identity() -> dict[str, str | None]:
     }
 
 
+def record(attempt: Attempt) -> dict[str, Any]:
+    """What an attempt ran in, as far as it is known without torch. No names of users, no secrets."""
+    on_cpu = attempt.device == "cpu"
+    return {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": None,
+        "backend": None,
+        "backend_version": None,
+        "libraries": {},
+        "threads": None,
+        "transparent_huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "variables": variables(os.environ),
+        "workload_code": code_of(code_name(attempt.point)),
+        "device_name": cpu.name() if on_cpu else None,
+        "device_uuid": attempt.device_uuid,
+        "device_total_bytes": cpu.total_memory_bytes() if on_cpu else None,
+        "allocator_backend": "malloc" if on_cpu else None,
+        "driver": None if on_cpu else nvml.driver_version(),
+    }
+
+
+def fact(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The journal's line about it."""
+    return {"kind": "environment", "pid": os.getpid(), "at": datetime.now(timezone.utc).isoformat(), "record": record}
+
+
+def code_name(point: Point) -> str:
+    """What `code_of` takes: the user's function or the program's arguments, else the name of the workload."""
+    argv = point.get("workload.argv")
+    return canonical(argv) if argv else str(point.get("workload.target") or point["workload"])
+
+
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in VARIABLES if name in environ}
 
 
 def code_of(name: str) -> str | None:
-    """A hash of the code that is measured: of the user's file for `module:function`, else of the workloads we bring.
+    """A hash of the code that is measured: of the user's file for `module:function`, of the files among a program's
+    arguments, else of the workloads we bring.
 
-    What that file imports is not in it, but for the libraries whose versions are compared. None if there is no file.
+    What those files import is not in it, but for the libraries whose versions are compared. None if there is no file.
     """
-    module, colon, _ = name.partition(":")
-    if not colon:
-        files = sorted((Path(__file__).parent / "workloads").glob("*.py"))
+    files: list[Path]
+    if name.startswith("["):
+        named = [Path(word) for word in json.loads(name) if os.path.isfile(word)]
+        files = [file for file in named if file.stat().st_size <= LARGEST_CODE]
+    elif ":" in name:
+        origin = _file_of(name.partition(":")[0])
+        files = [Path(origin)] if origin is not None and Path(origin).is_file() else []
     else:
-        origin = _file_of(module)
-        if origin is None or not Path(origin).is_file():
-            return None
-        files = [Path(origin)]
+        files = sorted((Path(__file__).parent / "workloads").glob("*.py"))
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:16] if files else None
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None
 
 
 def _file_of(module: str) -> str | None:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,30 +14,15 @@ from runners.point import Attempt
 def record(attempt: Attempt) -> dict[str, Any]:
     """One flat record, the same for every attempt in the same surroundings."""
     version = torch.version
-    backend = "cuda" if version.cuda else "hip" if getattr(version, "hip", None) else "cpu"
-    found: dict[str, Any] = {
-        "host": socket.gethostname(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": platform.python_version(),
+    found: dict[str, Any] = surroundings.record(attempt) | {
         "torch": str(torch.__version__),
-        "backend": backend,
+        "backend": "cuda" if version.cuda else "hip" if getattr(version, "hip", None) else "cpu",
         "backend_version": version.cuda or getattr(version, "hip", None),
         "libraries": {name: _version(name) for name in surroundings.LIBRARIES[1:] if name in sys.modules},
         "threads": torch.get_num_threads(),
-        "transparent_huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
-        "variables": surroundings.variables(os.environ),
-        "workload_code": surroundings.code_of(attempt.point.get("workload.target") or attempt.point["workload"]),
     }
     if attempt.device == "cpu":
-        from runners.meters import cpu
-
-        return found | {
-            "device_name": cpu.name(),
-            "device_uuid": None,
-            "device_total_bytes": cpu.total_memory_bytes(),
-            "allocator_backend": "malloc",
-            "driver": None,
-        }
+        return found
     from runners.meters import cuda
 
     return found | cuda.describe(0)
@@ -65,10 +46,3 @@ def start_threads() -> None:
 def _version(library: str) -> str | None:
     version = getattr(sys.modules[library], "__version__", None)
     return None if version is None else str(version)
-
-
-def _first_line(path: str) -> str | None:
-    try:
-        return Path(path).read_text().splitlines()[0]
-    except (OSError, IndexError):
-        return None

@@ -182,7 +182,7 @@ class Typed:
 def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed:
     """Raises Mistake for what cannot be read, or is said twice."""
     found = Typed()
-    for override in OverridesParser.create(config_loader=loader).parse_overrides(list(overrides)):
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(list(map(_as_words, overrides))):
         key = override.key_or_group
         if override.package is not None:
             raise Mistake(f"{override.input_line}: a group cannot be put elsewhere; write {key}=OPTION")
@@ -200,6 +200,20 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
         else:
             found.fixed[key] = _one(override)
     return found
+
+
+def _as_words(override: str) -> str:
+    """A program's arguments with quotes around each that has none: the shell takes them off '{batch}', which Hydra then
+    cannot read, and what Hydra would take for a number or for true is a word to the program."""
+    key, equals, value = override.partition("=")
+    if key.lstrip("+") != "workload.argv" or "[" not in value:
+        return override
+    quoted_or_word = r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|([^\[\],'"\s][^\[\],'"]*)"""
+
+    def quote(found: re.Match[str]) -> str:
+        return found[1] or str(QuotedString(found[2].rstrip(), Quote.single).with_quotes())
+
+    return key + equals + re.sub(quoted_or_word, quote, value)
 
 
 def _one(override: Override) -> Any:
@@ -701,7 +715,8 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     try:
         resolved: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
-        example = {"workload.target": "mywork:run"}.get(str(error.full_key), "...")
+        examples = {"workload.target": "mywork:run", "workload.argv": "[python,train.py,--bs,'{batch}']"}
+        example = examples.get(str(error.full_key), "...")
         raise Mistake(f"{error.full_key} has no value: give it one, as in {error.full_key}={example}") from None
     except OmegaConfBaseException as error:
         raise Mistake(f"{error.full_key}: {_first_line(error)}") from None

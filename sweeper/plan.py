@@ -20,6 +20,7 @@ from typing import Any
 
 from runners.outcome import Status
 from runners.point import Point, canonical
+from runners.workloads.command import placeholders
 from sweeper.errors import Mistake
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -220,6 +221,11 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         signature = rules.signature(workload["target"])
         uses = {key for key in uses if signature.takes(key)}
         _received(workload, signature)
+    elif "argv" in workload:
+        workload["argv"] = _words(workload["argv"])
+        signature = _of_argv(workload)
+        uses = {key for key in uses if signature.takes(key)}
+        _received(workload, signature)
     _used(rules.swept, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
@@ -332,7 +338,7 @@ def _of_use(
 
 def _received(workload: Mapping[str, Any], signature: Signature) -> None:
     """Whether the user's function takes every parameter it is given, and is given every one it needs."""
-    target, params = workload["target"], workload.get("params")
+    target, params = workload.get("target", "workload.argv"), workload.get("params")
     if not isinstance(params, Mapping):
         raise Mistake(f"workload.params={typed(params)}: must be keys and values, as in workload.params.width=512")
     for key in params:
@@ -346,6 +352,30 @@ def _received(workload: Mapping[str, Any], signature: Signature) -> None:
             raise Mistake(f"workload.params.{name}: {target} needs it, as in workload.params.{name}=1")
 
 
+def _words(argv: Any) -> list[str]:
+    """The arguments of a program, as they will be given to it: a number is written as it was typed."""
+    if not isinstance(argv, list) or not argv or any(isinstance(each, (list, Mapping)) for each in argv):
+        raise Mistake(f"workload.argv={typed(argv)}: must be a list of words, as in [python,train.py,--bs,'{{batch}}']")
+    words = [typed(each) for each in argv]
+    program = words[0]
+    if "{" not in program and program != "python" and shutil.which(program) is None:
+        raise Mistake(f"workload.argv: {program} is neither an executable file nor a name on PATH")
+    return words
+
+
+def _of_argv(workload: Mapping[str, Any]) -> Signature:
+    """What stands in braces in a program's arguments, as if it were the parameters of a function."""
+    try:
+        names = placeholders(workload["argv"])
+    except ValueError as error:
+        raise Mistake(f"workload.argv: {error}") from None
+    for name in names:
+        if name not in CALLED_WITH and name not in (workload.get("params") or {}):
+            near = did_you_mean(name, CALLED_WITH) or f"; workload.params.{name}=... would give it"
+            raise Mistake(f"workload.argv: {{{name}}} stands for nothing{near}")
+    return Signature(parameters=names, required=(), takes_any=False)
+
+
 # What a workload of the user's is given by name, as far as it accepts it, beside `phase` and its params.
 CALLED_WITH = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 
@@ -357,6 +387,8 @@ def _used(swept: Collection[str], uses: Collection[str], workload: Mapping[str, 
         if root in WORKLOAD_KEYS and root not in uses:
             if "target" in workload and root in CALLED_WITH:
                 raise Mistake(f"{key} has several values, and {workload['target']} takes no {root}")
+            if "argv" in workload and root in CALLED_WITH:
+                raise Mistake(f"{key} has several values, and workload.argv has no {{{root}}}")
             raise Mistake(f"{key} has several values, and workload={workload['name']} does not use it")
 
 

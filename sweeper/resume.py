@@ -11,6 +11,7 @@ from typing import Any
 from runners import boot
 from runners.outcome import Outcome
 from runners.point import Attempt, Point
+from runners.surroundings import code_name
 from sweeper.errors import Mistake
 from sweeper.plan import Device
 
@@ -25,7 +26,7 @@ class Surroundings:
 
 def surroundings_now(python: str, points: Sequence[Point]) -> Surroundings:
     """Ask the measured interpreter. Raises Mistake if it cannot say."""
-    workloads = sorted({_code_key(point) for point in points})
+    workloads = sorted({code_name(point) for point in points})
     asked = boot.command(python, "surroundings", json.dumps(workloads))
     answer = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
@@ -42,17 +43,12 @@ def difference(then: Attempt, outcome: Outcome, now: Surroundings, device: Devic
     present: dict[str, Any] = {**now.identity, "the device's UUID": device.uuid}
     code = outcome.environment.get("workload_code")
     if code is not None:  # an attempt that did not come as far as its workload says nothing of its code
-        what = f"the code of {_code_key(then.point)}"
-        was[what], present[what] = code, now.code.get(_code_key(then.point))
+        what = f"the code of {code_name(then.point)}"
+        was[what], present[what] = code, now.code.get(code_name(then.point))
     for what, value in was.items():
         if value != present.get(what):
             return f"{what} was {_said(value)} when it was measured, and is {_said(present.get(what))} now"
     return None
-
-
-def _code_key(point: Point) -> str:
-    target: str | None = point.get("workload.target")
-    return target or str(point["workload"])
 
 
 def _said(value: Any) -> str:

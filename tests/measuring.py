@@ -44,12 +44,18 @@ class Lab:
         return self.start_values({**SETTLED, "model": None, "workload": workload, **settled}, trace=trace)
 
     def start_values(
-        self, values: Mapping[str, Any], environ: Mapping[str, str | None] | None = None, trace: bool = False
+        self,
+        values: Mapping[str, Any],
+        environ: Mapping[str, str | None] | None = None,
+        trace: bool = False,
+        device: str = "cpu",
+        device_uuid: str | None = None,
     ) -> Attempt:
         self.number += 1
         attempt = Attempt(
             point=Point(values=values),
-            device="cpu",
+            device=device,
+            device_uuid=device_uuid,
             number=self.number,
             cwd=str(self.cwd),
             environ=environ or {"OMP_WAIT_POLICY": "PASSIVE"},

@@ -101,6 +101,18 @@ def status_lines(pid: int | str = "self") -> dict[str, int]:
     return lines
 
 
+def proportional_bytes(pid: int) -> int | None:
+    """Pss: what is resident of a process, each page divided by how many processes have it. None if it is gone.
+
+    The kernel adds it up page by page: 0.3-0.8 ms for a Python with torch, more with more memory.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * KIB for line in lines if line.startswith("Pss:")), None)
+
+
 def available_memory_bytes() -> int | None:
     """What a new allocation may take on this machine: MemAvailable, or less if a memory cgroup allows less."""
     available = _meminfo("MemAvailable")

@@ -52,6 +52,17 @@ def others_on(uuid: str) -> list[Other] | None:
     return [Other(pid, None if used[pid] is None else int(used[pid])) for pid in sorted(used) if pid != os.getpid()]
 
 
+def used_bytes(uuid: str) -> int | None:
+    """What is used on a device, whoever uses it; None where it cannot be asked for."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return None
+        try:
+            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used)
+        except nvml.NVMLError:
+            return None
+
+
 @contextmanager
 def _nvml() -> Iterator[ModuleType | None]:
     try:

@@ -1,0 +1,193 @@
+"""Any program, unchanged and without a shell: its arguments are written out, with {batch} and its like filled in.
+
+It runs as a child of the measured process, whose own memory is in no counter: what is read is the program's tree
+(runners/meters/program.py). A Python in that tree brings a hook with it, which its environment names: what PyTorch's
+allocators counted, and the exception that ended it, are known from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import string
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runners import processes, surroundings
+from runners.budget import Budget
+from runners.journal import Journal
+from runners.meters import cpu
+from runners.meters.program import ProgramMeter
+from runners.phases import WHOLE, Phases, Unavailable
+from runners.point import Attempt, canonical
+from runners.trace import Trace
+
+STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
+HOOK = Path(__file__).parent / "program_hook"
+REPORTS = "SWEEPER_PROGRAM_REPORTS"  # as the hook calls it
+LAST_BYTES = 2**14  # kept of what a program writes to its standard error, from the end
+# Exceptions that say no more than that another process failed, and not why.
+OF_ANOTHER_PROCESS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
+
+
+class ProgramFailed(Exception):
+    """The program ended by an exit code other than 0, or by a signal. `facts` are the journal's of it."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        super().__init__(facts["chain"][0]["message"])
+        self.facts = facts
+
+
+def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
+    return ()
+
+
+def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
+    """The names in braces, each once. Raises ValueError for a word whose braces cannot be read."""
+    return tuple(dict.fromkeys(name for word in argv for _, name in _parts(word) if name is not None))
+
+
+def filled(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+    """The arguments with a value for each name. Words stay as they are, the rest is written as in JSON."""
+    return ["".join(text + ("" if name is None else _as_word(known[name])) for text, name in _parts(w)) for w in argv]
+
+
+def measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]:
+    """Run the program to its end, as one phase. Raises ProgramFailed."""
+    values, names = attempt.point.values, attempt.device.split("+")
+    trace.missing = "a program of its own is not followed"
+    budget = Budget(attempt)
+    if attempt.device != "cpu" and values.get("budget") is not None:
+        raise Unavailable("budget: the allocator of a program of its own cannot be limited from outside")
+    reports = trace.folder.reports
+    reports.mkdir()
+    processes.inherit_orphans()  # what the program leaves to itself stays in its tree
+    meter = ProgramMeter(names, attempt.device_uuid.split("+") if attempt.device_uuid else (), reports)
+    phases = Phases(meter, journal)
+    journal.write(surroundings.fact(surroundings.record(attempt)))
+    with phases.heartbeat(attempt.heartbeat):
+        baseline = {"kind": "baseline", "of": "program", "counters": {}, "instrumented": False}
+        journal.write({**baseline, "available_memory_bytes": cpu.available_memory_bytes()}, *budget.decide(held=0))
+        phases.open()
+        try:
+            with phases(WHOLE if values.get("phases") == WHOLE else "run") as notes:
+                program = _start(values, "cpu" if attempt.device == "cpu" else "cuda:0", reports)
+                budget.impose_on(program.pid)
+                with meter.sampling(), _Echo(program) as echo:
+                    code = program.wait()
+                reported = meter.reports()
+                notes.metrics = {**meter.facts(), "torch": _torch(reported)}
+                journal.write(*({"kind": "report", **report} for report in reported))
+                if code != 0:
+                    raise ProgramFailed(_facts(code, _failure(reported, program.pid), echo.last))
+        finally:
+            phases.close(completed=True)
+            shutil.rmtree(reports, ignore_errors=True)
+    return {"metrics": notes.metrics, "steps": None, "tokens": None}
+
+
+def _parts(word: str) -> Iterable[tuple[str, str | None]]:
+    """Text, and the name in the braces that follow it; doubled braces are text."""
+    wrong = f"{word!r}: braces take a name and no more, as in {{batch}}; {{{{ and }}}} are braces"
+    try:
+        parts = list(string.Formatter().parse(word))
+    except ValueError:  # one without the other
+        raise ValueError(wrong) from None
+    for text, name, form, conversion in parts:
+        if form or conversion or name == "":
+            raise ValueError(wrong)
+        yield text, name
+
+
+def _as_word(value: Any) -> str:
+    return value if isinstance(value, str) else canonical(value)
+
+
+def _start(values: Mapping[str, Any], device: str, reports: Path) -> subprocess.Popen[bytes]:
+    known = {**(values["workload"].get("params") or {}), **{name: values.get(name) for name in STANDARD}}
+    program, *arguments = filled(values["workload"]["argv"], {**known, "device": device})
+    path = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable if program == "python" else program, *arguments],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), REPORTS: str(reports)},
+    )
+
+
+class _Echo:
+    """Hands on what the program writes to its standard error, and keeps the end of it."""
+
+    def __init__(self, program: subprocess.Popen[bytes]) -> None:
+        assert program.stderr is not None
+        self._stream, self._kept, self._over = program.stderr, bytearray(), False
+        self._thread = threading.Thread(target=self._run, name="echo", daemon=True)
+
+    @property
+    def last(self) -> str:
+        return bytes(self._kept[-LAST_BYTES:]).decode("utf-8", "replace").strip()
+
+    def __enter__(self) -> _Echo:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """What the program itself wrote is there by now; one that it has left behind can hold the pipe for ever."""
+        self._over = True
+        self._thread.join()
+        self._stream.close()
+
+    def _run(self) -> None:
+        descriptor = self._stream.fileno()
+        while True:
+            if select.select([descriptor], [], [], 0.05)[0]:
+                written = os.read(descriptor, 2**16)
+                if not written:
+                    return
+                self._kept += written
+                del self._kept[: -2 * LAST_BYTES]
+                with contextlib.suppress(OSError):
+                    os.write(2, written)
+            elif self._over:
+                return
+
+
+def _torch(reports: Sequence[Mapping[str, Any]]) -> str | None:
+    """The version that the program ran with, if one of its processes said."""
+    return next((report["torch"] for report in reports if report.get("torch")), None)
+
+
+def _failure(reports: Sequence[Mapping[str, Any]], program: int) -> Mapping[str, Any] | None:
+    """The exception behind the program's failure, if a Python of it told one.
+
+    Its own, unless it has none or one that only says that another process failed. Then that process's: the first that
+    failed where several were started together and one brought down the rest, and the last of a script that ran them
+    one by one, since it went on after those before.
+    """
+    failures: list[tuple[int, Mapping[str, Any]]] = [
+        (report["pid"], report["failure"]) for report in reports if report["failure"]
+    ]
+    others = [failure for pid, failure in failures if pid != program]
+    own = next((failure for pid, failure in failures if pid == program), None)
+    if own is None:
+        return others[-1] if others else None
+    says_no_more = own["chain"][0]["type"].rpartition(".")[2] in OF_ANOTHER_PROCESS
+    return others[0] if says_no_more and others else own
+
+
+def _facts(code: int, failure: Mapping[str, Any] | None, last: str) -> dict[str, Any]:
+    """The journal's line of a failure. What the exit code alone says is no exception's word, and never memory."""
+    if code < 0:
+        chain = [{"type": "ProgramFailed", "bases": [], "message": f"ended by signal {-code}"}]
+        return {"chain": chain, "traceback": last or None, "signal": -code}
+    if failure is not None:
+        return {"chain": failure["chain"], "traceback": failure["traceback"] or last or None, "exit_code": code}
+    line = last.rpartition("\n")[2].strip()
+    chain = [{"type": "ProgramFailed", "bases": [], "message": f"exit code {code}{': ' + line if line else ''}"}]
+    return {"chain": chain, "traceback": last or None, "exit_code": code}
