@@ -1,6 +1,8 @@
 """Forward passes of a model that does not learn: the first, those that warm up, and the ones after.
 
 Phases: model_load, inputs, cold_forward, warmup (where there is any), warm_forward with the run index 0, 1, ...
+
+Keys under `workload`: logits (all, or those of the last position alone).
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
                 torch_models.empty_cache(device)
             checksum = _measure(network, inputs, phase, "warm_forward", run_index)
             passes += 1
-    return {"metrics": {"checksum": checksum}, "steps": passes, "tokens": passes * network.positions()}
+    read = network.positions()
+    return {"metrics": {"checksum": checksum}, "steps": passes, "tokens": None if read is None else passes * read}
 
 
 def _measure(

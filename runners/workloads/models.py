@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.phases import Phases
@@ -25,7 +27,12 @@ def imports(values: Values) -> tuple[str, ...]:
     if "path" in model:  # its kind stands in the checkpoint, which prepare() reads
         return ("torch", "transformers.models.auto.modeling_auto")
     kind = model["model_type"].replace("-", "_")
-    return ("torch", f"transformers.models.{kind}.modeling_{kind}")
+    module = f"transformers.models.{kind}.modeling_{kind}"
+    found = importlib.util.find_spec("transformers")
+    for folder in (found and found.submodule_search_locations) or ():
+        if not Path(folder, "models", kind, f"modeling_{kind}.py").exists():  # one of a family's, or a misspelt one
+            return ("torch", "transformers.models.auto.modeling_auto")
+    return ("torch", module)
 
 
 def prepare(values: Values, device: str) -> None:
@@ -36,7 +43,9 @@ def prepare(values: Values, device: str) -> None:
     if values["model"]["library"] == "transformers":
         from runners.workloads import transformers_models
 
-        transformers_models.prepare(values)
+        transformers_models.prepare(values, device)
+    else:
+        torch_models.prepare(values)
 
 
 def load(

@@ -44,8 +44,8 @@ class Network(ABC):
         other._values = {**self._values, **sizes}
         return other
 
-    def positions(self) -> int:
-        """How many positions one pass reads: sequences times their length."""
+    def positions(self) -> int | None:
+        """How many positions one pass reads: sequences times their length. None where it reads no sequences."""
         return int(self._values["batch"]) * int(self._values["context"])
 
     def facts(self) -> dict[str, Any]:
@@ -80,23 +80,40 @@ class Mlp(Network):
     """Linear, GELU, Linear of one width, on [batch, context, width]; trained towards random numbers."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        return {"x": self._random(generator(self._values["seed"]))}
+        return {"x": self._random(self._values["seed"])}
 
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         output: torch.Tensor = self.module(**inputs)
         return output
 
     def targets(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        drawn = generator(self._values["seed"])
-        self._random(drawn)  # the inputs' numbers: the targets are the ones after them
-        return self._random(drawn)
+        return self._random(self._values["seed"] + 2**30)  # other numbers: far from a seed in use, of whose bits 32 count
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(output, targets)
 
-    def _random(self, drawn: torch.Generator) -> torch.Tensor:
-        shape = (self._values["batch"], self._values["context"], self._values["model"]["width"])
-        return torch.randn(shape, generator=drawn, dtype=self.dtype).to(self.device)
+    def _random(self, seed: int) -> torch.Tensor:
+        """Sample by sample, so that a batch has the content of a smaller one, and more."""
+        drawn = generator(seed)
+        numbers = torch.empty(
+            (self._values["batch"], self._values["context"], self._values["model"]["width"]), dtype=self.dtype
+        )
+        for sample in numbers:
+            sample.normal_(generator=drawn)
+        return numbers.to(self.device)
+
+
+def prepare(values: Mapping[str, Any]) -> None:
+    """Refuse the keys that mean nothing to a model without attention, tokens, images or sound."""
+    name = values["model"]["name"]
+    if values.get("attention") is not None:
+        raise ValueError(f"attention={values['attention']}: {name} has no attention")
+    for key in ("resolution", "images", "frames"):
+        if (size := (values.get("inputs") or {}).get(key)) is not None:
+            raise ValueError(f"inputs.{key}={size}: {name} reads numbers, and neither images nor sound")
+    workload = values.get("workload") or {}
+    if workload.get("name") == "forward" and workload.get("logits") == "last":
+        raise ValueError(f"workload.logits=last: {name} has no logits")
 
 
 def build(values: Mapping[str, Any], device: str) -> Network:
@@ -137,7 +154,9 @@ def shapes(inputs: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
 
 def checksum(output: torch.Tensor) -> Any:
     """The sum of the last elements of the output, so that two runs that should agree can be seen to."""
-    return number(output[-1, -1, -CHECKED:].double().sum())
+    while output.ndim > 1:
+        output = output[-1]
+    return number(output[-CHECKED:].double().sum())
 
 
 def number(tensor: torch.Tensor) -> Any:

@@ -111,7 +111,8 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 
         with phase("export") as notes:
             notes.metrics |= export(network, workload["export"])
-    return {"metrics": metrics, "steps": len(steps), "tokens": len(steps) * network.positions()}
+    read = network.positions()
+    return {"metrics": metrics, "steps": len(steps), "tokens": None if read is None else len(steps) * read}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def test_the_dtype_asked_for_wins_over_the_checkpoints(run: Any, checkpoint: Pat
     assert model["storage_dtype"] == dtype
     assert model["parameter_bytes"] == model["parameters"] * (4 if dtype == "float32" else 2)
     assert model["model_revision"] is None
-    assert model["attention"] == "sdpa"
+    assert model["attention_used"] == "sdpa"
 
 
 def test_a_checkpoint_can_be_trained(run: Any, checkpoint: Path) -> None:
