@@ -1,0 +1,163 @@
+"""Where a decoder of transformers keeps its keys and values: the library's caches, what they hold, what they should.
+
+dynamic     every key and value, in tensors that grow with each token; a window is ignored
+static      room for every token to come, or for a window of them, taken at once
+sliding     as dynamic, but layers with a window keep no more than it
+quantized   as dynamic, in 4 or 8 bits
+offloaded   as dynamic, on the host; the device has the layer that is computed, and the one after it
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import cache_utils
+
+from runners.phases import Unavailable
+
+FULL, WINDOWED = ("full_attention",), ("sliding_attention", "chunked_attention")
+# The library's defaults for quantized caches: bits, elements that share a scale and a zero point, and how many new
+# tokens stay in the dtype until they are quantised together. fp8 has one scale for each tensor, and keeps none back.
+BITS, GROUP, RESIDUAL = 4, 64, 128
+SCALE_OF_FP8 = 4  # bytes: a float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How a point keeps keys and values. `capacity`: the positions that a row will have in the end, one to spare."""
+
+    kind: str
+    backend: str | None  # of a quantized one
+    config: Any  # the model's
+    argument: str  # the model's name for it
+    capacity: int
+
+    @property
+    def width(self) -> int | None:
+        """The positions that a layer is given back, where they are not those it has kept so far."""
+        return self.capacity if self.kind == "static" else None
+
+    def cache(self) -> Any:
+        """A new one, empty."""
+        if self.kind == "static":
+            return transformers.StaticCache(config=self.config, max_cache_len=self.capacity)
+        if self.kind == "quantized":
+            return transformers.QuantizedCache(self.backend or "", self.config)
+        # Of a model that it knows nothing of, it keeps everything.
+        config = None if self.kind != "sliding" and any(_windows(self.config) or ()) else self.config
+        return transformers.DynamicCache(config=config, offloading=self.kind == "offloaded")
+
+    def bytes_by_formula(self, *, rows: int, prompt: int, positions: int, element: int) -> int | None:
+        """What should be held of `rows` with `positions` each, of which the first `prompt` came at once.
+
+        None for layers that keep anything but keys and values of their own for each position.
+        """
+        windows, vectors = _windows(self.config), _elements_of_a_position(self.config)
+        if windows is None or vectors is None:
+            return None
+        if self.kind == "quantized":
+            return len(windows) * self._quantized(rows * vectors, prompt, positions, element)
+        kept = self.capacity if self.kind == "static" else positions
+        within = self.kind in ("static", "sliding")
+        held = sum(min(kept, window) if within and window else kept for window in windows)
+        return rows * held * vectors * element
+
+    def _quantized(self, vectors: int, prompt: int, positions: int, element: int) -> int:
+        """Of one layer."""
+        if self.backend == "fp8":
+            return positions * vectors + 2 * SCALE_OF_FP8
+        residual = (positions - prompt) % RESIDUAL
+        quantised = (positions - residual) * vectors
+        return quantised * BITS // 8 + quantised // GROUP * 2 * element + residual * vectors * element
+
+
+def prepare(workload: Mapping[str, Any], model: Any, config: Any, name: str, device: str) -> None:
+    """Refuse a cache that this model, device or version of the library does not have."""
+    kind, windows = workload["cache"], _windows(config)
+    if not argument(model):
+        raise ValueError(f"workload=generate: {name} takes no cache of keys and values")
+    if kind == "sliding" and not any(windows or ()):
+        raise ValueError(f"workload.cache=sliding: {name} has no layer with a window")
+    if kind == "quantized":
+        if windows is None or any(windows):
+            raise ValueError(f"workload.cache=quantized: {name} has layers that are not full attention")
+        if workload["cache_backend"] == "fp8" and not hasattr(cache_utils, "Fp8QuantizedLayer"):
+            raise Unavailable(f"workload.cache_backend=fp8: transformers {transformers.__version__} has none")
+    if kind == "offloaded" and not device.startswith("cuda"):
+        # 5.24 makes the cache, and asks for CUDA's streams in the first update.
+        raise Unavailable(f"workload.cache=offloaded: the library moves it between CUDA and the host, not on {device}")
+
+
+def argument(model: Any) -> str:
+    """What `forward` calls its cache: past_key_values, or cache in later versions of the library; empty for none."""
+    takes = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in takes), "")
+
+
+def is_full_attention(config: Any) -> bool:
+    """Whether every layer looks at every position."""
+    windows = _windows(config)
+    return windows is not None and not any(windows)
+
+
+def bytes_held(cache: Any, device: str | None = None) -> int:
+    """Bytes of the storages under a cache's tensors, each once; on one device, or on all of them.
+
+    Of storages, not of shapes: what is cut off a tensor stays in memory as long as a part of it is used.
+    """
+    storages = {}
+    for tensor in _tensors(vars(cache).get("layers", ())):
+        if device is None or tensor.device == torch.device(device):
+            storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors within a value: those inside a quantised one, but not the library's counters, a number each."""
+    if isinstance(value, torch.Tensor):
+        if hasattr(value, "__tensor_flatten__"):
+            names, _ = value.__tensor_flatten__()
+            yield from _tensors([getattr(value, name) for name in names])
+        elif value.dim() or value.is_floating_point():
+            yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, cache_utils.CacheLayerMixin) or type(value).__module__ == cache_utils.__name__:
+        yield from _tensors(vars(value))
+
+
+def _windows(config: Any) -> list[int | None] | None:
+    """The window of each layer, None where it sees everything; None for a model with layers of another type."""
+    config = config.get_text_config(decoder=True)
+    window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return [window or chunk] * config.num_hidden_layers
+    if set(types) - {*FULL, *WINDOWED} or _shares(config):
+        return None
+    sizes: dict[str, int | None] = {"sliding_attention": window, "chunked_attention": chunk}
+    return [sizes.get(each) for each in types]
+
+
+def _shares(config: Any) -> bool:
+    """Whether layers use the keys and values of others."""
+    return bool(getattr(config, "kv_sharing_modes", None) or getattr(config, "num_kv_shared_layers", None))
+
+
+def _elements_of_a_position(config: Any) -> int | None:
+    """Elements of one position's keys and values, all heads of a layer; None where heads are compressed."""
+    config = config.get_text_config(decoder=True)
+    if getattr(config, "kv_lora_rank", None):
+        return None
+    heads: int = config.num_attention_heads
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kept: int = getattr(config, "num_key_value_heads", None) or (1 if getattr(config, "multi_query", False) else heads)
+    return 2 * kept * size
