@@ -267,6 +267,7 @@ MODEL = (
     _model("trainable_parameters", INT, "parameters that are trained", "parameters"),
     _model("storage_dtype", TEXT, "data type the parameters are stored in"),
     _model("compute_dtype", TEXT, "data type it computes in"),
+    _model("attention_used", TEXT, "attention that its layers call, joined where they differ; null where it has none"),
     _model("model_revision", TEXT, "revision of a model from the hub"),
 )
 DONE = (
