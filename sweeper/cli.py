@@ -125,6 +125,12 @@ def environment(arguments: Arguments) -> int:
     return environment.main(arguments)
 
 
+def effects(arguments: Arguments) -> int:
+    from sweeper import effects_sheet
+
+    return effects_sheet.main(arguments)
+
+
 def frontier(arguments: Arguments) -> int:
     from sweeper import sheet
 
@@ -132,6 +138,7 @@ def frontier(arguments: Arguments) -> int:
 
 
 COMMANDS: dict[str, Callable[[Arguments], int]] = {
+    "effects": effects,
     "environment": environment,
     "estimate": estimate,
     "frontier": frontier,
