@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.phases import Phases
+from runners.workloads import quantized_weights
 
 if TYPE_CHECKING:
     from runners.workloads.torch_models import Network
@@ -40,6 +41,7 @@ def prepare(values: Values, device: str) -> None:
     from runners.workloads import torch_models
 
     torch_models.dtype_named(values["dtype"])
+    quantized_weights.prepare(values, device)
     if values["model"]["library"] == "transformers":
         from runners.workloads import transformers_models
 
@@ -57,16 +59,29 @@ def load(
     """
     import torch
 
+    from runners.workloads import torch_weights
+
     # TF32 and bfloat16 products would change what float32 means from one GPU to the next.
     torch.set_float32_matmul_precision("highest")
-    with phase("model_load"):
+    with phase("model_load") as notes:
         network = _build(values, device)
         adapt(network)
+        notes.metrics |= torch_weights.quantised(network.module)
     phase.model(**network.facts(), matmul_precision=torch.get_float32_matmul_precision())
     return network
 
 
 def _build(values: Values, device: str) -> Network:
+    if quantized_weights.asked(values) is None:
+        return _build_as_it_is(values, device)
+    network = _build_as_it_is(values, "cpu")
+    quantized_weights.apply(network.module, values, device)
+    network.module.to(device)
+    network.device = device
+    return network
+
+
+def _build_as_it_is(values: Values, device: str) -> Network:
     if values["model"]["library"] == "torch":
         from runners.workloads import torch_models
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from runners.workloads import torch_weights
 from runners.workloads.metrics import as_json
 
 CHECKED = 64  # elements of an output that its checksum covers: few enough to leave the peak where it is
@@ -49,15 +50,10 @@ class Network(ABC):
         return int(self._values["batch"]) * int(self._values["context"])
 
     def facts(self) -> dict[str, Any]:
-        """What was built, counted on the module itself and not on its configuration. Tied parameters count once."""
-        parameters = list(self.module.parameters())
-        dtypes = sorted({dtype_name(parameter.dtype) for parameter in parameters})
-        return {
-            "parameters": sum(parameter.numel() for parameter in parameters),
-            "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
-            "trainable_parameters": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-            "storage_dtype": "+".join(dtypes),
+        """What was built, counted on the module itself and not on its configuration."""
+        return torch_weights.facts(self.module) | {
             "compute_dtype": self.compute_dtype,
+            **torch_weights.quantised(self.module),
         }
 
 

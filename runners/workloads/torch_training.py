@@ -94,15 +94,6 @@ def microbatches(inputs: Mapping[str, torch.Tensor], targets: torch.Tensor, coun
     ]
 
 
-def parameter_bytes(module: torch.nn.Module) -> dict[str, int]:
-    """By dtype."""
-    counted: dict[str, int] = {}
-    for parameter in module.parameters():
-        name = str(parameter.dtype).removeprefix("torch.")
-        counted[name] = counted.get(name, 0) + parameter.numel() * parameter.element_size()
-    return counted
-
-
 def _check_compiler(device: str) -> None:
     """What torch.compile needs of a machine beside torch itself."""
     if device == "meta":

@@ -66,7 +66,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
-    from runners.workloads import torch_training
+    from runners.workloads import torch_training, torch_weights
     from runners.workloads.torch_models import empty_cache
 
     workload = values["workload"]
@@ -102,7 +102,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
         "checksum": steps[-1].checksum,
         "updates": sum(step.updated for step in steps),
         "optimizer_state_bytes": torch_training.state_bytes(optimizer),
-        "parameter_bytes": torch_training.parameter_bytes(network.module),
+        "parameter_bytes": torch_weights.bytes_by_dtype(network.module),
     }
     if sizes := _evaluation(values):
         _evaluate(network.at(**sizes), training.autocast, phase)

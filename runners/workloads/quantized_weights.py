@@ -1,0 +1,153 @@
+"""Weights stored in fewer bits, as `quantize` asks: int8 and int4 by torchao, nf4 by bitsandbytes.
+
+    int8    symmetric, a scale for each row
+    int4    a scale and a zero point for each group of 128 weights, or of 64 or 32 where a row is no multiple of it
+    nf4     blocks of 64, whose scales are themselves quantised to 8 bits (QLoRA, arXiv:2305.14314)
+
+Only weights: products are computed in the point's dtype. Of the model the linear layers are quantised, but not its
+output (transformers keeps that too, and a tied one would no longer be shared), nor what it needs in float32.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from runners.phases import Unavailable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Values = Mapping[str, Any]
+
+LIBRARIES = {
+    "int8": ("torchao.quantization",),
+    "int4": ("torchao.quantization", "torchao.prototype.quantization.int4"),
+    "nf4": ("bitsandbytes",),
+}
+GROUPS = (128, 64, 32)  # that torchao's kernels for int4 know
+ROWS = 16  # of int4's kernel on the CPU: a layer gives a multiple of them
+INT4_ON_CUDA_SINCE = (8, 0)  # compute capability, as torchao's tiled layout has it
+
+
+def asked(values: Values) -> str | None:
+    scheme: str | None = values.get("quantize")
+    return None if scheme == "none" else scheme
+
+
+def prepare(values: Values, device: str) -> None:
+    """Import the library, and refuse what it has no kernels for.
+
+    Here, in the measured process and before its baseline, and not where a warm template would: as it is imported
+    bitsandbytes asks each GPU what it can, and CUDA does not outlive a fork.
+    """
+    scheme = asked(values)
+    if scheme is None:
+        return
+    workload = values.get("workload") or {}
+    if workload.get("name") == "train" and workload.get("method") != "lora":
+        raise ValueError(f"quantize={scheme}: quantised weights do not learn; workload.method=lora trains beside them")
+    if device == "meta":
+        raise Unavailable(f"quantize={scheme}: there is no data to quantise on a device that is calculated")
+    if values["dtype"] == "float64":
+        raise Unavailable(f"quantize={scheme} has no kernels that compute in float64")
+    for module in LIBRARIES[scheme]:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # broken is as good as missing
+            raise Unavailable(
+                f"quantize={scheme}: {module} cannot be imported: {type(error).__name__}: {error} "
+                "(pip install 'sweeper[quantize]' brings it)"
+            ) from error
+    if scheme == "int4":
+        _check_int4(values, device)
+
+
+def apply(module: nn.Module, values: Values, device: str) -> None:
+    """Quantise a model that stands on the CPU, layer by layer, each once it is on the device.
+
+    So a device never holds more than one layer that is not quantised; the CPU has held all of them. Raises ValueError
+    if there is no layer to quantise: the point would be another one than it says.
+    """
+    scheme = asked(values)
+    assert scheme is not None
+    quantise = {"int8": _int8, "int4": _int4, "nf4": _nf4}[scheme]
+    # By their names: a list of the layers would keep their weights alive.
+    done = [name for name in list(_linear_layers(module)) if quantise(module, name, device)]
+    if not done:
+        raise ValueError(f"quantize={scheme}: {values['model']['name']} has no linear layer that can be quantised so")
+    if scheme == "nf4":
+        module.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which peft knows what its adapters lie beside
+
+
+def _check_int4(values: Values, device: str) -> None:
+    if (values.get("workload") or {}).get("method") == "lora":
+        raise Unavailable("quantize=int4: torchao's kernels for it have no backward pass; int8 and nf4 have one")
+    if device == "cpu":
+        return
+    import torch
+
+    if values["dtype"] != "bfloat16":
+        raise Unavailable(f"quantize=int4: on CUDA torchao computes it in bfloat16, and dtype={values['dtype']}")
+    if torch.cuda.get_device_capability(device) < INT4_ON_CUDA_SINCE:
+        raise Unavailable("quantize=int4: torchao's kernels for it need a GPU of compute capability 8.0 or more")
+
+
+def _linear_layers(module: nn.Module) -> Iterator[str]:
+    from torch import nn
+
+    output = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # type: ignore[operator]
+    in_float32 = set(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, layer in module.named_modules():
+        # Of exactly this type: what is derived from it may use its weight in its own way (nn.MultiheadAttention does).
+        if type(layer) is nn.Linear and layer is not output and not in_float32 & set(name.split(".")):
+            yield name
+
+
+def _int8(module: nn.Module, name: str, device: str) -> bool:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    # The inductor's settings are those of a user who compiles; they set the precision of float32's products, too.
+    quantize_(module.get_submodule(name), Int8WeightOnlyConfig(set_inductor_config=False), device=device)
+    return True
+
+
+def _int4(module: nn.Module, name: str, device: str) -> bool:
+    from torchao.quantization import Int4WeightOnlyConfig, quantize_
+
+    layer: Any = module.get_submodule(name)
+    group = next((group for group in GROUPS if layer.in_features % group == 0), None)
+    if group is None or (device == "cpu" and layer.out_features % ROWS):
+        return False
+    if device == "cpu":
+        # Of the layouts that torchao calls stable none has a kernel for the CPU (0.18).
+        from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
+
+        config = PrototypeInt4WeightOnlyConfig(group_size=group, set_inductor_config=False)
+    else:
+        # The one layout whose kernel is torch's own; the others need a library more.
+        config = Int4WeightOnlyConfig(
+            group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+        )
+    quantize_(layer, config, device=device)
+    return True
+
+
+def _nf4(module: nn.Module, name: str, device: str) -> bool:
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    layer: Any = module.get_submodule(name)
+    made = Linear4bit(
+        layer.in_features,
+        layer.out_features,
+        bias=layer.bias is not None,
+        compute_dtype=layer.weight.dtype,
+        quant_type="nf4",
+        device="meta",
+    )
+    made.weight = Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", module=made)
+    made.bias = layer.bias
+    parent, _, own = name.rpartition(".")
+    setattr(module.get_submodule(parent), own, made.train(layer.training).to(device))
+    return True

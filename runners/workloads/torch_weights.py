@@ -1,0 +1,92 @@
+"""What the parameters of a module really store: those of quantised weights are more tensors than they look."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def facts(module: nn.Module) -> dict[str, Any]:
+    """Counted on the tensors that are stored, the scales of quantised weights among them; tied parameters once.
+
+    `parameters` are those of the model, however few bytes they take: two weights of 4 bits in one byte are two.
+    """
+    parameters = list(module.parameters())
+    stored = [tensor for parameter in parameters for tensor in (_values(parameter), *_scales(parameter))]
+    return {
+        "parameters": sum(map(_count, parameters)),
+        "parameter_bytes": sum(bytes_by_dtype(module).values()),
+        "trainable_parameters": sum(_count(parameter) for parameter in parameters if parameter.requires_grad),
+        "storage_dtype": "+".join(sorted({_name(tensor.dtype) for tensor in stored})),
+    }
+
+
+def bytes_by_dtype(module: nn.Module) -> dict[str, int]:
+    counted: Counter[str] = Counter()
+    for parameter in module.parameters():
+        values = _values(parameter)
+        counted[_name(values.dtype)] += values.nbytes
+    for scale in _all_scales(module):
+        counted[_name(scale.dtype)] += scale.nbytes
+    return dict(counted)
+
+
+def quantised(module: nn.Module) -> dict[str, Any]:
+    """How many modules are quantised, how many others keep parameters in which dtype, and the bytes of the scales.
+
+    Nothing where no weight is quantised.
+    """
+    kept: Counter[str] = Counter()
+    count = 0
+    for each in module.modules():
+        own = list(each.parameters(recurse=False))
+        if any(_is_quantised(parameter) for parameter in own):
+            count += 1
+        elif own:
+            kept["+".join(sorted({_name(parameter.dtype) for parameter in own}))] += 1
+    if not count:
+        return {}
+    scale_bytes = sum(scale.nbytes for scale in _all_scales(module))
+    return {"quantized_modules": count, "kept_modules": dict(kept), "scale_bytes": scale_bytes}
+
+
+def _is_quantised(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "__tensor_flatten__") or getattr(parameter, "quant_state", None) is not None
+
+
+def _count(parameter: torch.Tensor) -> int:
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else state.shape.numel()
+
+
+def _values(parameter: torch.Tensor) -> torch.Tensor:
+    """The tensor with the weights themselves: of a tensor made of others the first, by torchao's order."""
+    if not hasattr(parameter, "__tensor_flatten__"):
+        return parameter
+    values: torch.Tensor = getattr(parameter, parameter.__tensor_flatten__()[0][0])
+    return values
+
+
+def _scales(parameter: torch.Tensor) -> list[torch.Tensor]:
+    """What it takes to read the weights: scales, zero points, and the table of numbers that bitsandbytes looks up."""
+    if hasattr(parameter, "__tensor_flatten__"):
+        return [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0][1:]]
+    state = getattr(parameter, "quant_state", None)
+    if state is None:
+        return []
+    of_scales = [] if state.state2 is None else [state.offset, state.state2.absmax, state.state2.code]
+    return [state.absmax, state.code, *of_scales]
+
+
+def _all_scales(module: nn.Module) -> Iterable[torch.Tensor]:
+    """Each once: a table can be shared by many weights."""
+    scales = (scale for parameter in module.parameters() for scale in _scales(parameter))
+    return {scale.untyped_storage()._cdata: scale for scale in scales}.values()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
