@@ -323,6 +323,12 @@ COUNTERS = {
     "resident_anon": "resident and not of a file",
     "resident_file": "resident and of a file or shared",
     "address": "now VmData; its peak VmPeak, of the whole process",
+    Column(
+        "loss_check",
+        TEXT,
+        "whether its losses are those of the point without checkpointing, accumulate and compile: same, or how they"
+        " differ; null where there is no other point, and of training that did not end",
+    ),
 }
 MOMENTS = {
     "baseline": "when the phase began",
