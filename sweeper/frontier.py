@@ -406,9 +406,26 @@ def why(row: Row) -> str:
         whose = "host memory" if row["fits"] is None else "memory"
         said = f"out of {whose}{phase}"
         needs = row.get("needs_at_least_bytes")
-        return said if needs is None else f"{said}, needs at least {readable(needs)}"
+        said += "" if needs is None else f", needs at least {readable(needs)}"
+        return f"{said}; a smaller batch would not help" if _is_of_any_batch(row) else said
     message = _message(row)
     return f"{row['status']}{phase}" + (f": {message}" if message else "")
+
+
+# Phases of sweeper's own workloads in which no activations are alive. In the optimizer's step there are weights,
+# gradients and its state: for a large model it can be the peak, whatever the batch.
+OWN = ("forward", "train", "generate")
+OF_ANY_BATCH = ("model_load", "optimizer", "cold_step", "warm_step", "export")
+
+
+def _is_of_any_batch(row: Row) -> bool:
+    """Whether the phase in which a row failed holds the same with any batch."""
+    if row["workload"] not in OWN:
+        return False  # what its phases hold only its author knows
+    if row.get("failed_phase") == "evaluation":
+        evaluation = json.loads(row["config"])["workload"].get("evaluation") or {}
+        return evaluation.get("batch") is not None
+    return row.get("failed_phase") in OF_ANY_BATCH
 
 
 def _message(row: Row) -> str:

@@ -369,3 +369,24 @@ def swept(written: Any, write: bool = True) -> Any:
     if write:
         Tables(run.folder).write()
     return run
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "helps"),
+    [
+        ("model_load", {}, False),
+        ("warm_step", {}, False),
+        ("export", {}, False),
+        ("cold_backward", {}, True),
+        ("model_load", {"workload": "custom"}, True),
+        ("evaluation", {"evaluation": {"batch": 8, "context": None}}, False),
+        ("evaluation", {"evaluation": {"batch": None, "context": 512}}, True),
+    ],
+)
+def test_where_a_smaller_batch_would_not_help_the_edge_says_so(phase: str, more: dict[str, Any], helps: bool) -> None:
+    config = json.dumps({"model": {"name": "mlp"}, "workload": {"name": "train", **more}, "batch": 4, "context": 64})
+    failed = row("oom", batch=4, **{"workload": "train"} | {"workload": more.get("workload", "train")})
+    text = frontier_text([row(batch=1), failed | {"failed_phase": phase, "config": config}])
+    told = [line for line in text.splitlines() if f"out of memory in {phase}" in line]
+    assert len(told) == 1
+    assert ("a smaller batch would not help" not in told[0]) is helps
