@@ -139,7 +139,7 @@ def _weights_of(values: Mapping[str, Any]) -> Term:
         term=term.term,
         bytes=term.bytes,
         formula=f"{count.total:,} parameters x {_bits(values) // 8} bytes",
-        assumption=f"stored as {values['dtype']}, a tied matrix once; buffers are left out",
+        assumption=f"stored as {values['dtype']}, a tied matrix once; buffers and adapters are left out",
         source=count.formula,
     )
 
@@ -177,6 +177,7 @@ def _optimizer_states(workload: Mapping[str, Any]) -> tuple[int, str]:
     """How many tensors of a parameter's size the optimizer keeps for it, and which."""
     optimizer = str(_name(workload.get("optimizer"))).lower()
     options = workload["optimizer"] if isinstance(workload.get("optimizer"), Mapping) else workload
+    optimizer = re.sub("^adamw-(forloop|foreach|fused)$", "adamw", optimizer)  # implementations: they keep the same
     if optimizer in ("adamw", "adam"):
         if options.get("amsgrad"):
             return 3, f"torch.optim.{optimizer}: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq"
@@ -213,9 +214,9 @@ PARTIAL = ("lora", "adapter", "peft", "freeze")
 
 
 def _all_are_trained(values: Mapping[str, Any]) -> None:
-    for key in PARTIAL:
-        if values["workload"].get(key):
-            raise NoClosedForm(f"workload.{key} leaves out parameters that are not counted here")
+    method = values["workload"].get("method", "full")
+    if method != "full":
+        raise NoClosedForm(f"workload.method={method} trains parameters of its own, which are not counted here")
 
 
 def _bits(values: Mapping[str, Any]) -> int:
