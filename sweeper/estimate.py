@@ -209,8 +209,14 @@ def _kv_cache_of(values: Mapping[str, Any]) -> Term:
     )
 
 
-# Of `train`: keys under which only a part of the parameters is trained, or their type is not the point's.
-PARTIAL = ("lora", "adapter", "peft", "freeze")
+KEPT = {
+    "static": "room for all new tokens, or for a window of them, is taken at once, in the point's dtype",
+    "sliding": "no layer keeps more than its window, in the point's dtype; the prefill holds the whole prompt",
+}
+NOT_PLAIN = {
+    "quantized": "keeps bits and scales of the library's own",
+    "offloaded": "keeps on the host what is not at work",
+}
 
 
 def _all_are_trained(values: Mapping[str, Any]) -> None:

@@ -132,14 +132,14 @@ class Keys:
 WORKLOAD_KEYS = (
     "model", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup", "repeats", "seed", "cache",
 )  # fmt: skip
+# What a workload's file says of its keys. None of them is a key itself, or stands in a point.
+WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
 NULL_IS_A_CHOICE = ("attention",)  # the library's own
 RUN_KEYS = (
     "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "heartbeat",
     "parallel", "trace",
 )  # fmt: skip
 LISTS = ("devices", "retry")  # the run keys that take several
-# What a workload's file says of its keys. None of them is a key itself, or stands in a point.
-WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
 
 SWITCHES = {
     "start": ("cold", "warm"),
@@ -217,6 +217,8 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         raise Mistake("workload: choose one, as in workload=forward")
     uses = set(workload.pop("uses", WORKLOAD_KEYS))
     _choices(workload, workload.pop("choices", {}))
+    _ranges(workload, workload.pop("at_least", {}))
+    _of_use(workload, workload.pop("only_with", {}), rules.swept)
     if "target" in workload:
         signature = rules.signature(workload["target"])
         uses = {key for key in uses if signature.takes(key)}
@@ -229,8 +231,9 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     _used(rules.swept, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
-    _ranges(workload, workload.pop("at_least", {}))
-    _of_use(workload, workload.pop("only_with", {}), rules.swept)
+    if "inputs" in uses and values["inputs"].get("of_positions") is not None:
+        values["context"] = _share_of_positions(values, rules.given)
+    values["quality"] = {"target": _quality(values, uses, rules)}
     if values["budget"] is not None:
         values["budget"] = _budget(values["budget"], rules.cards)
     for key in WORKLOAD_KEYS:

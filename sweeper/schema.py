@@ -274,6 +274,12 @@ DONE = (
     _outcome("steps", INT, "steps done", "steps"),
     _outcome("tokens", INT, "tokens done", "tokens"),
     Column("metrics", TEXT, "what the workload returned, JSON", None, lambda settled: as_text(settled.outcome.metrics)),
+    Column(
+        "loss_check",
+        TEXT,
+        "whether its losses are those of the point without checkpointing, accumulate and compile: same, or how they"
+        " differ; null where there is no other point, and of training that did not end",
+    ),
     Column("started_at", TIME, "when it started", None, lambda settled: as_time(settled.outcome.started_at)),
     _outcome("duration_s", FLOAT, "from its start to its end", "seconds"),
     _outcome("available_memory_bytes", INT, "host memory available at its start", "bytes"),
@@ -323,12 +329,6 @@ COUNTERS = {
     "resident_anon": "resident and not of a file",
     "resident_file": "resident and of a file or shared",
     "address": "now VmData; its peak VmPeak, of the whole process",
-    Column(
-        "loss_check",
-        TEXT,
-        "whether its losses are those of the point without checkpointing, accumulate and compile: same, or how they"
-        " differ; null where there is no other point, and of training that did not end",
-    ),
 }
 MOMENTS = {
     "baseline": "when the phase began",

@@ -108,9 +108,9 @@ class Tables:
         self._devices: dict[str, Mapping[str, Any]] = {}
         self._skipped: dict[tuple[str, str | None], str] = {}
         self._made: dict[tuple[str, str], list[Made]] = defaultdict(list)
-        self._environments: dict[str, Mapping[str, Any]] = {}
         self._trained: dict[int, Trained] = {}  # row of the results -> its losses
         self._plain: dict[str, Trained] = {}  # by what is alike: the losses that the others' should be
+        self._environments: dict[str, Mapping[str, Any]] = {}
         self._estimated: set[str] = set()
         self._written = 0  # what was told when the files were last written
         self._rested = 0.0  # not before this are they written again while attempts run
@@ -144,10 +144,10 @@ class Tables:
         if self._row_of(*key) is None:
             self._ask(id, attempt.point, attempt.device, {})
         made.append(Made(attempt.number, len(self._results), outcome.fits))
+        self._learnt(trained(attempt.device, attempt.point, outcome))
         self._results.add(Settled(attempt, outcome, self._environment(outcome.environment)))
         for position, phase in enumerate(outcome.phases):
             self._phases.add(Measured(id, attempt, position, phase))
-        self._learnt(trained(attempt.device, attempt.point, outcome))
 
     def write_if_grown(self) -> None:
         """Write the files again if there is a tenth more to tell; writing takes a tenth of the time at most."""
@@ -211,9 +211,6 @@ class Tables:
         configs = (config for table in self._plan.slices() for config in table["config"].to_pylist())
         self._swept[key] = [_shared(Point(values=json.loads(config)).get(key)) for config in configs]
 
-    def _environment(self, record: Mapping[str, Any]) -> str | None:
-        if not record:
-            return None
     def _learnt(self, losses: Trained | None) -> None:
         """The losses of the attempt that is the next row."""
         if losses is None:
@@ -222,6 +219,9 @@ class Tables:
         if losses.is_plain:  # of several the one with the smallest id, in whatever order they are told
             self._plain[losses.alike] = min(self._plain.get(losses.alike, losses), losses, key=attrgetter("point_id"))
 
+    def _environment(self, record: Mapping[str, Any]) -> str | None:
+        if not record:
+            return None
         last = next(reversed(self._environments), None)
         if last is not None and self._environments[last] == record:  # most of a run is in the same surroundings
             return last
@@ -311,6 +311,10 @@ class Tables:
             arrays = [_joined_column(column, asked, came, known) for column in columns]
             yield pa.Table.from_arrays(arrays, schema=schema.schema_of(columns))
 
+    def _loss_check(self, result: int | None) -> str | None:
+        losses = None if result is None else self._trained.get(result)
+        return None if losses is None else compared(losses, self._plain.get(losses.alike))
+
     def _known(self, rows: Sequence[Row]) -> dict[str, list[Any]]:
         """What neither the plan nor the attempt says; under an attempt's column, what stands where that is null."""
         devices = [self._devices.get(row.device, {}) for row in rows]
@@ -321,10 +325,10 @@ class Tables:
             "attempts": [row.attempts for row in rows],
             "flaky": [row.flaky for row in rows],
             "counts": [row.counts for row in rows],
+            "loss_check": [self._loss_check(row.result) for row in rows],
             "status": [None if row.status is None else row.status.value for row in rows],
             "error_message": [row.reason for row in rows],
             "skipped_because": [row.skipped_because for row in rows],
-            "loss_check": [self._loss_check(row.result) for row in rows],
             "device_total_bytes": [device.get("total_bytes") for device in devices],
             "device_uuid": [device.get("uuid") for device in devices],
         }
@@ -332,37 +336,6 @@ class Tables:
     def _named(self, table: pa.Table, columns: Sequence[Column]) -> pa.Table:
         """The rows with the run's name, in the schema's order."""
         run = pa.array([self.folder.name] * len(table), schema.TEXT)
-    def _verdicts(
-        self, rows: Sequence[Row], asked: pa.Table, came: pa.Table, results: pa.Table
-    ) -> dict[str, list[Any]]:
-        """The quality of each row, beside that of the attempt that counts at its reference."""
-        columns = [asked[name].to_pylist() for name in ("weights", "quality_target", "quality_reference")]
-        columns += [came[name].to_pylist() for name in ("status", "quality")]
-        found = []
-        for row, weights, target, reference, status, number in zip(rows, *columns, strict=True):
-            status = status or (None if row.status is None else row.status.value)
-            assessed = quality.Assessed(status, number, weights, target, reference)
-            found.append(quality.verdict(assessed, self._assessed(reference, row.device, results), self.quality))
-        return {
-            "quality_verdict": [each.verdict for each in found],
-            "quality_worse_by": [each.worse_by for each in found],
-            "quality_because": [each.because for each in found],
-        }
-
-    def _assessed(self, point: str | None, device: str, results: pa.Table) -> quality.Assessed | None:
-        planned = None if point is None else self._row_of(point, device)
-        if point is None or planned is None:
-            return None
-        row = self._row(point, device, planned)
-        if row.result is None:
-            return quality.Assessed(None if row.status is None else row.status.value, None)
-        status, number = (results[name][row.result].as_py() for name in ("status", "quality"))
-        return quality.Assessed(status, number)
-
-    def _loss_check(self, result: int | None) -> str | None:
-        losses = None if result is None else self._trained.get(result)
-        return None if losses is None else compared(losses, self._plain.get(losses.alike))
-
         return table.append_column("run", run).select([column.name for column in columns])
 
     def _environment_rows(self) -> Rows:
