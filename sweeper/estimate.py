@@ -209,16 +209,6 @@ def _kv_cache_of(values: Mapping[str, Any]) -> Term:
     )
 
 
-KEPT = {
-    "static": "room for all new tokens, or for a window of them, is taken at once, in the point's dtype",
-    "sliding": "no layer keeps more than its window, in the point's dtype; the prefill holds the whole prompt",
-}
-NOT_PLAIN = {
-    "quantized": "keeps bits and scales of the library's own",
-    "offloaded": "keeps on the host what is not at work",
-}
-
-
 def _all_are_trained(values: Mapping[str, Any]) -> None:
     method = values["workload"].get("method", "full")
     if method != "full":

@@ -231,9 +231,6 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     _used(rules.swept, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
-    if "inputs" in uses and values["inputs"].get("of_positions") is not None:
-        values["context"] = _share_of_positions(values, rules.given)
-    values["quality"] = {"target": _quality(values, uses, rules)}
     if values["budget"] is not None:
         values["budget"] = _budget(values["budget"], rules.cards)
     for key in WORKLOAD_KEYS:
