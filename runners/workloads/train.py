@@ -42,7 +42,7 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
     if workload["method"] == "lora":
         found += ["peft", "runners.workloads.peft_models"]
     if workload["export"] is not None:
-        found.append("runners.workloads.torch_exports")
+        found += ["runners.workloads.torch_exports", "torch.utils.serialization.config"]
     return tuple(found)
 
 
@@ -69,24 +69,8 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
     from runners.workloads import torch_training, torch_weights
     from runners.workloads.torch_models import empty_cache
 
-    workload = values["workload"]
-    network = models.load(values, device, phase, lambda network: _adapt(network, workload))
-    network.module.train()
-    with phase("optimizer"):
-        trained = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
-        optimizer = torch_training.optimizer(workload["optimizer"], trained, workload["lr"])
-    with phase("inputs"):
-        inputs = network.inputs()
-        batches = torch_training.microbatches(inputs, network.targets(inputs), workload["accumulate"])
-    training = Training(
-        network=network,
-        optimizer=optimizer,
-        batches=batches,
-        autocast=torch_training.autocast(workload["precision"], device),
-        scaler=torch_training.scaler(workload["precision"], device),
-        max_grad_norm=workload["max_grad_norm"],
-        set_to_none=workload["set_to_none"],
-    )
+    training, workload = build(values, device, phase), values["workload"]
+    network = training.network
     steps = [training.step(phase, "cold_")]
     if values["warmup"]:
         with phase("warmup") as notes:
@@ -101,7 +85,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
         "losses": [step.loss for step in steps],
         "checksum": steps[-1].checksum,
         "updates": sum(step.updated for step in steps),
-        "optimizer_state_bytes": torch_training.state_bytes(optimizer),
+        "optimizer_state_bytes": torch_training.state_bytes(training.optimizer),
         "parameter_bytes": torch_weights.bytes_by_dtype(network.module),
     }
     if sizes := _evaluation(values):
@@ -113,6 +97,30 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
             notes.metrics |= export(network, workload["export"])
     read = network.positions()
     return {"metrics": metrics, "steps": len(steps), "tokens": None if read is None else len(steps) * read}
+
+
+def build(values: Mapping[str, Any], device: str, phase: Phases) -> Training:
+    """All that is there before the first step."""
+    from runners.workloads import torch_training
+
+    workload = values["workload"]
+    network = models.load(values, device, phase, lambda network: _adapt(network, workload))
+    network.module.train()
+    with phase("optimizer"):
+        trained = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
+        optimizer = torch_training.optimizer(workload["optimizer"], trained, workload["lr"])
+    with phase("inputs"):
+        inputs = network.inputs()
+        batches = torch_training.microbatches(inputs, network.targets(inputs), workload["accumulate"])
+    return Training(
+        network=network,
+        optimizer=optimizer,
+        batches=batches,
+        autocast=torch_training.autocast(workload["precision"], device),
+        scaler=torch_training.scaler(workload["precision"], device),
+        max_grad_norm=workload["max_grad_norm"],
+        set_to_none=workload["set_to_none"],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
