@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 BETWEEN = "between"
+QUALITY = "quality"  # the phase of a metric of the user's: no part of the workload, and in no peak of the point
 
 # Workloads close descriptors and open files of their own; a high number is out of the way of both.
 HIGH = 700

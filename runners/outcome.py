@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runners.journal import BETWEEN
+from runners.journal import BETWEEN, QUALITY
 from runners.point import Attempt
 from runners.refusals import Refusal, refusal_in
 
@@ -58,6 +58,7 @@ class Phase:
     num_ooms: int | None = None
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    counts: bool = True  # false of what is no part of the workload: its peak is not the point's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,8 @@ class Outcome:
 
         None if there was no reading, or only zeros of phases before the one that was not finished.
         """
-        highest = max((phase.peak[counter] for phase in self.phases if counter in phase.peak), default=None)
+        counting = [phase for phase in self.phases if phase.counts and counter in phase.peak]
+        highest = max((phase.peak[counter] for phase in counting), default=None)
         return None if highest == 0 and self.peak_is_partial else highest
 
     @property
@@ -132,7 +134,8 @@ class Outcome:
         highest = self.peak(self.deciding)
         if highest is None:
             return None
-        named = [phase for phase in self.phases if phase.name != BETWEEN and self.deciding in phase.peak]
+        counting = [phase for phase in self.phases if phase.counts and self.deciding in phase.peak]
+        named = [phase for phase in counting if phase.name != BETWEEN]
         top = max(named, key=lambda phase: phase.peak[self.deciding], default=None)
         return BETWEEN if top is None or top.peak[self.deciding] + OUR_OWN_BYTES < highest else top.name
 
@@ -153,7 +156,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
     """What the attempt's facts say: its journal, and its supervisor's last word (None: the supervisor was lost)."""
     exit = exit or {"lost": True}
     facts: dict[str, Mapping[str, Any]] = {fact["kind"]: fact for fact in journal}
-    phases = tuple(_phases(attempt, journal, exit))
+    phases = tuple(_counting(attempt, _phases(attempt, journal, exit)))
     partial = any(not phase.completed for phase in phases)
     baseline = facts.get("baseline", {})
     surroundings = facts.get("environment", {})
@@ -300,6 +303,14 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
     if current["kind"] == "baseline" and not seen and exit.get("signal") is None:
         return
     yield from _unfinished(attempt, current, seen, {} if of_program else exit)
+
+
+def _counting(attempt: Attempt, phases: Iterable[Phase]) -> Iterator[Phase]:
+    """A metric of the user's may take more than the workload, and leave more behind: what follows it counts neither."""
+    assessed = False
+    for phase in phases:
+        assessed = assessed or (phase.name == QUALITY and attempt.point.get("quality.target") is not None)
+        yield replace(phase, counts=False) if assessed else phase
 
 
 def _keep_highest(seen: dict[str, dict[str, int]], heartbeat: Mapping[str, Any]) -> None:

@@ -57,6 +57,7 @@ from sweeper.plan import (
     Rules,
     did_you_mean,
     expected,
+    is_of_run,
     listed,
     run_keys,
     settled,
@@ -71,6 +72,7 @@ CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folde
 
 PLANNING = ("design", "experiment")  # groups that say how the sweep is made: no dimensions
 OPEN = "workload.params."  # takes any key; model.config. takes any with a + before it
+REFERENCE = "quality.reference."  # takes any key that a point has
 OPEN_WITH_PLUS = "model.config."
 SHOWS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
@@ -193,7 +195,7 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
             raise Mistake(f"{key} is given twice: {both}")
         if override.is_add() or override.is_force_add():
             found.added.add(key)
-        if key.partition(".")[0] in RUN_KEYS:
+        if is_of_run(key):
             found.fixed[key] = _run_key(override)
         elif override.is_sweep_override():
             found.several[key] = _several(override)
@@ -310,7 +312,7 @@ class Composer:
         """Give one key its value, of the type that it has. Raises Mistake."""
         if key.startswith(OPEN) and "params" not in config.workload:
             raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
-        free = key.startswith(OPEN) or (added and key.startswith(OPEN_WITH_PLUS))
+        free = key.startswith((OPEN, REFERENCE)) or (added and key.startswith(OPEN_WITH_PLUS))
         if not free:
             value = self._of_its_type(config, key, value)
         try:
@@ -325,8 +327,10 @@ class Composer:
     def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
         """Keys of these groups have no schema but the values their files give them."""
         root, _, rest = key.partition(".")
-        if root not in ("model", "workload", "inputs") or (isinstance(value, str) and "${" in value):
+        if root not in ("model", "workload", "inputs", "quality") or (isinstance(value, str) and "${" in value):
             return value
+        if not rest and root == "quality":
+            raise Mistake(f"{key}={typed(value)}: has keys of its own, as in quality.target=mywork:accuracy")
         if not rest:
             raise Mistake(f"{key}={typed(value)}: must be one of {', '.join(self.options(root))}")
         if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
@@ -459,7 +463,7 @@ def _for_one(line: CommandLine) -> list[str]:
 
 
 def _override(key: str, found: Typed) -> str:
-    prefix = "++" if key.startswith(OPEN) else "+" if key in found.added else ""
+    prefix = "++" if key.startswith((OPEN, REFERENCE)) else "+" if key in found.added else ""
     value = found.fixed[key]
     if (CONF / key).is_dir() and isinstance(value, (int, float)):
         value = typed(value)  # an option, whose name reads as a number
@@ -522,6 +526,7 @@ class _Planning:
         self.fixed = {key: value for key, value in self.typed.fixed.items() if key not in composer.groups}
         self._bases: dict[str, _Base] = {}
         self._points: dict[str, Point] = {}
+        self._references: dict[str, str] = {}  # a point's id -> the id of the one its quality is held against
 
     def plan(self) -> Plan:
         self._refuse_planning_keys()
@@ -538,9 +543,11 @@ class _Planning:
             swept=[
                 key for key in (self.typed.several if written else several) if len(set(map(as_text, several[key]))) > 1
             ],
-            signature=lambda target: self.probes.signature(run.python, target),
+            signature=lambda key, target: self.probes.signature(run.python, key, target),
             cards=self.composer.options("card"),
+            given=[*self.typed.fixed, *(self.typed.several if written else several)],
         )
+        self.reference = {} if run.quality is None else run.quality["reference"]
         names = devices.canonical(listed(config["devices"]))
         design, options = self._design(config, written)
         plan = Plan(
@@ -552,19 +559,36 @@ class _Planning:
             points=(),
             settle=self.settle,
             command=self.line.arguments,
+            reference_of=lambda point: self._references.get(point.id),
         )
         if written:
             plan = replace(plan, design_options={**options, "points": self._with_typed(written)})
         points = tuple(asked.point for asked in next(DESIGNS[design](plan)))
         _check_objective(run.objective, points)
+        self._check_references(points)
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.say)
         return replace(plan, devices=here, points=points)
 
     def settle(self, choice: Mapping[str, Any]) -> Point:
         known = as_text(dict(choice))
         if known not in self._points:
-            self._points[known] = settled(self._config(choice), self.rules)
+            self._points[known] = point = settled(self._config(choice), self.rules)
+            if self.reference and point.get("quality.target") is not None:
+                self._references[point.id] = settled(self._config({**choice, **self.reference}), self.rules).id
         return self._points[known]
+
+    def _check_references(self, points: Sequence[Point]) -> None:
+        """Raises Mistake where a point's quality has nothing in the sweep that it can be held against."""
+        if not self.reference:
+            return
+        asked = {point.id for point in points}
+        named = " ".join(f"quality.reference.{key}={typed(value)}" for key, value in self.reference.items())
+        if not any(point.id in self._references for point in points):
+            raise Mistake(f"{named}: there is no quality to compare; quality.target names the function that tells it")
+        for point in points:
+            if self._references.get(point.id, point.id) not in asked:
+                at = " ".join(f"{key}={typed(point[key])}" for key in self.reference if point.get(key) is not None)
+                raise Mistake(f"{named}: no such point is in the sweep to hold those with {at} against; add its values")
 
     def _config(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
         """The configuration of one choice, resolved."""

@@ -21,6 +21,7 @@ from typing import Any
 from runners.outcome import Status
 from runners.point import Point, canonical
 from runners.workloads.command import placeholders
+from sweeper import quality
 from sweeper.errors import Mistake
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -68,6 +69,7 @@ class RunKeys:
     heartbeat: float
     parallel: bool
     trace: str = "never"
+    quality: Mapping[str, Any] | None = None  # how it is compared: sweeper/quality.py
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ class Plan:
     points: tuple[Point, ...]  # each once, in the order of the design
     settle: Callable[[Mapping[str, Any]], Point]
     command: tuple[str, ...]  # the arguments, as they were typed
+    reference_of: Callable[[Point], str | None] = lambda point: None  # the point its quality is held against, by id
 
 
 # --- the keys ---------------------------------------------------------------------------------------------------------
@@ -111,6 +114,7 @@ class Keys:
     tensors: bool = True
     timeout: float | None = None
     budget: Any = None
+    quality: dict[str, Any] = field(default_factory=dict)
 
     devices: Any = "auto"
     name: str | None = None
@@ -131,6 +135,7 @@ class Keys:
 # Which of these a workload uses it says under `uses`; the others make no difference to it, and are null in its points.
 WORKLOAD_KEYS = (
     "model", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup", "repeats", "seed", "cache",
+    "quality",
 )  # fmt: skip
 # What a workload's file says of its keys. None of them is a key itself, or stands in a point.
 WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
@@ -206,8 +211,9 @@ class Rules:
     """What the values of a point are checked against, beside the schema."""
 
     swept: Collection[str]  # keys with several values
-    signature: Callable[[str], Signature]  # of the function at a workload's target; raises Mistake
+    signature: Callable[[str, str], Signature]  # of the function that a key names; raises Mistake
     cards: Collection[str]  # described in conf/card
+    given: Collection[str] = ()  # keys that have a value of the user's own, or several
 
 
 def settled(config: Mapping[str, Any], rules: Rules) -> Point:
@@ -220,7 +226,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     _ranges(workload, workload.pop("at_least", {}))
     _of_use(workload, workload.pop("only_with", {}), rules.swept)
     if "target" in workload:
-        signature = rules.signature(workload["target"])
+        signature = rules.signature("workload.target", workload["target"])
         uses = {key for key in uses if signature.takes(key)}
         _received(workload, signature)
     elif "argv" in workload:
@@ -231,6 +237,9 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     _used(rules.swept, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
+    if "inputs" in uses and values["inputs"].get("of_positions") is not None:
+        values["context"] = _share_of_positions(values, rules.given)
+    values["quality"] = {"target": _quality(values, uses, rules)}
     if values["budget"] is not None:
         values["budget"] = _budget(values["budget"], rules.cards)
     for key in WORKLOAD_KEYS:
@@ -248,6 +257,54 @@ POINT_KEYS = tuple(each.name for each in fields(Keys) if each.name not in (*RUN_
 def _checked(key: str, value: Any) -> Any:
     """Checked also where it makes no difference: context=0 is a mistake, whoever does not look at it."""
     return CHECKS[key](key, value) if key in CHECKS and value is not None else value
+
+
+# Where the configuration of a model says how many positions it has, the first one that is there.
+POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
+
+
+def _share_of_positions(values: Mapping[str, Any], given: Collection[str]) -> int:
+    """The context that is this share of the model's positions; of generating, what the new tokens leave of it."""
+    inputs, model = values["inputs"], values["model"]
+    share = f"inputs.of_positions={typed(inputs['of_positions'])}"
+    if "context" in given:
+        raise Mistake(f"context: inputs={inputs['name']} sets it, to a share of the positions ({share}); leave one out")
+    if isinstance(inputs["of_positions"], bool) or not 0 < inputs["of_positions"] <= 1:
+        raise Mistake(f"{share}: must be a share of the model's positions, above 0 and at most 1")
+    config = _configuration(model)
+    for said in (config, config.get("text_config") or {}):
+        for name in POSITIONS:
+            if isinstance(said.get(name), int):
+                context = int(said[name] * Decimal(str(inputs["of_positions"])))
+                context -= values["workload"].get("new_tokens") or 0
+                if context < 1:
+                    raise Mistake(f"{share}: leaves no context out of the {said[name]} positions of {model['name']}")
+                return context
+    raise Mistake(f"inputs={inputs['name']}: the configuration of {model['name']} tells no positions; give a context")
+
+
+def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model's own configuration: as it is written out, or of a checkpoint's folder. Raises Mistake."""
+    if "path" not in model:
+        return model.get("config") or {}
+    try:
+        config = json.loads((Path(model["path"]).expanduser() / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise Mistake(f"model.path={model['path']}: its positions are in config.json, which is not there") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _quality(values: Mapping[str, Any], uses: Collection[str], rules: Rules) -> str | None:
+    """The user's metric, which is called in every point. What its number is held against is a matter of the run."""
+    target: str | None = values["quality"]["target"]
+    if target is None:
+        return None
+    if "quality" not in uses:
+        raise Mistake(f"quality.target={target}: workload={values['workload']['name']} has no model to give it")
+    if values["phases"] == "whole":
+        raise Mistake("phases=whole: quality.target would be measured with the rest; take phases=each")
+    quality.check_call(target, rules.signature("quality.target", target).required)
+    return target
 
 
 def _at_least(key: str, value: int) -> int:
@@ -305,7 +362,7 @@ def _budget(value: Any, cards: Collection[str]) -> int | str:
     return size
 
 
-def _choices(workload: Mapping[str, Any], choices: Mapping[str, Collection[str]]) -> None:
+def _choices(workload: Mapping[str, Any], choices: Mapping[str, Collection[Any]]) -> None:
     for key, possible in choices.items():
         words = list(map(typed, possible))  # as words: 1 would else be one of true and false
         if typed(workload[key]) not in words:
@@ -435,7 +492,13 @@ def run_keys(config: Mapping[str, Any]) -> RunKeys:
         heartbeat=_positive("heartbeat", config["heartbeat"]),
         parallel=config["parallel"],
         trace=_one_of("trace", config["trace"]),
+        quality=quality.fixed(config["quality"]),
     )
+
+
+def is_of_run(key: str) -> bool:
+    """Whether a key, as it is typed, says how the run is made."""
+    return key.partition(".")[0] in RUN_KEYS or ".".join(key.split(".")[:2]) in quality.OF_RUN
 
 
 def listed(value: Any) -> list[Any]:

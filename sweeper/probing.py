@@ -62,12 +62,12 @@ class Probes:
         asking = next((each for each in self._started if each.python == python and each.devices), None)
         return self._answer(asking or self._start(python, True, None))
 
-    def signature(self, python: str, target: str) -> Signature:
-        """What the user's function takes. Raises Mistake with the root cause where it cannot be imported."""
+    def signature(self, python: str, key: str, target: str) -> Signature:
+        """What the user's function at a key takes. Raises Mistake with the root cause where it cannot be imported."""
         asking = next((each for each in self._started if each.python == python and each.target == target), None)
         told = self._answer(asking or self._start(python, False, target))["target"]
         if "error" in told:
-            raise Mistake(f"workload.target={target}: {told['error']}")
+            raise Mistake(f"{key}={target}: {told['error']}")
         return Signature(
             parameters=tuple(told["parameters"]),
             required=tuple(told.get("required", ())),

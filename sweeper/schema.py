@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from runners.outcome import Outcome, Phase, Status
 from runners.point import Attempt, Point
+from sweeper import quality
 
 VERSION = 2
 CALCULATED = "sim:"  # how a device is called that is calculated and not measured
@@ -80,6 +81,8 @@ class Settled:
     def peaks(self) -> dict[str, int]:
         highest: dict[str, int] = {}
         for phase in self.outcome.phases:
+            if not phase.counts:
+                continue
             for counter, value in phase.peak.items():
                 if value > highest.get(counter, -1):
                     highest[counter] = value
@@ -90,6 +93,27 @@ class Settled:
         if self.outcome.peak_is_partial:  # a 0 is of the phases before the one that did not end: nothing was read of it
             return {counter: value for counter, value in highest.items() if value}
         return highest
+
+    @property
+    def quality(self) -> float | None:
+        """What the user's metric gave, if that was a finite number."""
+        number = self._assessed.get("quality")
+        return float(number) if isinstance(number, (int, float)) else None
+
+    @property
+    def quality_error(self) -> str | None:
+        error: str | None = self._assessed.get("quality_error")
+        return error
+
+    @property
+    def _assessed(self) -> Mapping[str, Any]:
+        """A workload of the user's may call its own metrics so."""
+        return self.outcome.metrics if self.attempt.point.get("quality.target") is not None else {}
+
+    @cached_property
+    def lengths(self) -> Mapping[str, Any]:
+        """What the phase that made the inputs says of them; measured as a whole, the workload's one phase says it."""
+        return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
 
     @property
     def budget_used(self) -> int | None:
@@ -156,6 +180,10 @@ def _peak(counter: str, meaning: str) -> Column:
     return Column(name, INT, meaning, "bytes", lambda settled: settled.peaks.get(counter))
 
 
+def _lengths(name: str, meaning: str, unit: str = "tokens") -> Column:
+    return Column(name, INT, meaning, unit, lambda settled: settled.lengths.get(name))
+
+
 def _model(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
     if type == TEXT:
         return Column(name, type, meaning, unit, lambda settled: as_one_text(settled.outcome.model.get(name)))
@@ -199,6 +227,27 @@ PLAN = (
         "point_id of the neighbour it is compared with",
         None,
         lambda planned: planned.line.get("changed_from"),
+    ),
+    Column(
+        "weights",
+        TEXT,
+        "random, or of a checkpoint: quality is not assessable with random ones",
+        None,
+        lambda planned: quality.weights_of(planned.point.values),
+    ),
+    Column(
+        "quality_target",
+        TEXT,
+        "the function that told how good the model is",
+        None,
+        lambda planned: planned.point.get("quality.target"),
+    ),
+    Column(
+        "quality_reference",
+        TEXT,
+        "point_id of the point its quality is held against",
+        None,
+        lambda planned: planned.line.get("quality_reference"),
     ),
 )
 WHERE = (
@@ -299,10 +348,23 @@ DONE = (
         "bytes",
     ),
 )
+QUALITY = (
+    Column("quality", FLOAT, "what quality.target returned", None, lambda settled: settled.quality),
+    Column("quality_verdict", TEXT, "same (within the tolerance), worse or better than its reference; not assessable"),
+    Column("quality_worse_by", FLOAT, "how much worse than its reference; negative where it is better"),
+    Column("quality_because", TEXT, "why it is not assessable", None, lambda settled: settled.quality_error),
+)
+INPUTS = (
+    _lengths("asked_tokens", "batch times context; null, like the next four, where inputs are no text of the user's"),
+    _lengths("real_tokens", "tokens of the text that reached the model"),
+    _lengths("padded_tokens", "tokens that reached it beside them, to make samples equally long"),
+    _lengths("truncated_tokens", "tokens of the samples that were cut off"),
+    _lengths("truncated_samples", "samples that something was cut off", "samples"),
+)
 NUMBER = Column(
     "attempt", INT, "1 for the first attempt of this point on this device", None, attrgetter("attempt.number")
 )
-RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *DONE) if c.is_kept)
+RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *QUALITY, *INPUTS, *DONE) if c.is_kept)
 
 POINTS = (
     *(RUN, POINT_ID, DEVICE, KIND, NUMBER),
@@ -313,6 +375,8 @@ POINTS = (
     *PEAKS,
     *LIMITS,
     *MODEL,
+    *QUALITY,
+    *INPUTS,
     *DONE,
 )
 ATTEMPTS = (*POINTS, Column("counts", BOOL, "whether this attempt is the one in points.parquet"))

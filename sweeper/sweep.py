@@ -20,7 +20,7 @@ import sweeper
 from runners import journal
 from runners.engines.local import EngineFailed, Local
 from runners.outcome import Outcome, Status, outcome_of
-from runners.point import Attempt, AttemptFolder, Point
+from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Plan
@@ -74,6 +74,9 @@ class Sweep:
         self.cwd = os.getcwd()
 
     def run(self) -> int:
+        if self.plan.run.quality and self.tables.quality not in (None, self.plan.run.quality):
+            how = f"quality is compared as fixed when it began, {canonical(self.tables.quality)}"
+            raise Mistake(f"name={self.plan.run.name}: {how}; take another name to compare otherwise")
         first = [next(lane.design) for lane in self.lanes]
         for lane, batch in zip(self.lanes, first, strict=True):  # a mistake ends here: nothing is written or started
             for each in batch:
@@ -145,6 +148,7 @@ class Sweep:
                     changed_from=each.changed_from,
                     changed=list(each.changed),
                     values=each.point.values,
+                    quality_reference=self.plan.reference_of(each.point),
                 )
                 self.order += 1
             self.show.planned(lane.device.name, each.point)

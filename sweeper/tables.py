@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from runners import journal
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper import schema
+from sweeper import quality, schema
 from sweeper.errors import Mistake
 from sweeper.frontier import NEEDS, frontier
 from sweeper.losses import Trained, compared, trained
@@ -101,6 +101,7 @@ class Tables:
         """`unsettled`: an attempt without its supervisor's last word is `lost`; else left out, it may be running."""
         self.folder = Path(folder).absolute()
         self.objective = "tokens"
+        self.quality: Mapping[str, Any] | None = None  # how it is compared, as the first run here that did fixed it
         self._plan, self._results = Rows(schema.PLAN), Rows(schema.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = Rows(schema.PHASES), Rows(schema.ESTIMATES)
         self._asked: dict[tuple[str, str | None], int] = {}  # point and device (None: each) -> row of the plan
@@ -124,7 +125,9 @@ class Tables:
         """A line of plan.jsonl."""
         kind = line["kind"]
         if kind == "run":
-            self.objective = (line.get("keys") or {}).get("objective") or self.objective
+            keys = line.get("keys") or {}
+            self.objective = keys.get("objective") or self.objective
+            self.quality = self.quality or keys.get("quality")
             for dimension in line.get("dimensions") or ():
                 self._sweep(dimension["key"])
         elif kind == "device":
@@ -307,7 +310,7 @@ class Tables:
             part = rows[start : start + SLICE]
             asked = plan.take(pa.array([row.planned for row in part], pa.int64()))
             came = results.take(pa.array([row.result for row in part], pa.int64()))
-            known = self._known(part)
+            known = self._known(part) | self._verdicts(part, asked, came, results)
             arrays = [_joined_column(column, asked, came, known) for column in columns]
             yield pa.Table.from_arrays(arrays, schema=schema.schema_of(columns))
 
@@ -332,6 +335,33 @@ class Tables:
             "device_total_bytes": [device.get("total_bytes") for device in devices],
             "device_uuid": [device.get("uuid") for device in devices],
         }
+
+    def _verdicts(
+        self, rows: Sequence[Row], asked: pa.Table, came: pa.Table, results: pa.Table
+    ) -> dict[str, list[Any]]:
+        """The quality of each row, beside that of the attempt that counts at its reference."""
+        columns = [asked[name].to_pylist() for name in ("weights", "quality_target", "quality_reference")]
+        columns += [came[name].to_pylist() for name in ("status", "quality")]
+        found = []
+        for row, weights, target, reference, status, number in zip(rows, *columns, strict=True):
+            status = status or (None if row.status is None else row.status.value)
+            assessed = quality.Assessed(status, number, weights, target, reference)
+            found.append(quality.verdict(assessed, self._assessed(reference, row.device, results), self.quality))
+        return {
+            "quality_verdict": [each.verdict for each in found],
+            "quality_worse_by": [each.worse_by for each in found],
+            "quality_because": [each.because for each in found],
+        }
+
+    def _assessed(self, point: str | None, device: str, results: pa.Table) -> quality.Assessed | None:
+        planned = None if point is None else self._row_of(point, device)
+        if point is None or planned is None:
+            return None
+        row = self._row(point, device, planned)
+        if row.result is None:
+            return quality.Assessed(None if row.status is None else row.status.value, None)
+        status, number = (results[name][row.result].as_py() for name in ("status", "quality"))
+        return quality.Assessed(status, number)
 
     def _named(self, table: pa.Table, columns: Sequence[Column]) -> pa.Table:
         """The rows with the run's name, in the schema's order."""

@@ -26,7 +26,7 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
 def prepare(values: Mapping[str, Any], device: str) -> None:
     """Import the user's module and see that the call can be made: what is wrong with either raises as it is."""
     target = values["workload"]["target"]
-    called = _find(target)
+    called = find(target)
     signature = inspect.signature(called)
     takes = accepted(signature)
     params = values["workload"].get("params") or {}
@@ -43,7 +43,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
-    called = _find(values["workload"]["target"])
+    called = find(values["workload"]["target"])
     signature = inspect.signature(called)
     arguments = _arguments(values, device, accepted(signature))
     if "phase" in signature.parameters:
@@ -69,15 +69,15 @@ def _arguments(values: Mapping[str, Any], device: str, takes: tuple[str, ...] | 
     return known if takes is None else {name: value for name, value in known.items() if name in takes}
 
 
-def _find(target: str) -> Callable[..., Any]:
+def find(target: str, key: str = "workload.target") -> Callable[..., Any]:
     """What `package.module:name` or `package.module:name.attribute` names."""
     module, colon, path = target.partition(":")
     if not (module and colon and path):
-        raise ValueError(f"workload.target={target}: it is written module:function")
+        raise ValueError(f"{key}={target}: it is written module:function")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
         found = getattr(found, name)
     if not callable(found):
-        raise TypeError(f"workload.target={target} is a {type(found).__name__}, not a callable")
+        raise TypeError(f"{key}={target} is a {type(found).__name__}, not a callable")
     called: Callable[..., Any] = found
     return called

@@ -1,6 +1,7 @@
 """Forward passes of a model that does not learn: the first, those that warm up, and the ones after.
 
-Phases: model_load, inputs, cold_forward, warmup (where there is any), warm_forward with the run index 0, 1, ...
+Phases: model_load, inputs, cold_forward, warmup (where there is any), warm_forward with the run index 0, 1, ...,
+quality (if asked for).
 
 Keys under `workload`: logits (all, or those of the last position alone).
 """
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from runners.phases import Phases
-from runners.workloads import models
+from runners.workloads import models, quality
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +30,9 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 
     network = models.load(values, device, phase)
     network.module.eval()
-    with phase("inputs"):
+    with phase("inputs") as notes:
         inputs = network.inputs()
+        notes.shapes, notes.metrics = torch_models.shapes(inputs), network.told
     with torch.inference_mode():
         checksum = _measure(network, inputs, phase, "cold_forward")
         passes = 1
@@ -46,8 +48,9 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
                 torch_models.empty_cache(device)
             checksum = _measure(network, inputs, phase, "warm_forward", run_index)
             passes += 1
+    metrics = {"checksum": checksum} | quality.assessed(network, values, phase)
     read = network.positions()
-    return {"metrics": {"checksum": checksum}, "steps": passes, "tokens": None if read is None else passes * read}
+    return {"metrics": metrics, "steps": passes, "tokens": None if read is None else passes * read}
 
 
 def _measure(

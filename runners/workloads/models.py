@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runners.phases import Phases
-from runners.workloads import quantized_weights
+from runners.workloads import quality, quantized_weights
 
 if TYPE_CHECKING:
     from runners.workloads.torch_models import Network
@@ -16,10 +16,20 @@ if TYPE_CHECKING:
 Values = Mapping[str, Any]
 
 
-def imports(values: Values) -> tuple[str, ...]:
-    """The library modules that the model's code is in.
+# What reads the user's own files, by the name of the inputs.
+OF_INPUTS = {
+    "text": ("tokenizers", "transformers.models.auto.tokenization_auto"),
+    "images": ("PIL.Image", "transformers.models.auto.image_processing_auto"),
+}
 
-    Each modelling module by its own name: `import transformers` is lazy, and would leave 94 MiB of imports to the
+
+def imports(values: Values) -> tuple[str, ...]:
+    """The library modules that the model's code is in, and those that its inputs are made with."""
+    return (*_of_model(values), *OF_INPUTS.get((values.get("inputs") or {}).get("name", ""), ()))
+
+
+def _of_model(values: Values) -> tuple[str, ...]:
+    """Each modelling module by its own name: `import transformers` is lazy, and would leave 94 MiB of imports to the
     first use of a class, after the process baseline.
     """
     model = values["model"]
@@ -40,6 +50,7 @@ def prepare(values: Values, device: str) -> None:
     """Fetch what has to be fetched, and refuse what cannot be built. Whether a device has the dtype, its meter says."""
     from runners.workloads import torch_models
 
+    quality.prepare(values)
     torch_models.dtype_named(values["dtype"])
     quantized_weights.prepare(values, device)
     if values["model"]["library"] == "transformers":

@@ -24,6 +24,7 @@ class Network(ABC):
         self.device = device
         self.dtype = dtype_named(values["dtype"])
         self.compute_dtype = dtype_name(self.dtype)
+        self.told: dict[str, Any] = {}  # what became of the user's samples on their way in; nothing of drawn ones
         self._values = values
 
     @abstractmethod
@@ -104,6 +105,8 @@ def prepare(values: Mapping[str, Any]) -> None:
     name = values["model"]["name"]
     if values.get("attention") is not None:
         raise ValueError(f"attention={values['attention']}: {name} has no attention")
+    if (read := (values.get("inputs") or {}).get("name")) in ("text", "images"):
+        raise ValueError(f"inputs={read}: {name} reads numbers; choose a model of transformers")
     for key in ("resolution", "images", "frames"):
         if (size := (values.get("inputs") or {}).get(key)) is not None:
             raise ValueError(f"inputs.{key}={size}: {name} reads numbers, and neither images nor sound")

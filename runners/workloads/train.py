@@ -3,7 +3,8 @@
 Phases: model_load, optimizer, inputs, then forward, loss, backward, step and zero_grad of each step: as `cold_...` of
 the first (without a run index: there is one), in one phase `warmup` (where there is any), and as `warm_...` with the
 run index 0, 1, ... Adam's state appears in the first step, so that only the second holds it under its activations.
-With `accumulate` forward, loss and backward come once for each microbatch, in order. Last, `evaluation` and `export`.
+With `accumulate` forward, loss and backward come once for each microbatch, in order. Last, `evaluation`, `export` and
+`quality`, each if asked for.
 
 The keys under `workload` are described in conf/workload/train.yaml.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runners.phases import Notes, Phases
-from runners.workloads import models
+from runners.workloads import models, quality
 from runners.workloads.metrics import as_json
 
 if TYPE_CHECKING:
@@ -95,13 +96,14 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 
         with phase("export") as notes:
             notes.metrics |= export(network, workload["export"])
+    metrics |= quality.assessed(network, values, phase)
     read = network.positions()
     return {"metrics": metrics, "steps": len(steps), "tokens": None if read is None else len(steps) * read}
 
 
 def build(values: Mapping[str, Any], device: str, phase: Phases) -> Training:
     """All that is there before the first step."""
-    from runners.workloads import torch_training
+    from runners.workloads import torch_models, torch_training
 
     workload = values["workload"]
     network = models.load(values, device, phase, lambda network: _adapt(network, workload))
@@ -109,8 +111,9 @@ def build(values: Mapping[str, Any], device: str, phase: Phases) -> Training:
     with phase("optimizer"):
         trained = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
         optimizer = torch_training.optimizer(workload["optimizer"], trained, workload["lr"])
-    with phase("inputs"):
+    with phase("inputs") as notes:
         inputs = network.inputs()
+        notes.shapes, notes.metrics = torch_models.shapes(inputs), network.told
         batches = torch_training.microbatches(inputs, network.targets(inputs), workload["accumulate"])
     return Training(
         network=network,

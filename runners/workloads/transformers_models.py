@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from runners.phases import Unavailable
-from runners.workloads import transformers_inputs
+from runners.workloads import transformers_inputs, transformers_real_inputs
 from runners.workloads.torch_models import Network, dtype_named, first_device, weights_seed
 
 # In a repository on the hub: at its top only, and no second copy of the weights in another format.
@@ -44,10 +44,15 @@ class Transformer(Network):
 
     def __init__(self, module: nn.Module, values: Mapping[str, Any], device: str) -> None:
         super().__init__(module, values, device)
+        self._lengths: list[int] | None = None  # of the texts that were read, where inputs are not drawn
         self._kind = type(module)  # an adapter may take its place, and hides what a pass takes
         self._options = _options(self._kind, self._config, values)
 
     def inputs(self) -> dict[str, torch.Tensor]:
+        if transformers_real_inputs.are_asked(self._values):
+            read = transformers_real_inputs.real_inputs(self._values, self._config)
+            self.told, self._lengths = read.told, read.lengths
+            return {name: tensor.to(self.device) for name, tensor in read.tensors.items()}
         drawn = transformers_inputs.drawn(self._described, self._values["batch"], self._values["seed"])
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
 
@@ -59,6 +64,9 @@ class Transformer(Network):
         if _learns(self._kind) == "tokens":
             tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
             assert tokens is not None
+            seen = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+            if seen is not None:
+                tokens = tokens.masked_fill(seen == 0, NO_TARGET)
             image = transformers_inputs.image_token(self._config)
             return tokens if image is None else tokens.masked_fill(tokens == image, NO_TARGET)
         samples = torch.arange(self._values["batch"], device=self.device)
@@ -81,6 +89,8 @@ class Transformer(Network):
 
     def positions(self) -> int | None:
         """Tokens of text, the places of images among them: of both sides where there are an encoder and a decoder."""
+        if self._lengths is not None:
+            return self._values["batch"] * sum(self._lengths) or None
         lengths = [self._described[name].shape[0] for name in transformers_inputs.TEXT if name in self._described]
         return self._values["batch"] * sum(lengths) if lengths else None
 
@@ -113,6 +123,8 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     for part in _parts(config):
         _import_modelling(part)
     inputs = transformers_inputs.described(kind, config, values)
+    if transformers_real_inputs.are_asked(values):
+        transformers_real_inputs.prepare(values, kind, config)
     workload = values.get("workload") or {}
     if workload.get("name") == "train" and _learns(kind) is None:
         raise ValueError(f"workload=train: no loss of {kind.__name__} is known; model.architecture names another head")

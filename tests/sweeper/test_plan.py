@@ -23,6 +23,7 @@ CONFIG: dict[str, Any] = {
     "dtype": "float32", "batch": 1, "context": 64, "warmup": 1, "repeats": 2, "seed": 0,
     "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
     "timeout": None, "budget": None,
+    "quality": {"target": None, "reference": {}, "tolerance": None, "better": "higher"},
     "devices": "auto", "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": "same",
     "stop_after_same_error": 0, "objective": "tokens", "heartbeat": 0.2, "parallel": False, "trace": "never",
     "grid": {}, "points": [],
@@ -33,7 +34,7 @@ CUSTOM = {"name": "custom", "target": "mywork:run", "params": {}}
 
 
 def point(swept: tuple[str, ...] = (), signature: Signature = ANYTHING, **values: Any) -> Point:
-    rules = Rules(swept=swept, signature=lambda target: signature, cards=("rtx-4090",))
+    rules = Rules(swept=swept, signature=lambda key, target: signature, cards=("rtx-4090",))
     return settled({**CONFIG, **values}, rules)
 
 
@@ -50,7 +51,7 @@ def refused(making: Callable[..., Any], *args: Any, **values: Any) -> str:
 
 def test_a_point_has_what_can_change_a_measurement_and_nothing_of_the_run() -> None:
     of_a_point = {"model", "workload", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup"}
-    of_a_point |= {"repeats", "seed"}
+    of_a_point |= {"repeats", "seed", "quality"}
     of_its_conditions = {"start", "allocator", "phases", "cache", "tensors", "timeout", "budget"}
     assert set(point().values) == of_a_point | of_its_conditions
     assert point(devices="cpu", name="x", heartbeat=1.0).id == point().id

@@ -1,0 +1,98 @@
+"""How good the model still is, in one number: a function of the user's, called when all else has been measured.
+
+It is found by `quality.target` and called with what it accepts of module (in eval mode), tokenizer and processor (the
+checkpoint's, None where there is none), device, dtype, batch, context and seed. Phase: quality, which is no part of the
+workload: neither its memory nor a refusal of it says anything of the point.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from runners.journal import QUALITY
+from runners.phases import Phases
+from runners.refusals import refusal_in
+from runners.workloads import custom
+from runners.workloads.metrics import as_json
+
+if TYPE_CHECKING:
+    from runners.workloads.torch_models import Network
+
+GIVEN = ("dtype", "batch", "context", "seed")  # as the point has them
+
+
+def prepare(values: Mapping[str, Any]) -> None:
+    """Import the user's module, if there is one, before anything is measured."""
+    target = _target(values)
+    if target is not None:
+        custom.find(target, "quality.target")
+
+
+def assessed(network: Network, values: Mapping[str, Any], phase: Phases) -> dict[str, Any]:
+    """The metrics `quality`, or `quality_error` where the assessment found no room; nothing if none is asked for."""
+    target = _target(values)
+    if target is None:
+        return {}
+    if network.device == "meta":
+        return {"quality_error": "nothing is computed"}
+    import torch
+
+    called = custom.find(target, "quality.target")
+    takes = custom.accepted(inspect.signature(called))
+    network.module.eval()
+    with phase(QUALITY) as notes:
+        try:
+            torch.manual_seed(values["seed"])
+            with torch.no_grad():
+                returned = called(**_arguments(network, values, takes))
+        except Exception as error:
+            if not _is_refused(error):
+                raise
+            notes.metrics["quality_error"] = f"out of memory: {error}"
+        else:
+            notes.metrics |= _told(target, as_json(returned))
+    return dict(notes.metrics)
+
+
+def _target(values: Mapping[str, Any]) -> str | None:
+    target: str | None = (values.get("quality") or {}).get("target")
+    return target
+
+
+def _arguments(network: Network, values: Mapping[str, Any], takes: tuple[str, ...] | None) -> dict[str, Any]:
+    known = {name: values[name] for name in GIVEN} | {"module": network.module, "device": network.device}
+    if takes is not None:
+        known = {name: value for name, value in known.items() if name in takes}
+    for name in ("tokenizer", "processor"):
+        if takes is None or name in takes:
+            known[name] = _of_checkpoint(name, network, values)
+    return known
+
+
+def _of_checkpoint(name: str, network: Network, values: Mapping[str, Any]) -> Any:
+    if values["model"]["library"] != "transformers":
+        return None
+    from runners.workloads import transformers_real_inputs
+
+    folder = transformers_real_inputs.folder_of(name, values, network.module.config)
+    if folder is None:
+        return None
+    load = {"tokenizer": transformers_real_inputs.tokenizer, "processor": transformers_real_inputs.processor}[name]
+    return load(folder)
+
+
+def _told(target: str, number: Any) -> dict[str, Any]:
+    """A number that JSON has no word for is no verdict's: it is said."""
+    if isinstance(number, (int, float)) and not isinstance(number, bool):
+        return {"quality": number}
+    if number in ("nan", "inf", "-inf"):
+        return {"quality_error": f"the metric is {number}"}
+    raise TypeError(f"quality.target={target}: has to return one number, and returned {number!r:.80}")
+
+
+def _is_refused(error: BaseException) -> bool:
+    kind = type(error)
+    bases = [base.__qualname__ for base in kind.__mro__[1:]]
+    return refusal_in([{"type": kind.__qualname__, "bases": bases, "message": str(error)}]) is not None
