@@ -16,11 +16,16 @@ from runners.journal import BETWEEN
 from sweeper import schema, tables
 from sweeper.errors import Mistake
 from sweeper.frontier import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, readable, searches, why
+from sweeper.quality import SAME
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes", "peak_used_bytes"),
     *("budget_bytes", "budget_used_bytes", "device_total_bytes"),
+)
+ASSESSED = (
+    *("point_id", "device", "status", "peak_resident_bytes", "peak_allocated_bytes"),
+    *("quality", "quality_verdict", "quality_worse_by", "quality_because", "quality_reference"),
 )
 MOST_LOADS = 12  # of the largest and smallest points, on the screen; --json has them all
 
@@ -59,6 +64,7 @@ def sheet(folder: Path) -> dict[str, Any]:
             "frontier": [edge for edge in edges if edge["kind"] == "measured"],
             "frontier_text": frontier_text(measured, objective),
             "loads": [_load(chosen, found) for chosen in _loads(measured, objective)],
+            "smaller_peaks": list(_smaller_peaks(points, swept)),
         },
         "calculated": {
             "estimates": _estimates(found["estimates"], points, swept),
@@ -66,7 +72,7 @@ def sheet(folder: Path) -> dict[str, Any]:
             "frontier": [edge for edge in edges if edge["kind"] == "calculated"],
             "frontier_text": frontier_text(calculated, objective),
         },
-        "assumed": _assumed(found["estimates"], rows),
+        "assumed": [*_assumed(found["estimates"], rows), *_not_assessed(points)],
         "environment": [_plain(row) for row in found["environment"].to_pylist()],
     }
 
@@ -136,6 +142,43 @@ def _load(chosen: Mapping[str, Any], found: Mapping[str, pa.Table]) -> dict[str,
     }
 
 
+def _smaller_peaks(points: pa.Table, swept: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Where a peak is smaller than that of the point its quality is held against: both, and what became of it."""
+    keys = [*(column.name for column in schema.DIMENSIONS), *swept]
+    rows = points.select([*ASSESSED, *keys]).to_pylist()
+    known = {(row["point_id"], row["device"]): row for row in rows}
+    for row in rows:
+        reference = known.get((row["quality_reference"], row["device"]))
+        counter = "peak_resident_bytes" if row["device"] == "cpu" else "peak_allocated_bytes"
+        if reference is None or {row["status"], reference["status"]} != {"ok"}:
+            continue
+        if row[counter] is None or reference[counter] is None or row[counter] >= reference[counter]:
+            continue
+        yield {
+            "point_id": row["point_id"],
+            "device": row["device"],
+            "at": {key: row[key] for key in keys if row[key] != reference[key] or key in ("batch", "context")},
+            "reference": {
+                "point_id": reference["point_id"],
+                "at": {key: reference[key] for key in keys if row[key] != reference[key]},
+            },
+            "counter": counter,
+            "peak_bytes": [row[counter], reference[counter]],
+            "quality": [row["quality"], reference["quality"]],
+            **{name: row[name] for name in ("quality_verdict", "quality_worse_by", "quality_because")},
+        }
+
+
+def _not_assessed(points: pa.Table) -> list[str]:
+    """How many points have no verdict of what they are worth, and why."""
+    rows = points.select(["status", "quality_because"]).to_pylist()
+    why_not = Counter(row["quality_because"] for row in rows if row["status"] == "ok" and row["quality_because"])
+    return [
+        f"that results are as good was not assessed in {count} of the points that passed: {because}"
+        for because, count in why_not.items()
+    ]
+
+
 def _only(table: pa.Table, row: Row) -> pa.Table:
     of_point = pc.and_(pc.equal(table["point_id"], row["point_id"]), pc.equal(table["device"], row["device"]))
     return table.filter(of_point)
@@ -181,6 +224,10 @@ def as_text(found: Mapping[str, Any]) -> str:
     lines += [line for load in loads[:MOST_LOADS] for line in _indented(_load_lines(load))]
     if len(loads) > MOST_LOADS:
         lines.append(f"  ... and {len(loads) - MOST_LOADS} more points, with --json")
+    smaller = observed["smaller_peaks"]
+    lines += _indented([_bought_line(each) for each in smaller[:MOST_LOADS]])
+    if len(smaller) > MOST_LOADS:
+        lines.append(f"  ... and {len(smaller) - MOST_LOADS} more smaller peaks, with --json")
     lines += ["", "CALCULATED (arithmetic and imitation, nothing of it measured)"]
     terms = _estimate_lines(calculated["estimates"])
     lines += _indented([*terms, *_count_lines(calculated["points"])]) or ["  nothing"]
@@ -214,6 +261,20 @@ def _load_lines(load: Mapping[str, Any]) -> list[str]:
     if load["peak_phase"]:
         lines.append(f"    peak in {load['peak_phase']}{partial}")
     return lines
+
+
+def _bought_line(smaller: Mapping[str, Any]) -> str:
+    at, than = (
+        " ".join(f"{key}={value}" for key, value in each["at"].items()) for each in (smaller, smaller["reference"])
+    )
+    peaks = " against ".join(map(readable, smaller["peak_bytes"]))
+    verdict = smaller["quality_verdict"]
+    if smaller["quality_because"]:
+        said = f"{verdict}: {smaller['quality_because']}"
+    else:
+        by = f" by {abs(smaller['quality_worse_by']):g}" if verdict != SAME else ""
+        said = f"{verdict}{by} ({smaller['quality'][0]:g} against {smaller['quality'][1]:g})"
+    return f"smaller than {than}: {smaller['device']} {at}: {smaller['counter']} {peaks}; quality {said}"
 
 
 def _exact(count: int) -> str:

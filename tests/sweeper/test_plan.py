@@ -209,3 +209,62 @@ def test_an_interpreter_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     assert "neither a file nor a name on PATH" in refused(run, python=str(tmp_path / "nosuch"))
     assert "is not executable" in refused(run, python=str(tmp_path / "text"))
     assert "is a folder" in refused(run, python=str(tmp_path))
+
+
+GPT = {"name": "gpt2", "library": "transformers", "model_type": "gpt2", "config": {"n_positions": 1024}}
+
+
+def shared(share: float, **values: Any) -> Point:
+    return point(**{"model": GPT, "inputs": {"name": "long", "of_positions": share}, **values})
+
+
+def test_a_share_of_the_models_positions_is_the_context() -> None:
+    assert [shared(share)["context"] for share in (0.125, 0.5, 1.0)] == [128, 512, 1024]
+    generating = {"name": "generate", "new_tokens": 24}
+    assert shared(1.0, workload=generating)["context"] == 1000
+
+
+def test_positions_are_found_where_a_configuration_has_them(tmp_path: Path) -> None:
+    beside_images = {"name": "llava", "config": {"text_config": {"max_position_embeddings": 64}}}
+    assert shared(0.5, model=beside_images)["context"] == 32
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 48}')
+    assert shared(0.5, model={"name": "pretrained", "path": str(tmp_path)})["context"] == 24
+
+
+def test_a_context_beside_a_share_of_the_positions_is_refused() -> None:
+    rules = Rules(swept=(), signature=lambda key, target: ANYTHING, cards=(), given=("context",))
+    config = {**CONFIG, "model": GPT, "inputs": {"name": "limit", "of_positions": 1.0}}
+    assert refused(settled, config, rules).startswith("context: inputs=limit sets it")
+
+
+@pytest.mark.parametrize(
+    ("share", "values", "said"),
+    [
+        (0.0, {}, "inputs.of_positions=0.0: must be a share"),
+        (1.5, {}, "inputs.of_positions=1.5: must be a share"),
+        (0.0001, {}, "inputs.of_positions=0.0001: leaves no context"),
+        (1.0, {"model": {"name": "mlp", "width": 8}}, "inputs=long: the configuration of mlp tells no positions"),
+        (1.0, {"model": {"name": "pretrained", "path": "somebody/hub"}}, "model.path=somebody/hub: its positions"),
+    ],
+)
+def test_a_share_that_gives_no_context_is_refused(share: float, values: dict[str, Any], said: str) -> None:
+    assert refused(shared, share, **values).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"workload": CUSTOM | {"uses": ["batch"]}}, "quality.target=mine:accuracy: workload=custom has no model"),
+        ({"phases": "whole"}, "phases=whole: quality.target would be measured with the rest"),
+    ],
+)
+def test_a_metric_where_there_is_nothing_to_give_it_is_refused(values: dict[str, Any], said: str) -> None:
+    quality = CONFIG["quality"] | {"target": "mine:accuracy"}
+    assert refused(point, quality=quality, **values).startswith(said)
+
+
+def test_what_quality_is_held_against_is_in_no_points_id() -> None:
+    target = CONFIG["quality"] | {"target": "mine:accuracy"}
+    against = {"reference": {"dtype": "float32"}, "tolerance": 0.1, "better": "lower"}
+    assert point(quality=target | against).id == point(quality=target).id != point().id
+    assert run(quality=target | against).quality == against
