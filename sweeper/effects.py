@@ -131,7 +131,7 @@ def _difference(
     because: dict[str, str] = {}
     changes: dict[str, int | None] = {}
     for column in PEAKS:
-        reason = next(filter(None, (why_not(row, column) for row in pair)), None)
+        reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in pair)), None)
         changes[column] = None if reason else after[column] - before[column]
         because |= {column: reason} if reason else {}
     times = [_repeat(row, of_attempt.get((row["point_id"], row["device"]), ())) for row in pair]

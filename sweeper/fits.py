@@ -4,8 +4,8 @@
 
 Non-negative least squares of the relative errors, phase by phase. As long as one operation sets a phase's peak the form
 is exact to 0.3 %; the peak of the phase is that of the highest operation, and in large points another one than in small
-ones. So where one form does not do for all points, the smallest are left out as far as the rest then agrees, and they
-lie above it: four points of one operation tell more of larger ones than six of several.
+ones. So where one form does not do for all points, the smallest, up to half of them, are left out if the rest then
+agrees and they lie above it: four points of one operation tell more of larger ones than six of several.
 The term with the square is of attention that keeps its scores (eager): elsewhere it would only follow the errors.
 """
 
@@ -111,15 +111,21 @@ def fit(peaks: Mapping[Size, int], eager: bool) -> Fit | NotFitted:
         return terms
     whole = found = _fit(terms, peaks, {})
     by_peak = sorted(peaks, key=lambda size: (peaks[size], size))
-    for left_out in range(1, len(peaks) - len(terms)):
+    for left_out in range(1, 1 + min(len(peaks) // 2, len(peaks) - len(terms) - 1)):
         if found.worst <= SAME_OPERATION:
             break
         kept = {size: peaks[size] for size in by_peak[left_out:]}
         if _terms_of(kept, eager) != terms:
             return whole
         found = _fit(terms, kept, {size: peaks[size] for size in by_peak[:left_out]})
-    lie_above = all(peak >= found._bytes(size) for size, peak in found.smaller.items())
-    return found if found.worst <= SAME_OPERATION and lie_above else whole
+    disagree = {size: peak for size, peak in peaks.items() if not _agrees(found, size, peak)}
+    if found.worst > SAME_OPERATION or any(peak < found._bytes(size) for size, peak in disagree.items()):
+        return whole
+    return _fit(terms, {size: peak for size, peak in peaks.items() if size not in disagree}, disagree)
+
+
+def _agrees(found: Fit, size: Size, peak: int) -> bool:
+    return abs(found._bytes(size) - peak) <= SAME_OPERATION * max(peak, 1)
 
 
 def _fit(terms: Sequence[str], kept: Mapping[Size, int], smaller: Mapping[Size, int]) -> Fit:
