@@ -299,7 +299,7 @@ def environ_of(point: Point, device: Device) -> dict[str, str | None]:
     if device.kind == "cpu":
         environ["CUDA_VISIBLE_DEVICES"] = ""  # code that says plain `cuda` cannot land on a device nobody asked for
     elif device.uuid is not None:
-        environ["CUDA_VISIBLE_DEVICES"] = device.uuid
+        environ["CUDA_VISIBLE_DEVICES"] = device.uuid.replace("+", ",")  # of several at once the UUIDs are joined
     # Threads that wait spinning take the cores of whoever else is measured: 3-22 s instead of 1.1-2.4 s for one point.
     if "OMP_WAIT_POLICY" not in os.environ:
         environ["OMP_WAIT_POLICY"] = "PASSIVE"
