@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from runners.outcome import Status
@@ -60,6 +61,14 @@ def test_the_readmes_first_sweep_ends_with_a_frontier(block: str, tmp_path: Path
 def test_the_readmes_arithmetic_prints_what_stands_there(tmp_path: Path) -> None:
     (block,) = blocks(README, "tested, with what it prints")
     assert f"```\n{run(block, tmp_path)}```" in README
+
+
+@pytest.mark.slow
+def test_what_people_try_in_training_is_one_sweep_that_leaves_the_loss_alone(tmp_path: Path) -> None:
+    (block,) = blocks(WORKLOADS, "tested slowly")
+    assert "4 points: 4 ok" in run(f"{block} name=tried", tmp_path)
+    told = pd.read_parquet(tmp_path / "outputs/tried/points.parquet")["loss_check"]
+    assert (told.isna().sum(), (told == "same").sum()) == (1, 3)
 
 
 def test_the_workload_that_is_written_out_runs_as_it_stands(tmp_path: Path) -> None:
