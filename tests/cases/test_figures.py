@@ -81,3 +81,41 @@ def test_a_dtype_is_what_the_weights_are_in_and_each_spelling_of_it_is_one_point
     assert list(rows["storage_dtype"]) == ["float32", "bfloat16", "float16"]
     for peak in ("peak_tensor_bytes", "peak_resident_bytes"):
         assert rows[peak]["float32"] > rows[peak]["bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The decoder of 8 layers of 256, trained in four ways, and evaluated after it."""
+    ways = ["workload.method=full,lora", "workload.rank=4", "workload.checkpointing=false,true"]
+    words = ["model=tiny-llama", "workload=train", *ways, "batch=4", "context=512", "workload.evaluation.batch=4"]
+    return run(tmp_path_factory.mktemp("trained"), [*words, "allocator=repeatable", "timeout=600"])
+
+
+def over_the_model(ran: Ran, phase: str, **values: object) -> int:
+    """What a point's phase took above its built model, in bytes."""
+    phases = ran.table("phases")
+    mine = phases[phases["point_id"] == ran.point(**values)["point_id"]].set_index("phase")
+    return int(mine.loc[phase, "peak_resident_bytes"].max() - mine.loc["model_load", "end_resident_bytes"])
+
+
+@pytest.mark.slow
+def test_adapters_are_counted_exactly_and_take_less(trained: Ran) -> None:
+    """Case 61 (peft#2421, peft#1469, AgileRL#623)."""
+    ways = ({"workload.method": way, "workload.checkpointing": False} for way in ("full", "lora"))
+    full, lora = (trained.point(**way) for way in ways)
+    assert (full["trainable_parameters"], full["parameters"]) == (6_840_576, 6_840_576)
+    assert (lora["trainable_parameters"], lora["parameters"]) == (32_768, 6_873_344)
+    assert lora["storage_dtype"] == "float32"
+    assert full["peak_resident_bytes"] - lora["peak_resident_bytes"] >= 20 * MIB
+
+
+@pytest.mark.slow
+def test_checkpointing_takes_effect_in_training_and_only_there(trained: Ran) -> None:
+    """Case 63 (starcoder#112, transformers#30320, Harness-RL#5)."""
+    plain, checkpointed = ({"workload.method": "full", "workload.checkpointing": on} for on in (False, True))
+    ratio = over_the_model(trained, "warm_backward", **checkpointed) / over_the_model(trained, "warm_backward", **plain)
+    assert ratio < 0.65
+    evaluations = [over_the_model(trained, "evaluation", **point) for point in (plain, checkpointed)]
+    assert evaluations[1] == pytest.approx(evaluations[0], rel=0.05)
+    assert trained.point(**checkpointed)["loss_check"] == "same"
+    assert "no such key" in run(trained.folder.parent, ["workload=forward", "workload.checkpointing=true"]).err

@@ -268,3 +268,43 @@ def test_what_quality_is_held_against_is_in_no_points_id() -> None:
     against = {"reference": {"dtype": "float32"}, "tolerance": 0.1, "better": "lower"}
     assert point(quality=target | against).id == point(quality=target).id != point().id
     assert run(quality=target | against).quality == against
+
+
+TRAIN: dict[str, Any] = {
+    "name": "train",
+    "choices": {"compile": [False, True], "precision": [None, "bfloat16"]},
+    "at_least": {"rank": 1, "dropout": 0.0, "evaluation.batch": 1},
+    "only_with": {"rank": {"method": "lora"}},
+    "method": "lora", "rank": 8, "dropout": 0.0, "compile": False, "precision": None, "evaluation": {"batch": None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rank": 0}, "workload.rank=0: must be a whole number, 1 or more"),
+        ({"rank": 2.5}, "workload.rank=2.5: must be a whole number, 1 or more"),
+        ({"rank": 2**63}, f"workload.rank={2**63}: must be a whole number, 1 or more"),
+        ({"dropout": -0.5}, "workload.dropout=-0.5: must be a number, 0 or more"),
+        ({"evaluation": {"batch": 0}}, "workload.evaluation.batch=0: must be a whole number, 1 or more"),
+        ({"compile": 1}, "workload.compile=1: must be false or true"),
+        ({"precision": "bf16"}, "workload.precision=bf16: must be null or bfloat16 (did you mean bfloat16?)"),
+    ],
+)
+def test_a_workloads_keys_keep_to_what_its_file_says(wrong: dict[str, Any], message: str) -> None:
+    assert refused(point, workload=TRAIN | wrong) == message
+
+
+def test_a_key_that_is_of_use_only_with_another_is_null_without_it() -> None:
+    full = [point(workload=TRAIN | {"method": "full", "rank": rank}) for rank in (4, 8)]
+    assert full[0].id == full[1].id
+    assert full[0]["workload.rank"] is None
+    assert point(workload=TRAIN)["workload.rank"] == 8
+    assert not {"choices", "at_least", "only_with"} & point(workload=TRAIN).values["workload"].keys()
+
+
+def test_values_of_a_key_that_is_of_no_use_are_refused_unless_it_is_of_use_beside_others() -> None:
+    full = TRAIN | {"method": "full"}
+    message = refused(point, ("workload.rank",), workload=full)
+    assert message == "workload.rank has several values, and is of use only with workload.method=lora"
+    assert point(("workload.rank", "workload.method"), workload=full)["workload.rank"] is None

@@ -81,8 +81,23 @@ def test_the_output_is_gone_before_the_backward_pass(run: Any, decoder: dict[str
     assert 0 <= grown < logits / 10
 
 
+LORA = {"method": "lora", "rank": 2, "alpha": 4, "targets": ["q_proj"], "dropout": 0.1}
+
+
 @pytest.mark.slow
-def test_training_imports_nothing_in_a_measured_phase(settled: Any, decoder: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {},
+        {**LORA, "checkpointing": True, "export": "save_pretrained"},
+        {"precision": "float16", "accumulate": 2, "max_grad_norm": 1.0, "export": "state_dict"},
+        {"optimizer": "adafactor", "checkpointing": True, "evaluation": {"batch": 1, "context": None}},
+        {"export": "save_pretrained"},
+    ],
+)
+def test_training_imports_nothing_in_a_measured_phase(
+    settled: Any, decoder: dict[str, Any], workload: dict[str, Any]
+) -> None:
     code = """
 import importlib, json, sys
 from contextlib import nullcontext
@@ -103,7 +118,7 @@ before = set(sys.modules)
 train.run(values, "cpu", Unmeasured())
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
-    asked = json.dumps(settled("train", model=decoder))
+    asked = json.dumps(settled("train", model=decoder, workload=workload))
     done = subprocess.run([sys.executable, "-c", code, asked], capture_output=True, text=True, timeout=120, check=True)
     assert len(json.loads(done.stdout)) <= 3, done.stdout
 
