@@ -196,17 +196,37 @@ def _kv_cache_of(values: Mapping[str, Any]) -> Term:
     workload = values["workload"]
     if "new_tokens" not in workload:
         raise NoClosedForm("workload.new_tokens is not known")
+    cache, concurrency = workload.get("cache"), workload.get("concurrency", 1)
+    if cache in NOT_PLAIN:
+        raise NoClosedForm(f"workload.cache={cache} {NOT_PLAIN[cache]}")
+    if workload.get("packing") == "packed" and concurrency > 1:
+        raise NoClosedForm("workload.packing=packed keeps no more than the prompts have, each a length of its own")
     tokens = values["context"] + workload["new_tokens"]
-    if shape.window is not None and tokens > shape.window:
-        raise NoClosedForm(f"{tokens:,} tokens are more than the sliding window of {shape.window:,}")
-    return kv_cache(
+    if cache in ("dynamic", "sliding"):
+        tokens -= 1  # the last token is chosen and never read: only a static cache has room for it
+    if shape.window is not None and tokens > shape.window and cache != "dynamic":
+        if cache is None or not shape.all_windowed:
+            raise NoClosedForm(f"{tokens:,} tokens are more than the sliding window of {shape.window:,}")
+        tokens = shape.window
+    term = kv_cache(
         layers=shape.layers,
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         tokens=tokens,
-        sequences=values["batch"],
+        sequences=values["batch"] * concurrency,
         element_bytes=_bits(values) // 8,
     )
+    return replace(term, assumption=KEPT.get(cache, term.assumption))
+
+
+KEPT = {
+    "static": "room for all new tokens, or for a window of them, is taken at once, in the point's dtype",
+    "sliding": "no layer keeps more than its window, in the point's dtype; the prefill holds the whole prompt",
+}
+NOT_PLAIN = {
+    "quantized": "keeps bits and scales of the library's own",
+    "offloaded": "keeps on the host what is not at work",
+}
 
 
 def _all_are_trained(values: Mapping[str, Any]) -> None:
@@ -238,6 +258,7 @@ class Attention:
     kv_heads: int
     head_dim: int
     window: int | None = None
+    all_windowed: bool = False  # no layer is without it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +390,10 @@ def _decoder(config: Mapping[str, Any], *, qkv_bias: bool, out_bias: bool, mlp_b
     )
     # A window counts where the configuration says that it is used: qwen2 names one and leaves it off.
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    shape = Attention(layers=layers, kv_heads=kv_heads, head_dim=dimension, window=window)
+    all_windowed = "use_sliding_window" not in config  # a key of qwen2, which leaves some layers without
+    shape = Attention(
+        layers=layers, kv_heads=kv_heads, head_dim=dimension, window=window, all_windowed=all_windowed
+    )
     return Parameters(total=total, formula=formula, attention=shape)
 
 

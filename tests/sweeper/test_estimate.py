@@ -214,6 +214,32 @@ def test_generation_keeps_the_prompt_and_what_is_new_for_each_sequence() -> None
     assert by_term(terms(asked))["kv_cache"] == 2 * 8 * 2 * 64 * 256 * 3 * 4
 
 
+@pytest.mark.parametrize(
+    ("cache", "tokens"), [("dynamic", 255), ("static", 256)]
+)  # the last token is chosen and never read, and a static cache has room for it
+def test_a_cache_is_as_large_as_its_kind_makes_it(cache: str, tokens: int) -> None:
+    workload = {"name": "generate", "new_tokens": 100, "cache": cache, "concurrency": 2, "packing": "padded"}
+    asked = values(decoder("small-llama"), workload, batch=3, context=156)
+    assert by_term(terms(asked))["kv_cache"] == 2 * 8 * 2 * 64 * tokens * 3 * 2 * 4
+
+
+@pytest.mark.parametrize(("cache", "tokens"), [("dynamic", 4196), ("static", 4096), ("sliding", 4096)])
+def test_a_window_bounds_the_caches_that_know_of_it(cache: str, tokens: int) -> None:
+    windowed = decoder("mistral-7b")
+    windowed["config"] = {**windowed["config"], "sliding_window": 4096}
+    asked = values(windowed, {"name": "generate", "new_tokens": 101, "cache": cache}, context=4096)
+    assert by_term(terms(asked))["kv_cache"] == 2 * 32 * 8 * 128 * tokens * 4
+
+
+@pytest.mark.parametrize(
+    "key", [{"cache": "quantized"}, {"cache": "offloaded"}, {"packing": "packed", "concurrency": 2}]
+)
+def test_of_a_cache_that_is_not_plain_there_is_no_figure(key: dict[str, Any]) -> None:
+    asked = values(decoder("small-llama"), {"name": "generate", "new_tokens": 8, **key})
+    assert "kv_cache" not in by_term(terms(asked))
+    assert "kv_cache: not estimated, workload." in estimate.estimate(asked).not_estimated[0]
+
+
 def test_beyond_a_sliding_window_there_is_no_figure() -> None:
     windowed = decoder("mistral-7b")
     windowed["config"] = {**windowed["config"], "sliding_window": 4096}
