@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sweeper.effects import CALCULATED, SIZE, Family, Named, Reign, title
 from sweeper.errors import Mistake
@@ -102,13 +102,13 @@ def _panel(panel: Axes, family: Family, line: Line, at: dict[str, int]) -> None:
         curve = _curve(family.fits[phase], sizes[-1], along, values[0], end)
         panel.plot([value for value, _ in curve], [peak for _, peak in curve], "--", color=colour, linewidth=1.2)
     _mark_take_overs(panel, line)
-    _mark_failures(panel, family, line)
+    failed = _mark_failures(panel, family, line)
     if end > values[-1]:
         panel.axvspan(values[-1], end, color=GREY, alpha=0.12, linewidth=0)
-        panel.annotate("not measured", ((values[-1] + end) / 2, 0.02), xycoords=ACROSS, ha="center", color=GREY)
+        panel.annotate("not measured", ((values[-1] + end) / 2, 0.1), xycoords=ACROSS, ha="center", color=GREY)
     panel.set_xlabel(along)
     panel.set_ylabel(f"{family.counter}, MiB")
-    panel.set_xticks(sorted({*values, end}))
+    panel.set_xticks(sorted({*values, *failed, end}))
     panel.set_ylim(bottom=0)
     panel.grid(axis="y", alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
@@ -145,17 +145,19 @@ def _mark_take_overs(panel: Axes, line: Line) -> None:
     for before, after in pairwise(line.reigns):
         if before.last is not None and after.last is not None:
             panel.axvspan(before.last, after.first, color=BAND, alpha=0.25, linewidth=0)
-            place = ((before.last + after.first) / 2, 0.04)
+            place = ((before.last + after.first) / 2, 0.98)
             said = f"{after.phase.phase}\ntakes over"
-            panel.annotate(said, place, xycoords=ACROSS, ha="center", va="bottom", fontsize=8)
+            panel.annotate(said, place, xycoords=ACROSS, ha="center", va="top", fontsize=8)
 
 
-def _mark_failures(panel: Axes, family: Family, line: Line) -> None:
-    """What was asked for on the line and did not pass."""
+def _mark_failures(panel: Axes, family: Family, line: Line) -> list[int]:
+    """What was asked for on the line and did not pass, and where that is."""
     along, sizes = line.along, line.sizes
     key = SIZE[1 - SIZE.index(along)]
-    failed: dict[int, Any] = {row[along]: row["status"] for row in family.rows if row[key] == line.at}
+    there: dict[int, str] = {row[along]: row["status"] for row in family.rows if row[key] == line.at}
+    passed = {getattr(size, along) for size in sizes}
+    failed = {value: status for value, status in there.items() if value is not None and value not in passed}
     for value, status in failed.items():
-        if value is not None and sizes[0]._replace(**{along: value}) not in family.whole:
-            panel.plot([value], [0], "x", color="black", markersize=7, clip_on=False, zorder=4)
-            panel.annotate(status, (value, 0), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)
+        panel.plot([value], [0], "x", color="black", markersize=7, clip_on=False, zorder=4)
+        panel.annotate(status, (value, 0), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)
+    return list(failed)

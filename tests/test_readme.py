@@ -22,6 +22,7 @@ PAGES = sorted(
 )
 README = (ROOT / "README.md").read_text()
 WORKLOADS = (ROOT / "docs" / "workloads.md").read_text()
+EFFECTS = (ROOT / "docs" / "effects.md").read_text()
 
 
 def named(path: Path) -> str:
@@ -76,6 +77,13 @@ def test_the_workload_that_is_written_out_runs_as_it_stands(tmp_path: Path) -> N
     (tmp_path / "mywork.py").write_text(workload)
     (block,) = blocks(WORKLOADS, "tested with mywork.py")
     assert "4 points: 4 ok" in run(block, tmp_path)
+
+
+def test_the_commands_of_the_page_on_effects_run_and_make_a_picture(tmp_path: Path) -> None:
+    (block,) = blocks(EFFECTS, "tested")
+    *_, last = [run(command, tmp_path) for command in block.splitlines()]
+    assert "AT batch=8 context=64 (calculated, outside of what was measured)" in last
+    assert (tmp_path / "effects.png").stat().st_size > 0
 
 
 def test_every_command_of_the_readme_is_one_that_the_command_line_reads(tmp_path: Path) -> None:
