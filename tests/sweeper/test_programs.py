@@ -1,0 +1,82 @@
+"""What a command line says of a program: its arguments as typed, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeper.errors import Mistake
+from sweeper.hydra_plugin import plan_of, read
+from sweeper.plan import Plan
+from sweeper.probing import Probes
+
+COMMAND = "workload=command"
+
+
+def plan(*overrides: str) -> Plan:
+    with Probes() as probes:
+        return plan_of(read(["devices=cpu", COMMAND, *overrides]), probes, lambda message: None)
+
+
+def argv(typed: str, *overrides: str) -> list[str]:
+    (point, *_) = plan(f"workload.argv={typed}", *overrides).points
+    words: list[str] = point["workload.argv"]
+    return words
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("[python,train.py,--bs,{batch}]", ["python", "train.py", "--bs", "{batch}"]),  # as a shell leaves '{batch}'
+        ("""[python,train.py,--bs,'{batch}']""", ["python", "train.py", "--bs", "{batch}"]),
+        ("""[python,"--bs={batch}",'it''s']""", None),
+        ("[python, --lr=1e-3, 1e-3, 007, True, null, -5]", [
+            "python", "--lr=1e-3", "1e-3", "007", "True", "null", "-5",
+        ]),
+        ("""[python,-c,"print(1, [2])",*;$HOME]""", ["python", "-c", "print(1, [2])", "*;$HOME"]),
+        ("[python,{{1: 2}}]", ["python", "{{1: 2}}"]),
+        (r"[python,a\b]", ["python", r"a\b"]),
+    ],
+)  # fmt: skip
+def test_arguments_are_the_words_that_were_typed(typed: str, words: list[str] | None) -> None:
+    if words is None:
+        with pytest.raises(Mistake, match="cannot read"):
+            argv(typed)
+    else:
+        assert argv(typed) == words
+
+
+def test_a_key_stands_in_a_point_only_if_the_arguments_have_it() -> None:
+    asked = plan("workload.argv=[python,{batch},{width}]", "batch=1,2", "workload.params.width=8")
+    assert [point["batch"] for point in asked.points] == [1, 2]
+    first = asked.points[0]
+    assert (first["context"], first["dtype"], first["model"]) == (None, None, None)
+    assert first["workload.params.width"] == 8
+
+
+def test_programs_can_be_compared() -> None:
+    words = [point["workload.argv"] for point in plan("workload.argv=[python,a.py],[python,b.py]").points]
+    assert words == [["python", "a.py"], ["python", "b.py"]]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([], "workload.argv has no value: give it one, as in workload.argv=[python,train.py,--bs,'{batch}']"),
+        (["workload.argv=train.py"], "workload.argv=train.py: must be a list of words"),
+        (["workload.argv=[]"], "must be a list of words"),
+        (["workload.argv=[python,{btach}]"], "workload.argv: {btach} stands for nothing (did you mean batch?)"),
+        (["workload.argv=[python,{width}]"], "{width} stands for nothing; workload.params.width=... would give it"),
+        (["workload.argv=[python,{batch]"], "workload.argv: '{batch': braces take a name and no more"),
+        (["workload.argv=[python,{batch:3}]"], "braces take a name and no more, as in {batch}; {{ and }} are braces"),
+        (["workload.argv=[python,{batch}]", "context=1,2"], "context has several values, and workload.argv has no {"),
+        (["workload.argv=[python]", "workload.params.width=1,2"], "params.width: workload.argv takes no width"),
+        (["workload.argv=[python]", "workload.params.batch=1"], "workload.params.batch: batch is given by sweeper"),
+        (["workload.argv=[python]", "model=mlp,gpt2"], "model has several values, and workload=command does not use"),
+        (["workload.argv=[no-such-program]"], "no-such-program is neither an executable file nor a name on PATH"),
+    ],
+)
+def test_what_a_program_cannot_be_given_is_refused_in_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(Mistake) as mistake:
+        plan(*overrides)
+    assert message in str(mistake.value)
+    assert "\n" not in str(mistake.value)
