@@ -38,6 +38,8 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
         raise ValueError(f"workload.optimizer={name}: it can be {', '.join(OPTIMIZERS)} or {ADAMW_8BIT}")
     if name in OPTIMIZERS and not hasattr(torch.optim, OPTIMIZERS[name][0]):
         raise Unavailable(f"workload.optimizer={name}: torch {torch.__version__} has no {OPTIMIZERS[name][0]}")
+    if name == ADAMW_8BIT:
+        _bitsandbytes()
     if precision not in PRECISIONS:
         raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
     if precision is not None and device == "meta":  # autocast goes by the device, and would leave these tensors alone
@@ -52,7 +54,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 
 def optimizer(name: str, parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
     if name == ADAMW_8BIT:
-        kind, options = importlib.import_module("bitsandbytes").optim.AdamW8bit, {}
+        kind, options = _bitsandbytes().optim.AdamW8bit, {}
     else:
         kind, options = getattr(torch.optim, OPTIMIZERS[name][0]), dict(OPTIMIZERS[name][1])
     made: torch.optim.Optimizer = kind(parameters, lr=lr, **options)
@@ -92,6 +94,18 @@ def microbatches(inputs: Mapping[str, torch.Tensor], targets: torch.Tensor, coun
     return [
         ({name: parts[name][index] for name in parts}, part) for index, part in enumerate(targets.tensor_split(count))
     ]
+
+
+def _bitsandbytes() -> Any:
+    """In the measured process, and not where a warm template imports: it asks each GPU what it can as it is imported,
+    and CUDA does not outlive a fork."""
+    try:
+        return importlib.import_module("bitsandbytes")
+    except Exception as error:  # broken is as good as missing
+        raise Unavailable(
+            f"workload.optimizer={ADAMW_8BIT}: bitsandbytes cannot be imported: {type(error).__name__}: {error} "
+            "(pip install 'sweeper[quantize]' brings it)"
+        ) from error
 
 
 def _check_compiler(device: str) -> None:

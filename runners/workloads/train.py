@@ -38,8 +38,6 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
         found.append("torch.utils.checkpoint")
     if workload["compile"]:
         found.append("torch._inductor.compile_fx")
-    if workload["optimizer"] == "adamw-8bit":
-        found.append("bitsandbytes")
     if workload["method"] == "lora":
         found += ["peft", "runners.workloads.peft_models"]
     if workload["export"] is not None:

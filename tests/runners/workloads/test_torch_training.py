@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -101,8 +102,20 @@ def test_foreach_holds_a_further_copy_in_the_step(run: Any, decoder: dict[str, A
     assert grown[0] < result.model["parameter_bytes"] / 2 < result.model["parameter_bytes"] <= grown[1]
 
 
-def test_an_optimizer_whose_library_is_not_there_is_imported_before_anything_is_measured(settled: Any) -> None:
-    assert "bitsandbytes" in train.imports(settled("train", workload={"optimizer": "adamw-8bit"}))
+def test_an_optimizer_whose_library_is_not_there_is_unavailable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(Unavailable, match=r"workload\.optimizer=adamw-8bit: bitsandbytes cannot be imported"):
+        run("train", workload={"optimizer": "adamw-8bit"})
+
+
+def test_an_8_bit_optimizer_keeps_a_byte_for_each_number_it_keeps(run: Any) -> None:
+    pytest.importorskip("bitsandbytes")
+    width = 64  # a matrix of 4096 numbers is the smallest that it takes so, in blocks of 256 with a scale each
+    kept = run("train", model={"name": "mlp", "library": "torch", "width": width}, workload={"optimizer": "adamw-8bit"})
+    matrices = 2 * 2 * (width * width + 4 * width * width // 256)
+    vectors = 2 * 2 * 4 * width
+    tables = 2 * 4 * 256  # what the 256 values of a byte stand for: shared
+    assert kept.returned["metrics"]["optimizer_state_bytes"] == matrices + vectors + tables
 
 
 def test_checkpointing_takes_memory_and_leaves_the_loss(run: Any, decoder: dict[str, Any]) -> None:
