@@ -41,7 +41,7 @@ NEEDS = (
     *("run", "point_id", "device", "kind", "attempt"),
     *(column.name for column in schema.DIMENSIONS),
     *("config", "order", "changed", "status", "fits", "flaky", "contaminated", "failed_phase"),
-    *("error_type", "error_message", "compute_dtype", *PEAKS, "peak_is_partial"),
+    *("error_type", "error_message", "compute_dtype", "attention_used", *PEAKS, "peak_is_partial"),
 )
 NEEDS_OF_PHASES = (
     *("point_id", "device", "attempt", "phase_device", "phase", "run_index", "elapsed_s", "metrics"),
@@ -274,7 +274,9 @@ class Family:
 
     @cached_property
     def fits(self) -> dict[Named, Fit | NotFitted]:
-        eager = self.config.get("attention") == "eager"
+        # What its layers really call: a model without another kind is eager whatever was asked for.
+        used = (row["attention_used"] or self.config.get("attention") or "" for row in self.whole.values())
+        eager = any("eager" in attention for attention in used)
         return {phase: fit(of, eager) for phase, of in self.peaks.items()}
 
     @cached_property

@@ -264,6 +264,8 @@ def test_only_eager_attention_has_a_cost_of_a_squared_token() -> None:
         terms = [found.costs for found in fits if not isinstance(found, NotFitted)]
         assert len(terms) == len(TRAINING)
         assert all(("per_token_squared" in costs) is squares for costs in terms)
+    used = Run().grid(attention=None, attention_used="eager").family()  # the library's own choice
+    assert all("per_token_squared" in found.costs for found in used.fits.values() if not isinstance(found, NotFitted))
 
 
 def test_what_happened_between_two_phases_is_one_of_them_only_where_it_has_the_peak() -> None:
