@@ -126,6 +126,19 @@ class Outcome:
         return "resident" if self.device == "cpu" else "allocated"
 
     @property
+    def budget_used_bytes(self) -> int | None:
+        """What the limit counts, at its highest. On cpu it is what the address space grew by (VmPeak over VmSize): the
+        resident peak counts file pages, which RLIMIT_DATA does not. After a refusal VmPeak says nothing, nor where it
+        counts what is only reserved (64 MiB of a thread's arena): more than the budget cannot have been used of it."""
+        if self.device != "cpu":
+            return self.peak("reserved")
+        before, peak = self.process_baseline.get("virtual"), self.peak("address")
+        if before is None or peak is None or self.status is not Status.OK:
+            return None
+        used = peak - before
+        return None if self.budget_bytes is not None and used > self.budget_bytes else used
+
+    @property
     def peak_phase(self) -> str | None:
         """The first phase that reached the peak of the deciding counter.
 

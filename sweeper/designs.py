@@ -1,17 +1,22 @@
 """Which points are asked for, and in which order.
 
-A design is a dialogue without I/O: a generator that yields batches of points and is sent the outcomes of each batch, in
-the same order. Every device gets a dialogue of its own.
+A design is a dialogue without I/O: a generator that yields batches of points and is sent the outcomes of those that are
+to be measured now, in the same order. Every device gets a dialogue of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
-from runners.outcome import Outcome
-from runners.point import canonical
+from runners.outcome import Outcome, Status
+from runners.point import Attempt, canonical
+from sweeper.errors import Mistake
+from sweeper.frontier import GROWING
 from sweeper.plan import Asked, Dimension, Plan
+from sweeper.search import Interval, LatticePoint, Search, Verdict
 
 Choice = Mapping[str, Any]  # a value for each dimension
 Design = Generator[list[Asked], list[Outcome], None]
@@ -19,20 +24,57 @@ Design = Generator[list[Asked], list[Outcome], None]
 
 def grid(plan: Plan) -> Design:
     """Every combination, the first dimension outermost, each point one step in one dimension from the one before it."""
-    yield asked(plan, boustrophedon(plan.dimensions))
+    return _each(plan, boustrophedon(plan.dimensions))
 
 
 def axes(plan: Plan) -> Design:
     """The first value of every dimension, then each dimension varied alone from there."""
-    yield asked(plan, star(plan.dimensions))
+    return _each(plan, star(plan.dimensions))
 
 
 def listed(plan: Plan) -> Design:
     """The points as they were written out."""
-    yield asked(plan, plan.design_options["points"])
+    return _each(plan, plan.design_options["points"])
 
 
-DESIGNS: Mapping[str, Callable[[Plan], Design]] = {"grid": grid, "axes": axes, "list": listed}
+def frontier(plan: Plan) -> Design:
+    """Only what decides where the edge is, for each combination of the keys that are not searched.
+
+    The searches run in step, so that there is always something to measure. What an attempt implies is not measured, and
+    says which attempt that was.
+    """
+    searched = [dimension for dimension in plan.dimensions if grows(dimension)]
+    others = [dimension for dimension in plan.dimensions if dimension not in searched]
+    _refuse_to_search(plan, searched, others)
+    neighbours = Neighbours(plan)
+    hunts = [Hunt(plan, choice, searched) for choice in boustrophedon(others)]
+    batch = _written_out(plan, others, searched)
+    while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
+        batch += [neighbours.of(choice, nth) for _, asks in hunting for choice, nth in asks]
+        outcomes = iter((yield batch))
+        for hunt, asks in hunting:
+            hunt.hear([next(outcomes) for _ in asks])
+        batch = []
+    if not any(isinstance(dimension.values, Interval) for dimension in searched):
+        yield batch + [implied for hunt in hunts for implied in hunt.implied()]
+
+
+DESIGNS: Mapping[str, Callable[[Plan], Design]] = {"grid": grid, "axes": axes, "list": listed, "frontier": frontier}
+
+
+# --- every point ------------------------------------------------------------------------------------------------------
+
+
+def _each(plan: Plan, choices: Iterable[Choice]) -> Design:
+    """All of them, and once more each as often as asked: other points lie between two attempts at one."""
+    for dimension in plan.dimensions:
+        if isinstance(dimension.values, Interval):
+            key, interval = dimension.key, f"interval({dimension.values.low},{dimension.values.high})"
+            raise Mistake(f"{key}={interval}: design={plan.design} lists its values, as in {key}=1,2,4; design=frontier"
+                          " searches an interval")
+    batch = asked(plan, choices)
+    for nth in range(1, plan.run.repeat_points + 1):
+        yield [replace(each, nth=nth) for each in batch]
 
 
 def boustrophedon(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
@@ -56,28 +98,138 @@ def star(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Any]]:
 
 def asked(plan: Plan, choices: Iterable[Choice]) -> list[Asked]:
     """The points of the choices, each point once, each with its nearest neighbour among those before it."""
-    keys = [dimension.key for dimension in plan.dimensions]
-    earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
-    batch = []
+    neighbours, batch = Neighbours(plan), {}
     for choice in choices:
-        point = plan.settle(choice)
-        if point.id not in earlier:
-            values = [canonical(point.get(key)) for key in keys]
-            neighbour, changed = _nearest(values, earlier)
-            batch.append(Asked(point=point, changed_from=neighbour, changed=tuple(keys[place] for place in changed)))
-            earlier[point.id] = values
-    return batch
+        each = neighbours.of(choice)
+        batch.setdefault(each.point.id, each)
+    return list(batch.values())
 
 
-def _nearest(values: Sequence[str], earlier: dict[str, list[str]]) -> tuple[str | None, Sequence[int]]:
-    """The one that differs in the fewest dimensions, and in which; of several, the latest."""
-    nearest: str | None = None
-    fewest: Sequence[int] = ()
-    for point_id in reversed(earlier):
-        there = earlier[point_id]
-        changed = [place for place in range(len(values)) if values[place] != there[place]]
-        if nearest is None or len(changed) < len(fewest):
-            nearest, fewest = point_id, changed
-        if len(fewest) <= 1:
-            break
-    return nearest, fewest
+class Neighbours:
+    """The points of a device so far, by their values in each dimension."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._keys = [dimension.key for dimension in plan.dimensions]
+        self._earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
+
+    def of(self, choice: Choice, nth: int = 1) -> Asked:
+        """The point of a choice, with the one before it that is nearest to it. Asked again it has none."""
+        point = self._plan.settle(choice)
+        if point.id in self._earlier:
+            return Asked(point=point, nth=nth)
+        values = [canonical(point.get(key)) for key in self._keys]
+        nearest, changed = self._nearest(values)
+        self._earlier[point.id] = values
+        return Asked(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
+
+    def _nearest(self, values: Sequence[str]) -> tuple[str | None, Sequence[int]]:
+        """The one that differs in the fewest dimensions, and in which; of several, the latest."""
+        nearest: str | None = None
+        fewest: Sequence[int] = ()
+        for point_id in reversed(self._earlier):
+            there = self._earlier[point_id]
+            changed = [place for place in range(len(values)) if values[place] != there[place]]
+            if nearest is None or len(changed) < len(fewest):
+                nearest, fewest = point_id, changed
+            if len(fewest) <= 1:
+                break
+        return nearest, fewest
+
+
+# --- only what decides ------------------------------------------------------------------------------------------------
+
+# What may have come from outside: the point is tried once more. An error or a deadline would come again.
+ONCE_MORE = (Status.KILLED, Status.CRASHED, Status.LOST)
+
+
+class Hunt:
+    """The search in one combination of what is not searched, in terms of points and outcomes."""
+
+    def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension]) -> None:
+        self._plan, self._choice = plan, choice
+        run = plan.run
+        # Points that are measured several times anyway are confirmed by that.
+        confirm = run.confirm if run.repeat_points == 1 else "none"
+        dimensions = {each.key: _ascending(each.values) for each in searched}
+        try:
+            self._search = Search(dimensions, objective=run.objective, confirm=confirm)
+        except ValueError as error:
+            raise Mistake(f"design=frontier: {error}") from None
+        self._asked: dict[str, int] = {}  # how often, by point of the lattice
+        self._attempts: dict[str, str] = {}  # the last attempt that told, by point of the lattice
+        self._at: LatticePoint = {}
+
+    def asks(self) -> list[tuple[Choice, int]]:
+        """What is to be measured next, and the how manieth attempt at it; nothing where the search is over."""
+        ask = self._search.ask()
+        if ask is None:
+            return []
+        self._at = ask.point
+        before = self._asked.get(canonical(ask.point), 0)
+        count = before + (1 if before else self._plan.run.repeat_points)
+        self._asked[canonical(ask.point)] = count
+        return [({**self._choice, **ask.point}, nth) for nth in range(before + 1, count + 1)]
+
+    def hear(self, outcomes: Sequence[Outcome]) -> None:
+        """The outcomes of what was asked for last."""
+        for outcome in outcomes:
+            limit = self._limit(outcome)
+            if limit is not None:
+                self._search.limit(limit)
+            if outcome.fits is not None:
+                point = self._plan.settle({**self._choice, **self._at})
+                attempt = Attempt(point=point, device=outcome.device, number=outcome.attempt)
+                self._attempts[canonical(self._at)] = attempt.name
+        self._search.tell(*map(self._verdict, outcomes))
+
+    def implied(self) -> Iterator[Asked]:
+        """The points that were not measured because an attempt told how they would end."""
+        for told in self._search.found():
+            if told.implied_by is not None and not told.attempts:
+                point = self._plan.settle({**self._choice, **told.point})
+                yield Asked(point=point, because=self._attempts[canonical(told.implied_by)])
+
+    def _verdict(self, outcome: Outcome) -> Verdict:
+        limited = outcome.budget_bytes is not None
+        used = outcome.budget_used_bytes if limited else outcome.peak("reserved")
+        return Verdict(outcome.fits, used, again=outcome.status in ONCE_MORE)
+
+    def _limit(self, outcome: Outcome) -> int | None:
+        """What the counter that decides may reach on this device."""
+        if outcome.budget_bytes is not None:
+            return outcome.budget_bytes
+        return next((device.total_bytes for device in self._plan.devices if device.name == outcome.device), None)
+
+
+def grows(dimension: Dimension) -> bool:
+    """Whether it can be searched along: numbers, of which more is known never to take less memory."""
+    if dimension.key.rpartition(".")[2] not in GROWING:
+        return False
+    values = dimension.values
+    return isinstance(values, Interval) or all(isinstance(each, int | float) and each is not True for each in values)
+
+
+def _ascending(values: Sequence[Any]) -> Sequence[Any]:
+    return values if isinstance(values, Interval) else sorted(values)
+
+
+def _refuse_to_search(plan: Plan, searched: Sequence[Dimension], others: Sequence[Dimension]) -> None:
+    for dimension in others:
+        if isinstance(dimension.values, Interval):
+            low, high = dimension.values.low, dimension.values.high
+            raise Mistake(f"{dimension.key}=interval({low},{high}): nobody knows whether more of it takes more memory;"
+                          f" list its values, as in {dimension.key}={low},{high}")
+    if not searched:
+        raise Mistake("design=frontier: there is nothing to search; give batch or context several values, as in"
+                      " 'batch=interval(1,512)' or batch=1,2,4,8")
+    for ends in product(*([each.values[0], each.values[-1]] for each in plan.dimensions)):  # a mistake ends here
+        plan.settle({each.key: end for each, end in zip(plan.dimensions, ends, strict=True)})
+
+
+def _written_out(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[Asked]:
+    """Every point, where each has values that can be listed: what was not measured has its row too."""
+    if any(isinstance(dimension.values, Interval) for dimension in searched):
+        return []
+    points = {point.id: point for choice in boustrophedon([*others, *searched]) for point in [plan.settle(choice)]}
+    return [Asked(point=point, later=True) for point in points.values()]

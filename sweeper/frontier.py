@@ -19,6 +19,8 @@ from typing import Any
 from runners.outcome import Status
 from runners.point import canonical
 from sweeper import schema
+from sweeper.margin import Term, outside, terms
+from sweeper.search import weights_of
 
 # Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
 # parameter of somebody's own workload) nobody knows, and to take them for a direction would hide what they do.
@@ -50,7 +52,7 @@ NEEDS = (
     *FROM_ROW,
     *("config", "status", "fits", "flaky", "oom_scope", "failed_phase", "error_type", "error_message"),
     *("needs_at_least_bytes", "skipped_because", "device_total_bytes", "budget_used_bytes", "peak_phase"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_resident_bytes"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_resident_bytes", "spreads"),
 )
 
 Row = Mapping[str, Any]
@@ -58,13 +60,17 @@ At = tuple[float, ...]
 
 
 def frontier(
-    rows: Iterable[Row], objective: str = "tokens", along: Sequence[str] | None = None
+    rows: Iterable[Row],
+    objective: str = "tokens",
+    along: Sequence[str] | None = None,
+    margin: Mapping[str, int | str] | None = None,
 ) -> list[dict[str, Any]]:
-    """The rows of frontier.parquet. `along`: the keys that are searched, if not the ones that grow and vary.
+    """The rows of frontier.parquet. `along`: the keys that are searched, if not the ones that grow and vary. `margin`:
+    what is to be left, by name (sweeper.margin).
 
     A search in which nothing told has no row. One in which nothing fits has one whose point is null, and its failures.
     """
-    return [edge for search in searches(rows, along) if search.told for edge in search.edges(objective)]
+    return [edge for search in searches(rows, along) if search.told for edge in search.edges(objective, margin or {})]
 
 
 def searches(rows: Iterable[Row], along: Sequence[str] | None = None) -> list[Search]:
@@ -164,7 +170,7 @@ class Search:
     def score(self, at: At, objective: str) -> float:
         """How much of what is wanted."""
         row = self.fitting[at]
-        wanted = factors_of(objective)
+        wanted = weights_of(objective).items()
         return float(prod(float(row.get(schema.column_of(key)) or 1) ** power for key, power in wanted))
 
     def next_larger(self, at: At | None) -> Row | None:
@@ -196,10 +202,11 @@ class Search:
     def say(self, at: At) -> str:
         return " ".join(f"{key}={value}" for key, value in zip(self.along, at, strict=True))
 
-    def edges(self, objective: str) -> list[dict[str, Any]]:
+    def edges(self, objective: str, margin: Mapping[str, int | str]) -> list[dict[str, Any]]:
         largest = self.largest(objective)
         fits = [self._fits(at, at == largest) for at in sorted(self.largest_fitting)] or [self._none_fits()]
-        return fits + [self._fails(at) for at in sorted(self.smallest_failing)]
+        fails = [self._fails(at) for at in sorted(self.smallest_failing)]
+        return fits + fails + ([self._with_margin(objective, margin)] if margin and self.fitting else [])
 
     def _fits(self, at: At, largest: bool) -> dict[str, Any]:
         row = self.fitting[at]
@@ -210,6 +217,24 @@ class Search:
             "headroom_counter": counter,
             "untested_between": sum(_at_least(other, at) for other in self.untested),
         }
+
+    def margin(self, asked: Mapping[str, int | str]) -> list[Term]:
+        counters = (headroom(row)[1] for row in self.fitting.values())
+        return terms(asked, self.rows, next(filter(None, counters), None))
+
+    def largest_with(self, margin: Sequence[Term], objective: str) -> At | None:
+        """The largest point that was measured and leaves the margin."""
+        wanted = sum(term.bytes or 0 for term in margin)
+        left = {at: headroom(row)[0] for at, row in self.fitting.items()}
+        enough = [at for at, free in left.items() if free is not None and free >= wanted]
+        return max(enough, key=lambda at: (self.score(at, objective), at), default=None)
+
+    def _with_margin(self, objective: str, asked: Mapping[str, int | str]) -> dict[str, Any]:
+        margin = self.margin(asked)
+        at = self.largest_with(margin, objective)
+        edge = self._none_fits() if at is None else self._fits(at, False)
+        known = sum(term.bytes or 0 for term in margin)
+        return edge | {"side": "with_margin", "largest": None, "margin_bytes": known}
 
     def _none_fits(self) -> dict[str, Any]:
         nothing = dict.fromkeys((*map(schema.column_of, self.along), "point_id", "attempt", "budget_bytes"))
@@ -226,20 +251,16 @@ class Search:
         return {name: row.get(name) for name in (*FROM_ROW, *swept)} | {
             "along": ",".join(self.along),
             "side": side,
-            "limit": "not_reached" if in_the_way is None else limit_of(in_the_way),
+            "confirmed": None if row.get("flaky") is None else not row["flaky"],
+            "limit": self._open_end(row) if in_the_way is None else limit_of(in_the_way),
             "limiting_phase": None if in_the_way is None else in_the_way.get("failed_phase"),
             "monotone": self.monotone,
-            **dict.fromkeys(("largest", "headroom_bytes", "headroom_counter")),
+            **dict.fromkeys(("largest", "headroom_bytes", "headroom_counter", "margin_bytes")),
         }
 
-
-def factors_of(objective: str) -> list[tuple[str, float]]:
-    """Keys and their powers: `tokens` is batch x context; a key; or a product such as batch^2*context."""
-    factors = []
-    for factor in objective.split("*"):
-        key, _, power = (part.strip() for part in factor.partition("^"))
-        factors += [(each, float(power or 1)) for each in (ALWAYS if key == "tokens" else (key,))]
-    return factors
+    def _open_end(self, row: Row) -> str:
+        """Where nothing stands in the way: whether that is because nothing told."""
+        return "unknown" if any(_at_least(other, self.at(row)) for other in self.untested) else "not_reached"
 
 
 LIMITS = ("memory", "host_memory", "other")
@@ -293,12 +314,14 @@ def _negative(at: At) -> At:
     return tuple(-value for value in at)
 
 
-def frontier_text(rows: Iterable[Row], objective: str = "tokens") -> str:
+def frontier_text(
+    rows: Iterable[Row], objective: str = "tokens", margin: Mapping[str, int | str] | None = None
+) -> str:
     """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why."""
     found = searches(rows)
     told = [search for search in found if search.told]
     names = _names(told)
-    lines = [line for search in told[:LONGEST] for line in _lines(search, names, objective)]
+    lines = [line for search in told[:LONGEST] for line in _lines(search, names, objective, margin or {})]
     if len(told) > LONGEST:
         lines.append(f"... and {len(told) - LONGEST} more, in frontier.parquet")
     return "\n".join([*lines, *_silent_lines([search for search in found if not search.told])])
@@ -316,7 +339,7 @@ def _names(found: Sequence[Search]) -> tuple[str, ...]:
     return tuple(c for c in columns if c not in searched and len({str(s.rows[0].get(c)) for s in found}) > 1)
 
 
-def _lines(search: Search, names: Sequence[str], objective: str) -> list[str]:
+def _lines(search: Search, names: Sequence[str], objective: str, margin: Mapping[str, int | str]) -> list[str]:
     row = search.rows[0]
     said = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
     if row["device"] == "cpu" and "allocator" not in names:
@@ -329,7 +352,21 @@ def _lines(search: Search, names: Sequence[str], objective: str) -> list[str]:
     smallest = _smallest(search, objective)
     if smallest is not None:
         lines.append(f"  smallest that fails: {search.say(smallest)}  {why(search.failing[smallest])}")
+    lines += [f"  {line}" for line in _margin_lines(search, objective, margin)]
     return [*lines, *(f"  {remark}" for remark in _remarks(search, objective))]
+
+
+def _margin_lines(search: Search, objective: str, asked: Mapping[str, int | str]) -> list[str]:
+    """What fits with what is to be left, what that is made of, and what it does not cover."""
+    if not asked or not search.fitting:
+        return []
+    margin = search.margin(asked)
+    at = search.largest_with(margin, objective)
+    wanted = readable(sum(term.bytes or 0 for term in margin))
+    said = search.say(at) if at else "none is known to fit"
+    lines = [f"with {wanted} left:  {said}  ({', '.join(map(str, margin))})"]
+    beyond = outside(search.rows[0] if at is None else search.fitting[at])
+    return lines + ([f"  not in it:         {'; '.join(beyond)}"] if beyond else [])
 
 
 def _budget(row: Row) -> list[str]:

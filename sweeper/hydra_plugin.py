@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+import math
 import os
 import re
 import sys
@@ -26,7 +27,7 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString, RangeSweep, ValueType
+from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString, RangeSweep, ValueType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.sweeper import Sweeper
@@ -59,11 +60,13 @@ from sweeper.plan import (
     expected,
     is_of_run,
     listed,
+    resolutions,
     run_keys,
     settled,
     typed,
 )
 from sweeper.probing import Probes
+from sweeper.search import Interval
 
 HERE = Path(__file__).resolve().parent
 # In a wheel conf/ is inside the package, in a checkout beside it. Absolute, so that a conf/ where the command is typed
@@ -74,6 +77,8 @@ PLANNING = ("design", "experiment")  # groups that say how the sweep is made: no
 OPEN = "workload.params."  # takes any key; model.config. takes any with a + before it
 REFERENCE = "quality.reference."  # takes any key that a point has
 OPEN_WITH_PLUS = "model.config."
+NAMED = ("resolution.", "margin.")  # keys of the run that take names: of intervals, of the user's own terms
+MOST_EXACT = 2**53  # whole numbers that a float tells apart
 SHOWS = ("help", "hydra_help", "cfg", "info", "shell_completion")
 
 
@@ -177,7 +182,7 @@ class Typed:
     """The overrides, understood: each key once, with one value or with several."""
 
     fixed: dict[str, Any] = field(default_factory=dict)
-    several: dict[str, tuple[Any, ...]] = field(default_factory=dict)  # in the order typed
+    several: dict[str, Sequence[Any]] = field(default_factory=dict)  # in the order typed
     added: set[str] = field(default_factory=set)  # typed with +
 
 
@@ -236,11 +241,11 @@ def _run_key(override: Override) -> Any:
     return values
 
 
-def _several(override: Override) -> tuple[Any, ...]:
+def _several(override: Override) -> Sequence[Any]:
     line, key = override.input_line, override.key_or_group
-    if override.is_interval_sweep():
-        raise Mistake(f"{line}: no design here searches an interval; list values, as in {key}=1,2,4")
     swept = override.value()
+    if isinstance(swept, IntervalSweep):
+        return _interval(line, key, swept)
     if isinstance(swept, RangeSweep):
         if not all(isinstance(each, int) for each in (swept.start, swept.stop, swept.step)):
             raise Mistake(f"{line}: a range counts in whole numbers; list the others, as in {key}=0.1,0.2")
@@ -253,6 +258,18 @@ def _several(override: Override) -> tuple[Any, ...]:
     if "" in values and not key.startswith(OPEN):
         raise Mistake(f"{line}: a value is missing")
     return values
+
+
+def _interval(line: str, key: str, swept: IntervalSweep) -> Interval:
+    """Hydra reads its ends as floats, and takes inf for one."""
+    ends = (swept.start, swept.end)
+    for end in ends:
+        if end is None or not math.isfinite(end) or end != int(end) or abs(end) > MOST_EXACT:
+            raise Mistake(f"{line}: an interval has two whole numbers, as in '{key}=interval(1,512)'")
+    low, high = map(int, ends)
+    if low > high:
+        raise Mistake(f"{line}: from the smaller to the larger, as in '{key}=interval({high},{low})'")
+    return Interval(low, high)
 
 
 def _plain(value: Any) -> Any:
@@ -312,7 +329,7 @@ class Composer:
         """Give one key its value, of the type that it has. Raises Mistake."""
         if key.startswith(OPEN) and "params" not in config.workload:
             raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
-        free = key.startswith((OPEN, REFERENCE)) or (added and key.startswith(OPEN_WITH_PLUS))
+        free = key.startswith((OPEN, REFERENCE, *NAMED)) or (added and key.startswith(OPEN_WITH_PLUS))
         if not free:
             value = self._of_its_type(config, key, value)
         try:
@@ -538,11 +555,11 @@ class _Planning:
         beginning = {**{key: values[0] for key, values in varied.items()}, **(written[0] if written else {})}
         config = self._config(beginning)
         run = run_keys(config)
+        finely = resolutions(config, [key for key, values in several.items() if isinstance(values, Interval)])
+        several |= {key: Interval(several[key].low, several[key].high, fine) for key, fine in finely.items()}
         self.rules = Rules(
             # Points that are written out, unlike combinations, are not equal by accident: each has the keys it names.
-            swept=[
-                key for key in (self.typed.several if written else several) if len(set(map(as_text, several[key]))) > 1
-            ],
+            swept=[key for key in (self.typed.several if written else several) if _varies(several[key])],
             signature=lambda key, target: self.probes.signature(run.python, key, target),
             cards=self.composer.options("card"),
             given=[*self.typed.fixed, *(self.typed.several if written else several)],
@@ -563,7 +580,7 @@ class _Planning:
         )
         if written:
             plan = replace(plan, design_options={**options, "points": self._with_typed(written)})
-        points = tuple(asked.point for asked in next(DESIGNS[design](plan)))
+        points = tuple({asked.point.id: asked.point for asked in next(DESIGNS[design](plan))}.values())
         _check_objective(run.objective, points)
         self._check_references(points)
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.say)
@@ -637,11 +654,11 @@ class _Planning:
                 values = ",".join(map(typed, self.typed.several[key]))
                 raise Mistake(f"{key}={values}: one {key} at a time; run them in turn")
 
-    def _grid(self, config: DictConfig) -> dict[str, tuple[Any, ...]]:
+    def _grid(self, config: DictConfig) -> dict[str, Sequence[Any]]:
         """The lists of an experiment's `grid:`, by dotted key."""
         return {str(key): self._values(str(key), value) for key, value in _raw(config, "grid").items()}
 
-    def _values(self, key: str, value: Any) -> tuple[Any, ...]:
+    def _values(self, key: str, value: Any) -> Sequence[Any]:
         self._refuse_run_keys(key, "grid")
         if isinstance(value, str):  # as it would be typed: "1,2,4", range(1,5)
             with explained():
@@ -671,7 +688,7 @@ class _Planning:
         """The command line wins, also with a whole option over the keys within the one that a file would choose."""
         return key in self.typed.fixed or key in self.typed.several
 
-    def _dimensions(self, grid: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    def _dimensions(self, grid: Mapping[str, Any], written: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
         """Typed ones first and so outermost, then those of the file."""
         found = dict(self.typed.several)
         found |= {key: values for key, values in grid.items() if not self._is_typed(key)}
@@ -692,6 +709,8 @@ class _Planning:
 
     def _dimension(self, key: str, values: Sequence[Any], beginning: Mapping[str, Any]) -> Dimension:
         """Its values as they settle, each once: half and float16 are one. What refers to other keys stays as typed."""
+        if isinstance(values, Interval):
+            return Dimension(key=key, values=values)
         found: dict[str, Any] = {}
         if key in self.composer.groups:
             self._distinct(key, values)
@@ -727,7 +746,13 @@ class _Planning:
         return name, options
 
 
+def _varies(values: Sequence[Any]) -> bool:
+    return len(values) > 1 if isinstance(values, Interval) else len(set(map(as_text, values))) > 1
+
+
 def _finite(key: str, values: Sequence[Any]) -> None:
+    if isinstance(values, Interval):
+        return
     for value in values:
         try:
             as_text(value)

@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from pathlib import Path
@@ -23,6 +23,7 @@ from runners.point import Point, canonical
 from runners.workloads.command import placeholders
 from sweeper import quality
 from sweeper.errors import Mistake
+from sweeper.margin import MEASURED
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -40,10 +41,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """A key with several values, as it is typed (`batch`, `model`, `model.width`), in the order asked for."""
+    """A key with several values, as it is typed (`batch`, `model`, `model.width`), in the order asked for.
+
+    Of an interval the values are whole numbers that are never written out (sweeper.search.Interval).
+    """
 
     key: str
-    values: tuple[Any, ...]
+    values: Sequence[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,9 @@ class Asked:
     point: Point
     changed_from: str | None = None
     changed: tuple[str, ...] = ()
+    nth: int = 1  # 2: once more, whatever the first attempt told
+    later: bool = False  # it is in the plan, and nobody knows yet whether it has to be measured
+    because: str | None = None  # it need not be measured: the attempt that implies how it would end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +77,9 @@ class RunKeys:
     parallel: bool
     trace: str = "never"
     quality: Mapping[str, Any] | None = None  # how it is compared: sweeper/quality.py
+    confirm: str = "edge"  # what a frontier asks once more: edge, all, none
+    repeat_points: int = 1  # attempts at every point
+    margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes that are assumed, or `measured`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +134,10 @@ class Keys:
     resume: str = "same"
     stop_after_same_error: int = 0
     objective: str = "tokens"
+    confirm: str = "edge"
+    repeat_points: int = 1
+    resolution: dict[str, Any] = field(default_factory=dict)
+    margin: dict[str, Any] = field(default_factory=dict)
     heartbeat: float = 0.2
     parallel: bool = False
     trace: str = "never"
@@ -141,8 +155,8 @@ WORKLOAD_KEYS = (
 WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
 NULL_IS_A_CHOICE = ("attention",)  # the library's own
 RUN_KEYS = (
-    "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "heartbeat",
-    "parallel", "trace",
+    "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "confirm",
+    "repeat_points", "resolution", "margin", "heartbeat", "parallel", "trace",
 )  # fmt: skip
 LISTS = ("devices", "retry")  # the run keys that take several
 
@@ -154,9 +168,12 @@ SWITCHES = {
     "attention": ("eager", "sdpa", "flash_attention_2"),
     "quantize": ("none", "int8", "int4", "nf4"),
     "resume": ("same", "anew"),
+    "confirm": ("edge", "all", "none"),
     "trace": ("never", "on_failure"),
 }
-AT_LEAST = {"batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0}
+AT_LEAST = {
+    "batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0, "repeat_points": 1,
+}  # fmt: skip
 MOST = 2**63 - 1  # what a column of the tables holds
 LONGEST_NAME = 200
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -167,6 +184,7 @@ SPELLED = {
 UNITS = {
     "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 }  # fmt: skip
+SIZE = "24GiB, 24GB, 600MiB or a number of bytes"
 LEAST_BUDGET = 2**20  # below, it was meant in another unit
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 RETRIED = tuple(str(each) for each in Status if each not in (Status.OK, Status.SKIPPED, Status.NOT_RUN))
@@ -344,21 +362,24 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 
 def _budget(value: Any, cards: Collection[str]) -> int | str:
     """Whole bytes, so that 1GiB and 1024MiB are one point; a card by its name."""
-    form = "24GiB, 24GB, 600MiB or a number of bytes"
     if isinstance(value, str) and value.startswith("card:"):
         card = value.removeprefix("card:")
         if card not in cards:
-            raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {form}'}")
+            raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
         return value
+    return _size("budget", value, LEAST_BUDGET)
+
+
+def _size(key: str, value: Any, least: int) -> int:
     written = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)?", value) if isinstance(value, str) else None
     if written and (written[2] or "B").upper() in UNITS:
         size = int(Decimal(written[1]) * UNITS[(written[2] or "B").upper()])
     elif isinstance(value, int) and not isinstance(value, bool):
         size = value
     else:
-        raise Mistake(f"budget={typed(value)}: must be a size, as in {form}")
-    if size < LEAST_BUDGET:
-        raise Mistake(f"budget={value}: that is {size} bytes; write {form}")
+        raise Mistake(f"{key}={typed(value)}: must be a size, as in {SIZE}")
+    if size < least:
+        raise Mistake(f"{key}={value}: that is {size} bytes; write {SIZE}")
     return size
 
 
@@ -489,6 +510,9 @@ def run_keys(config: Mapping[str, Any]) -> RunKeys:
         resume=_one_of("resume", config["resume"]),
         stop_after_same_error=_at_least("stop_after_same_error", config["stop_after_same_error"]),
         objective=_objective(config["objective"]),
+        confirm=_one_of("confirm", config["confirm"]),
+        repeat_points=_at_least("repeat_points", config["repeat_points"]),
+        margin={str(name): _term(str(name), value) for name, value in config["margin"].items()},
         heartbeat=_positive("heartbeat", config["heartbeat"]),
         parallel=config["parallel"],
         trace=_one_of("trace", config["trace"]),
@@ -521,6 +545,27 @@ def _objective(objective: str) -> str:
     if not re.fullmatch(rf"{factor}( ?\* ?{factor})*", objective):
         raise Mistake(f"objective={objective}: must be tokens, a key, or a product such as batch^2*context")
     return objective
+
+
+def resolutions(config: Mapping[str, Any], intervals: Collection[str]) -> dict[str, int]:
+    """How finely each interval is searched, by its key. Raises Mistake."""
+    found = dict(_leaves(config["resolution"]))
+    for key, value in found.items():
+        if key not in intervals:
+            known = ", ".join(intervals) or "there is none"
+            raise Mistake(f"resolution.{key}={typed(value)}: is of an interval that is searched ({known})")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise Mistake(f"resolution.{key}={typed(value)}: must be a whole number, 1 or more")
+    return {key: found.get(key, 1) for key in intervals}
+
+
+def _term(name: str, value: Any) -> int | str:
+    """A term of the margin: bytes that the user assumes, or one of those that a run measures."""
+    if value == "measured" and name in MEASURED:
+        return "measured"
+    if value == "measured":
+        raise Mistake(f"margin.{name}=measured: a run measures {', '.join(MEASURED)}; give bytes, as in {SIZE}")
+    return _size(f"margin.{name}", value, least=0)
 
 
 def _retry(statuses: Iterable[Any]) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class Show:
 
     def __init__(self, plan: Plan) -> None:
         self._keys = [dimension.key for dimension in plan.dimensions]
-        self._objective = plan.run.objective
+        self._objective, self._margin = plan.run.objective, plan.run.margin
         self._total = 0
         self._done = 0
 
@@ -70,7 +70,7 @@ class Show:
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
         self._line(f"{sum(counts.values())} points: {told}")
         self._line("")
-        self._line(frontier_text(rows, self._objective))
+        self._line(frontier_text(rows, self._objective, self._margin))
         self._line("")
         self._line(f"tables: {_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier")
 

@@ -4,6 +4,8 @@ Version (in each file's metadata, `sweeper.schema`):
     1   the first: points, attempts, phases, environment, estimates, frontier
     2   contaminated is true or false, and who it was is contaminated_by. New in points and attempts: how that was told,
         memory at the end, memory pressure, and the processes a workload started
+    3   new in points and attempts: attention_used, the lengths of inputs of one's own, the quality columns,
+        loss_check, spreads, allocator_peaks_differ; in frontier: confirmed, margin_bytes, the side with_margin
 
 Every table has the same fixed columns whatever happened, also when every point failed. Counters are nullable int64,
 never floats: a double keeps 53 bits, and is what pandas makes of a nullable integer it is not told about. So a `pandas`
@@ -23,11 +25,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from runners.outcome import Outcome, Phase, Status
+from runners.outcome import Outcome, Phase
 from runners.point import Attempt, Point
 from sweeper import quality
 
-VERSION = 2
+VERSION = 3
 CALCULATED = "sim:"  # how a device is called that is calculated and not measured
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
@@ -114,17 +116,6 @@ class Settled:
     def lengths(self) -> Mapping[str, Any]:
         """What the phase that made the inputs says of them; measured as a whole, the workload's one phase says it."""
         return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
-
-    @property
-    def budget_used(self) -> int | None:
-        """What the limit counts, at its highest. On cpu it is what the address space grew by (VmPeak over VmSize): the
-        resident peak counts file pages, which RLIMIT_DATA does not. After a refusal VmPeak says nothing."""
-        if self.outcome.device != "cpu":
-            return self.peaks.get("reserved")
-        before, peak = self.outcome.process_baseline.get("virtual"), self.peaks.get("address")
-        if before is None or peak is None or self.outcome.status is not Status.OK:
-            return None
-        return peak - before
 
 
 class Measured(NamedTuple):  # a million are made of a large run, in a third of a frozen dataclass's time
@@ -268,6 +259,12 @@ ENDED = (
     _outcome("requested_bytes", INT, "what the refused allocation asked for", "bytes"),
     _outcome("needs_at_least_bytes", INT, "held plus requested when it was refused: a lower bound", "bytes"),
     Column("skipped_because", TEXT, "the attempt that implies this point"),
+    Column(
+        "spreads",
+        TEXT,
+        "by peak, how far the attempts that passed lie apart, in bytes, JSON; null with fewer than two of them",
+    ),
+    Column("allocator_peaks_differ", BOOL, "whether theirs on CUDA differ at all; null where nothing tells"),
     Column("flaky", BOOL, "whether attempts told both ways; null with fewer than two that told"),
     _outcome("contaminated", BOOL, "whether somebody else was on the device; null where not measured, as on cpu"),
     _outcome("contaminated_by", TEXT, "who was, and when: name, pid, bytes; or how much was not given back at the end"),
@@ -300,12 +297,11 @@ PEAKS = (
 LIMITS = (
     _outcome("budget_bytes", INT, "what the workload may take", "bytes"),
     _outcome("budget_kind", TEXT, "data_limit or guard (RLIMIT_DATA over what is held at its start), allocator"),
-    Column(
+    _outcome(
         "budget_used_bytes",
         INT,
         "what a budget counts, at its highest: reserved; on cpu the growth of the address space, null unless it passed",
         "bytes",
-        lambda settled: settled.budget_used,
     ),
     Column("device_total_bytes", INT, "the device's memory", "bytes"),
     Column("device_uuid", TEXT, "the device's own identity", None, lambda settled: settled.attempt.device_uuid),
@@ -493,14 +489,21 @@ FRONTIER = (
     Column("budget_bytes", INT, "what the workload may take at this point", "bytes"),
     Column("budget_kind", TEXT, "what stands behind budget_bytes"),
     Column("along", TEXT, "the keys of more and more memory that were searched, separated by commas"),
-    Column("side", TEXT, "fits: nothing that fits is larger; fails: nothing that fails is smaller"),
+    Column(
+        "side",
+        TEXT,
+        "fits: nothing that fits is larger; fails: nothing that fails is smaller; with_margin: the largest that was "
+        "measured and leaves margin_bytes",
+    ),
+    Column("confirmed", BOOL, "whether another attempt told the same; null where there was no second that told"),
     Column("point_id", TEXT, "the edge point; null in the one row of a search in which nothing fits"),
     Column("attempt", INT, "the attempt that told"),
     Column("largest", BOOL, "of the points that fit, the largest by the objective; null for those that fail"),
     Column(
         "limit",
         TEXT,
-        "why nothing larger fits: memory, host_memory, other (an error, a timeout, ...), not_reached (nothing tried)",
+        "why nothing larger fits: memory, host_memory, other (a limit of the model or a kernel, a timeout, ...), "
+        "unknown (what is larger did not tell), not_reached (nothing larger was asked for)",
     ),
     Column("limiting_phase", TEXT, "the phase in which the next larger one failed, or this one"),
     Column("monotone", BOOL, "false if something fails that is smaller than something that fits"),
@@ -511,6 +514,7 @@ FRONTIER = (
         "bytes",
     ),
     Column("headroom_counter", TEXT, "the column of points.parquet that decides"),
+    Column("margin_bytes", INT, "the terms of the margin that are known, added up; of with_margin alone", "bytes"),
     Column(
         "untested_between",
         INT,

@@ -115,14 +115,14 @@ class Ask(NamedTuple):
 
 def weights_of(objective: str) -> dict[str, float]:
     """The exponents of an objective: `tokens` (batch x context), a dimension, or a product like `batch^2*context`."""
-    if objective.strip() == "tokens":
-        return {"batch": 1, "context": 1}
     weights: dict[str, float] = {}
     for factor in objective.split("*"):
         found = re.fullmatch(r"\s*([A-Za-z_][\w.]*)\s*(?:\^\s*(\d+(?:\.\d+)?)\s*)?", factor)
         if found is None or found[1] in weights:
             raise Mistake(f"objective={objective}: expected tokens, a dimension, or a product such as batch^2*context")
-        weights[found[1]] = float(found[2]) if "." in (found[2] or "") else int(found[2] or 1)
+        power = float(found[2]) if "." in (found[2] or "") else int(found[2] or 1)
+        for name in ("batch", "context") if found[1] == "tokens" else (found[1],):
+            weights[name] = weights.get(name, 0) + power
     return weights
 
 
@@ -354,8 +354,12 @@ class Search:
             self._pending = self._next()
         return Ask(self.lattice.point(self._pending[0]), self._pending[1]) if self._pending else None
 
-    def tell(self, verdict: Verdict) -> None:
-        """The verdict of the attempt that was asked for."""
+    def limit(self, limit_bytes: int) -> None:
+        """What the deciding counter may reach, where it is only known once something has run."""
+        self._expected.limit(limit_bytes)
+
+    def tell(self, verdict: Verdict, *repeats: Verdict) -> None:
+        """The verdict of the attempt that was asked for, and those of others at the same point."""
         if self._pending is None:
             raise RuntimeError("no attempt was asked for")
         (cell, reason), self._pending = self._pending, None
@@ -370,7 +374,8 @@ class Search:
             self._once_more = cell, "again"
         else:
             self._in_a_row += not confirming
-        self._take(cell, verdict)
+        for each in (verdict, *repeats):
+            self._take(cell, each)
 
     def _next(self) -> tuple[Cell, str] | None:
         if self._once_more is not None:
@@ -750,6 +755,9 @@ class Expectation:
                 self._survey.add(self._parts(cell), self._prediction(cell))
         self._fit()
         self._decide()
+
+    def limit(self, limit_bytes: int) -> None:
+        self._limit = self._limit or limit_bytes
 
     def _decide(self) -> None:
         """Choose the source to follow: `predictor`, `fit`, or None where neither is good enough."""

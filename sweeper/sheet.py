@@ -47,7 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 def sheet(folder: Path) -> dict[str, Any]:
     """Everything on the sheet, as JSON has it: bytes are bytes, what is not known is null."""
     found = tables.read(folder)
-    objective = _objective(folder)
+    keys = _keys(folder)
+    objective, margin = keys.get("objective") or "tokens", keys.get("margin") or {}
     points = found["points"]
     swept = [name for name in points.column_names if name not in schema.FIXED]
     rows = points.select([*NEEDS, *swept]).to_pylist()
@@ -62,7 +63,7 @@ def sheet(folder: Path) -> dict[str, Any]:
         "observed": {
             "points": _statuses(measured),
             "frontier": [edge for edge in edges if edge["kind"] == "measured"],
-            "frontier_text": frontier_text(measured, objective),
+            "frontier_text": frontier_text(measured, objective, margin),
             "loads": [_load(chosen, found) for chosen in _loads(measured, objective)],
             "smaller_peaks": list(_smaller_peaks(points, swept)),
         },
@@ -70,16 +71,17 @@ def sheet(folder: Path) -> dict[str, Any]:
             "estimates": _estimates(found["estimates"], points, swept),
             "points": _statuses(calculated),
             "frontier": [edge for edge in edges if edge["kind"] == "calculated"],
-            "frontier_text": frontier_text(calculated, objective),
+            "frontier_text": frontier_text(calculated, objective, margin),
         },
         "assumed": [*_assumed(found["estimates"], rows), *_not_assessed(points)],
         "environment": [_plain(row) for row in found["environment"].to_pylist()],
     }
 
 
-def _objective(folder: Path) -> str:
+def _keys(folder: Path) -> Mapping[str, Any]:
+    """How the last run into the folder was made."""
     keys = [line.get("keys") or {} for line in journal.read(folder / "plan.jsonl") if line["kind"] == "run"]
-    return next((asked["objective"] for asked in reversed(keys) if asked.get("objective")), "tokens")
+    return keys[-1] if keys else {}
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,10 +23,11 @@ from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs import DESIGNS
 from sweeper.errors import Mistake
-from sweeper.plan import Asked, Device, Plan
+from sweeper.plan import Asked, Device, Dimension, Plan
 from sweeper.progress import Show, show_for
 from sweeper.resume import Surroundings, difference, surroundings_now
 from sweeper.run_folder import RunFolder, open_run
+from sweeper.search import Interval
 from sweeper.tables import Tables
 
 # Measured again without being asked: the first was stopped, and nothing was there to measure in the second.
@@ -43,13 +44,14 @@ class Lane:
     asked: list[Asked] = field(default_factory=list)  # the batch under way
     outcomes: list[Outcome] = field(default_factory=list)  # of its points, in the same order
     under_way: Attempt | None = None
+    copied: set[str] = field(default_factory=set)  # points that were measured in copies of its present template
     same_error: list[tuple[str | None, str | None]] | None = field(default_factory=list)  # None: something else came
     done: bool = False
 
     @property
-    def next(self) -> Point | None:
+    def next(self) -> Asked | None:
         """The point whose turn it is."""
-        return self.asked[len(self.outcomes)].point if len(self.outcomes) < len(self.asked) else None
+        return self.asked[len(self.outcomes)] if len(self.outcomes) < len(self.asked) else None
 
 
 def sweep(plan: Plan) -> int:
@@ -80,7 +82,7 @@ class Sweep:
         first = [next(lane.design) for lane in self.lanes]
         for lane, batch in zip(self.lanes, first, strict=True):  # a mistake ends here: nothing is written or started
             for each in batch:
-                self._recall(each.point, lane.device)
+                self._recall(each, lane.device)
         try:
             self._write_plan(first)
             self._measure()
@@ -111,7 +113,7 @@ class Sweep:
             sweeper=sweeper.__version__,
             command=list(plan.command),
             design=plan.design,
-            dimensions=[{"key": each.key, "values": list(each.values)} for each in plan.dimensions],
+            dimensions=[_as_line(each) for each in plan.dimensions],
             keys=keys,
             started_at=datetime.now(timezone.utc).isoformat(),
         )
@@ -134,7 +136,8 @@ class Sweep:
 
     def _take(self, lane: Lane, asked: list[Asked]) -> None:
         """The design's next batch."""
-        lane.asked, lane.outcomes = asked, []
+        lane.asked = [each for each in asked if not each.later and each.because is None]
+        lane.outcomes = []
         for each in asked:
             key = (each.point.id, lane.device.name)
             self.asked.add(key)
@@ -151,7 +154,13 @@ class Sweep:
                     quality_reference=self.plan.reference_of(each.point),
                 )
                 self.order += 1
-            self.show.planned(lane.device.name, each.point)
+            elif each.changed_from is not None:
+                of = {"id": each.point.id, "device": lane.device.name}
+                self._plan_line(kind="neighbour", **of, changed_from=each.changed_from, changed=list(each.changed))
+            if each.because is not None:
+                self._plan_line(kind="skipped", id=each.point.id, device=lane.device.name, because=each.because)
+            elif not each.later:
+                self.show.planned(lane.device.name, each.point)
 
     # -- the measuring ------------------------------------------------------------------------------------------------
 
@@ -179,15 +188,21 @@ class Sweep:
     def _start_next(self, engine: Local, lane: Lane) -> None:
         """Start the next attempt of the lane, after recalling what earlier runs have settled."""
         while not lane.done:
-            point = lane.next
-            if point is None:
+            asked = lane.next
+            if asked is None:
                 self._advance(lane)
                 continue
-            number, recalled = self._recall(point, lane.device)
+            point = asked.point
+            number, recalled = self._recall(asked, lane.device)
             if recalled is not None:
                 self._settled(lane, point, recalled, recalled=True)
                 continue
             attempt = self._attempt(point, lane.device, number)
+            # Copies of one template share its layout of memory: they repeat to the byte what another would not.
+            if attempt.warm and point.id in lane.copied:
+                engine.renew(lane.device.name)
+                lane.copied.clear()
+            lane.copied.add(point.id)
             folder = self.run_folder.attempt_folder(attempt)
             self.run_folder.check()
             folder.ask(attempt)
@@ -203,28 +218,29 @@ class Sweep:
         except StopIteration:
             lane.done = True
 
-    def _recall(self, point: Point, device: Device) -> tuple[int, Outcome | None]:
+    def _recall(self, asked: Asked, device: Device) -> tuple[int, Outcome | None]:
         """The number the next attempt has, and the outcome that makes it unnecessary, if an earlier one told it.
 
-        Raises Mistake if that was measured in other surroundings, unless resume=anew measures again beside it.
+        Of several answers the one that was asked for first, second, ...: those that told, if any did. Raises Mistake
+        if the last was measured in other surroundings, unless resume=anew measures again beside it.
         """
-        number, last = 1, None
-        for folder in self.run_folder.attempts(point, device.name):
+        number, answers, changed = 1, [], None
+        for folder in self.run_folder.attempts(asked.point, device.name):
             number += 1
-            last = folder if folder.settled() is not None else None
-        if last is None:
-            return number, None
-        then = last.asked()
-        outcome = _outcome(then, last)
-        if outcome.status in {*NOT_AN_ANSWER, *self.plan.run.retry}:
-            return number, None
-        changed = difference(then, outcome, self.surroundings, device)
-        if changed is None:
-            return number, outcome
-        if self.plan.run.resume != "anew":
+            if folder.settled() is None:
+                continue
+            then = folder.asked()
+            outcome = _outcome(then, folder)
+            if outcome.status in {*NOT_AN_ANSWER, *self.plan.run.retry}:
+                continue
+            changed = difference(then, outcome, self.surroundings, device)
+            if changed is None:
+                answers.append(outcome)
+        if changed is not None and self.plan.run.resume != "anew":
             cure = "resume=anew measures again beside it, or take another name"
             raise Mistake(f"name={self.plan.run.name}: {changed}; {cure}")
-        return number, None
+        told = [outcome for outcome in answers if outcome.fits is not None] or answers
+        return number, told[asked.nth - 1] if len(told) >= asked.nth else None
 
     def _attempt(self, point: Point, device: Device, number: int) -> Attempt:
         return Attempt(
@@ -291,6 +307,13 @@ class Sweep:
                 engine.kill()
                 return
             self._hear(engine, timeout=0.2)
+
+
+def _as_line(dimension: Dimension) -> dict[str, Any]:
+    values = dimension.values
+    if isinstance(values, Interval):
+        return {"key": dimension.key, "interval": [values.low, values.high], "resolution": values.resolution}
+    return {"key": dimension.key, "values": list(values)}
 
 
 def environ_of(point: Point, device: Device) -> dict[str, str | None]:

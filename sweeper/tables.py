@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 PENDING = 512  # rows that wait as Python objects until they become Arrow columns
 PENDING_ATTEMPTS = 64  # of those that hold all of an attempt
 SLICE = 8192  # rows of a row group: what is unpacked at once when the files are written
+ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # repeat exactly, or say something
 REST = 9  # times as long as the last writing took: a small run grows by a tenth with every attempt
 PLAN_BYTES = "sweeper.plan_bytes"  # in the metadata of points.parquet: how much of plan.jsonl it tells of
 
@@ -102,12 +103,14 @@ class Tables:
         self.folder = Path(folder).absolute()
         self.objective = "tokens"
         self.quality: Mapping[str, Any] | None = None  # how it is compared, as the first run here that did fixed it
+        self.margin: Mapping[str, int | str] = {}
         self._plan, self._results = Rows(schema.PLAN), Rows(schema.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = Rows(schema.PHASES), Rows(schema.ESTIMATES)
         self._asked: dict[tuple[str, str | None], int] = {}  # point and device (None: each) -> row of the plan
         self._swept: dict[str, list[Any]] = {}  # key -> its value in each row of the plan
         self._devices: dict[str, Mapping[str, Any]] = {}
         self._skipped: dict[tuple[str, str | None], str] = {}
+        self._neighbours: dict[tuple[str, str], Mapping[str, Any]] = {}  # of points whose turn came later
         self._made: dict[tuple[str, str], list[Made]] = defaultdict(list)
         self._trained: dict[int, Trained] = {}  # row of the results -> its losses
         self._plain: dict[str, Trained] = {}  # by what is alike: the losses that the others' should be
@@ -128,12 +131,15 @@ class Tables:
             keys = line.get("keys") or {}
             self.objective = keys.get("objective") or self.objective
             self.quality = self.quality or keys.get("quality")
+            self.margin = keys.get("margin") or self.margin
             for dimension in line.get("dimensions") or ():
                 self._sweep(dimension["key"])
         elif kind == "device":
             self._devices[line["name"]] = line
         elif kind == "asked":
             self._ask(line["id"], Point(values=line["values"]), line.get("device"), line)
+        elif kind == "neighbour":
+            self._neighbours[line["id"], line["device"]] = line
         elif kind == "skipped":
             self._skipped[line["id"], line.get("device")] = line["because"]
 
@@ -257,7 +263,7 @@ class Tables:
         for table in self._joined(schema.POINTS, points, swept):
             rows += table.select(kept).to_pylist()
             yield table
-        edges += frontier(rows, self.objective)
+        edges += frontier(rows, self.objective, margin=self.margin)
 
     def _points(self) -> list[Row]:
         """Every planned point on every device of the run, in the plan's order, with the attempt that counts."""
@@ -310,7 +316,7 @@ class Tables:
             part = rows[start : start + SLICE]
             asked = plan.take(pa.array([row.planned for row in part], pa.int64()))
             came = results.take(pa.array([row.result for row in part], pa.int64()))
-            known = self._known(part) | self._verdicts(part, asked, came, results)
+            known = self._known(part) | self._verdicts(part, asked, came, results) | self._spreads(part, results)
             arrays = [_joined_column(column, asked, came, known) for column in columns]
             yield pa.Table.from_arrays(arrays, schema=schema.schema_of(columns))
 
@@ -321,8 +327,11 @@ class Tables:
     def _known(self, rows: Sequence[Row]) -> dict[str, list[Any]]:
         """What neither the plan nor the attempt says; under an attempt's column, what stands where that is null."""
         devices = [self._devices.get(row.device, {}) for row in rows]
+        neighbours = [self._neighbours.get((row.point, row.device), {}) for row in rows]
         return {
             "run": [self.folder.name] * len(rows),
+            "changed": [",".join(line.get("changed", ())) or None for line in neighbours],
+            "changed_from": [line.get("changed_from") for line in neighbours],
             "device": [row.device for row in rows],
             "kind": [schema.kind_of(row.device) for row in rows],
             "attempts": [row.attempts for row in rows],
@@ -362,6 +371,25 @@ class Tables:
             return quality.Assessed(None if row.status is None else row.status.value, None)
         status, number = (results[name][row.result].as_py() for name in ("status", "quality"))
         return quality.Assessed(status, number)
+
+    def _spreads(self, rows: Sequence[Row], results: pa.Table) -> dict[str, list[Any]]:
+        """How far the peaks of the attempts lie apart that passed, of every point that has two of them."""
+        passed = [[made.row for made in self._made_of(row) if made.fits] for row in rows]
+        peaks = [each.name for each in schema.PEAKS if each.name.startswith("peak_") and each.type == schema.INT]
+        names = [*peaks, "budget_used_bytes"]
+        spreads: list[dict[str, int]] = []
+        for places in passed:
+            found = {}
+            for name in names if len(places) > 1 else ():
+                values = [value for place in places if (value := results[name][place].as_py()) is not None]
+                if len(values) == len(places):
+                    found[name] = max(values) - min(values)
+            spreads.append(found)
+        differ = [[spread[name] for name in ALLOCATORS if name in spread] for spread in spreads]
+        return {
+            "spreads": [schema.as_text(spread) for spread in spreads],
+            "allocator_peaks_differ": [any(apart) if apart else None for apart in differ],
+        }
 
     def _named(self, table: pa.Table, columns: Sequence[Column]) -> pa.Table:
         """The rows with the run's name, in the schema's order."""

@@ -69,6 +69,11 @@ class Local:
                 events += self._read(key.data)
         return events
 
+    def renew(self, lane: str) -> None:
+        """The lane's next attempt has another supervisor, and so another template."""
+        if lane in self._lanes:
+            self._dismiss(lane)
+
     def cancel(self, reason: str) -> None:
         """End what is under way; each such attempt still comes as settled."""
         for lane in self._lanes.values():

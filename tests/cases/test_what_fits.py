@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -53,6 +55,71 @@ def test_the_grid_measures_also_what_a_smaller_failure_implies(edges: Ran) -> No
     assert sorted(rows["status"]) == ["ok"] * 2 + ["oom"] * 6
     assert rows["pid"].nunique() == 8
     assert rows["skipped_because"].isna().all()
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Five searches in step; each asks its edge once more."""
+    words = [*workload("threshold", limit="1,6,7,8,9"), "context=1", "batch=1,2,3,4,5,6,7,8", "design=frontier"]
+    return run(tmp_path_factory.mktemp("searched"), words)
+
+
+@pytest.mark.parametrize(("limit", "largest"), [(1, 1), (6, 6), (7, 7), (8, 8), (9, 8)])
+def test_a_search_finds_the_edge_exactly_and_confirms_it(searched: Ran, limit: int, largest: int) -> None:
+    """Case 24 (DeepSpeed#2160, heretic#362, Lightning#11299), by a search."""
+    points = of_limit(searched, limit)
+    found = searched.table("frontier")
+    found = found[found["point_id"].isin(points["point_id"])].set_index("side")
+    assert found["batch"]["fits"] == largest
+    assert found["confirmed"].all()
+    status = points.set_index("batch")["status"]
+    assert status[largest] == "ok"
+    if largest < 8:
+        assert (found["batch"]["fails"], status[largest + 1]) == (largest + 1, "oom")
+    else:
+        assert found["limit"].to_dict() == {"fits": "not_reached"}
+
+
+def test_what_a_search_leaves_out_names_the_attempt_that_implies_it(searched: Ran) -> None:
+    """Case 26 (mlxcel#807, mlxcel#808), with pruning on."""
+    points = of_limit(searched, 6).set_index("batch")
+    skipped = points[points["status"] == "skipped"]
+    assert len(skipped) >= 3
+    assert skipped[["peak_resident_bytes", "attempt", "pid", "fits"]].isna().all(axis=None)
+    batch_of = {point_id: batch for batch, point_id in points["point_id"].items()}
+    for batch, because in skipped["skipped_because"].items():
+        implying = batch_of[because.rpartition("/")[2].partition(".")[0]]
+        assert points["status"][implying] == ("ok" if batch < 6 else "oom")
+        assert (implying > batch) if batch < 6 else (implying < batch)
+    assert searched.code == 0
+    assert "skipped" in searched.out
+
+
+def test_the_same_search_again_measures_nothing(searched: Ran) -> None:
+    attempts = len(searched.table("attempts"))
+    words = [*workload("threshold", limit="1,6,7,8,9"), "context=1", "batch=1,2,3,4,5,6,7,8", "design=frontier"]
+    again = run(searched.folder.parents[1], words)
+    assert again.code == 0
+    assert len(again.table("attempts")) == attempts
+
+
+def test_the_largest_that_leaves_a_margin_stands_beside_the_largest(sweep: Sweep) -> None:
+    words = ["design=frontier", "batch=1,2,3,4,5,6,7,8", "budget=600MiB", "margin.next_release=100MiB"]
+    ran = sweep(*workload("grows"), *words, "margin.spread=measured")
+    found = ran.table("frontier").set_index("side")
+    assert found["batch"]["with_margin"] < found["batch"]["fits"]
+    assert found["margin_bytes"]["with_margin"] >= 100 * MIB
+    assert found["headroom_bytes"]["with_margin"] >= found["margin_bytes"]["with_margin"]
+    assert "next_release 100.00 MiB assumed" in ran.out
+
+
+def test_a_point_measured_several_times_tells_how_far_its_peaks_lie_apart(sweep: Sweep) -> None:
+    ran = sweep(*workload("grows"), "batch=1,2", "repeat_points=2")
+    assert ran.points["attempts"].tolist() == [2, 2]
+    assert ran.points["flaky"].tolist() == [False, False]
+    for spreads in ran.points["spreads"]:
+        assert 0 <= json.loads(spreads)["peak_resident_bytes"] < 16 * MIB
+    assert ran.table("attempts")["pid"].nunique() == 4
 
 
 def test_not_to_fit_is_an_answer(edges: Ran) -> None:

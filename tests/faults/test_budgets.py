@@ -46,6 +46,36 @@ def test_three_repeats_of_a_grid_under_a_budget_agree_at_every_point_and_fail_cl
     assert 0 < sum(told[0]) < 32
 
 
+@pytest.mark.slow
+def test_a_search_under_a_budget_finds_what_the_whole_grid_finds_in_20_attempts_of_its_32(tmp_path: Path) -> None:
+    found = {}
+    for design in ("grid", "frontier"):
+        (tmp_path / design).mkdir()
+        sweep(tmp_path / design, *TRAINING, *GRID, f"design={design}")
+        edge = pd.read_parquet(tmp_path / design / "outputs/run/frontier.parquet")
+        found[design] = sorted(edge[["side", "batch", "context"]].itertuples(index=False, name=None))
+    assert found["frontier"] == found["grid"]
+    attempts = pd.read_parquet(tmp_path / "frontier/outputs/run/attempts.parquet").query("pid.notna()")
+    assert len(attempts) <= 20
+    edge = pd.read_parquet(tmp_path / "frontier/outputs/run/frontier.parquet")
+    assert edge[edge["largest"].fillna(False).astype(bool)]["confirmed"].all()
+
+
+@pytest.mark.slow
+def test_an_interval_is_searched_for_the_largest_batch_of_each_context(tmp_path: Path) -> None:
+    asked = ["design=frontier", "batch=interval(1,64)", "budget=600MiB", "parallel=true"]
+    limits = {}
+    for context in (128, 256, 384, 512):
+        folder = tmp_path / str(context)
+        folder.mkdir()
+        sweep(folder, *TRAINING, *asked, f"context={context}")
+        edge = pd.read_parquet(folder / "outputs/run/frontier.parquet").set_index("side")
+        assert edge["batch"]["fails"] == edge["batch"]["fits"] + 1
+        assert edge["confirmed"].all()
+        limits[context] = edge["batch"]["fits"]
+    assert list(limits.values()) == sorted(limits.values(), reverse=True)
+
+
 def measure(lab: Lab, batch: int, context: int, budget: int | None) -> Measured:
     model = yaml.safe_load((ROOT / "conf/model/small-llama.yaml").read_text())
     workload = yaml.safe_load((ROOT / "conf/workload/train.yaml").read_text())["workload"]

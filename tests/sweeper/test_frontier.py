@@ -82,7 +82,7 @@ def test_only_an_answer_moves_the_frontier(status: str) -> None:
     assert largest(edges)["batch"] == 4
     assert [edge["side"] for edge in edges] == ["fits"]
     tried = status in ("error", "timeout", "crashed", "killed")
-    assert largest(edges)["limit"] == ("other" if tried else "not_reached")
+    assert largest(edges)["limit"] == ("other" if tried else "unknown")
 
 
 def test_memory_beyond_a_failure_of_another_kind_does_not_name_the_limit() -> None:

@@ -190,13 +190,22 @@ REFUSED = {
     "workload=custom": "workload.target has no value",
     "model=pretrained": "model.path has no value",
     "warmup=null": "warmup has no value, and workload=forward uses it",
-    "batch=interval(1,4)": "batch=interval(1,4): no design here searches an interval",
+    "batch=interval(1,4)": "batch=interval(1,4): design=grid lists its values",
+    "batch=interval(4,1)": "batch=interval(4,1): from the smaller to the larger",
+    "batch=interval(1,inf)": "batch=interval(1,inf): an interval has two whole numbers",
+    "batch=interval(1,2.5)": "batch=interval(1,2.5): an interval has two whole numbers",
+    "resolution.batch=2": "resolution.batch=2: is of an interval that is searched (there is none)",
+    "margin.spread=1GX": "margin.spread=1GX: must be a size",
+    "margin.others=measured": "margin.others=measured: a run measures spread",
+    "confirm=twice": "confirm=twice: must be edge or all or none",
+    "repeat_points=0": "repeat_points=0: must be 1 or more",
     "batch=range(1,1)": "batch=range(1,1): is empty",
     "timeout=range(0.1,0.5,0.1)": "timeout=range(0.1,0.5,0.1): a range counts in whole numbers",
     "batch=range(1,4,0)": "batch=range(1,4,0): a range with step 0",
     "design=grid,axes": "design=grid,axes: one design at a time",
     "experiment=a,b": "experiment=a,b: one experiment at a time",
-    "design=frontier": "design=frontier: no such design",
+    "design=frontier": "design=frontier: there is nothing to search",
+    "design=nope": "design=nope: no such design",
     "design=list": "design=list: there are no points",
     "experiment=nosuch": "experiment=nosuch: no such experiment",
     "~warmup": "~warmup: a key cannot be removed",
@@ -243,6 +252,22 @@ def test_options_that_call_themselves_the_same_cannot_be_compared(options: Calla
 
 def test_a_folder_of_options_that_is_not_there_is_refused() -> None:
     assert "not found" in refused("-cd", "/nosuch")
+
+
+def test_an_interval_is_never_written_out_and_every_end_is_checked() -> None:
+    ends = ["batch=interval(1,1000000)", "context=interval(256,131072)"]
+    sweep = plan("design=frontier", *ends, "resolution.context=256")
+    batch, context = (dimension.values for dimension in sweep.dimensions)
+    assert (len(batch), batch[0], batch[-1]) == (10**6, 1, 10**6)
+    assert (len(context), context[1]) == (512, 512)
+    assert refused("design=frontier", "batch=interval(0,8)").startswith("batch=0: must be 1 or more")
+    fine = "resolution.batch=0: must be a whole number, 1 or more"
+    assert refused("design=frontier", "batch=interval(1,8)", "resolution.batch=0") == fine
+
+
+def test_a_frontier_of_listed_values_plans_every_point() -> None:
+    sweep = plan("design=frontier", "batch=4,1,2", "context=8,16")
+    assert len(sweep.points) == 6
 
 
 # --- workloads of the user's own --------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ CONFIG: dict[str, Any] = {
     "timeout": None, "budget": None,
     "quality": {"target": None, "reference": {}, "tolerance": None, "better": "higher"},
     "devices": "auto", "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": "same",
-    "stop_after_same_error": 0, "objective": "tokens", "heartbeat": 0.2, "parallel": False, "trace": "never",
+    "stop_after_same_error": 0, "confirm": "edge", "repeat_points": 1, "resolution": {}, "margin": {},
+    "objective": "tokens", "heartbeat": 0.2, "parallel": False, "trace": "never",
     "grid": {}, "points": [],
 }  # fmt: skip
 
