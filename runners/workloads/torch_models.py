@@ -84,7 +84,8 @@ class Mlp(Network):
         return output
 
     def targets(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self._random(self._values["seed"] + 2**30)  # other numbers: far from a seed in use, of whose bits 32 count
+        # Other numbers: far from any seed in use, of whose bits 32 count.
+        return self._random(self._values["seed"] + 2**30)
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(output, targets)
