@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
+
+CONF = Path(__file__).parents[3] / "conf" / "model"
 
 
 @pytest.fixture
@@ -53,6 +56,31 @@ def test_the_dtype_asked_for_wins_over_the_checkpoints(run: Any, checkpoint: Pat
 def test_a_checkpoint_can_be_trained(run: Any, checkpoint: Path) -> None:
     losses = run("train", model=pretrained(checkpoint), warmup=2).returned["metrics"]["losses"]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "t5"])
+def test_a_checkpoint_of_any_architecture_is_loaded_by_the_class_that_it_names(
+    run: Any, settled: Any, tmp_path: Path, name: str
+) -> None:
+    from runners.workloads import transformers_models
+
+    described = yaml.safe_load((CONF / f"tiny-{name}.yaml").read_text())
+    made = transformers_models.build(settled(model=described, seed=3), "cpu").module
+    made.save_pretrained(tmp_path / name)
+    loaded = transformers_models.build(settled(model=pretrained(tmp_path / name)), "cpu")
+    assert type(loaded.module) is type(made)
+    for parameter, weights in made.named_parameters():
+        assert torch.equal(weights, loaded.module.get_parameter(parameter)), parameter
+    drawn, saved = run(model=described, seed=3), run(model=pretrained(tmp_path / name), seed=3)
+    assert saved.returned["metrics"]["checksum"] == drawn.returned["metrics"]["checksum"]
+    assert saved.phase("warm_forward", 0)["shapes"] == drawn.phase("warm_forward", 0)["shapes"]
+
+
+def test_another_head_can_be_asked_of_a_checkpoint(settled: Any, checkpoint: Path) -> None:
+    from runners.workloads import transformers_models
+
+    model = {**pretrained(checkpoint), "architecture": "LlamaModel"}
+    assert type(transformers_models.build(settled(model=model), "cpu").module).__name__ == "LlamaModel"
 
 
 def test_a_folder_of_the_hubs_cache_tells_its_revision(run: Any, checkpoint: Path, tmp_path: Path) -> None:
