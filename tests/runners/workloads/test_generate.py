@@ -1,0 +1,327 @@
+"""What a decoder that generates holds: the cache by its kind, and nothing more than a loop of one's own would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from runners.phases import Notes, Unavailable
+from runners.workloads import generate
+from tests.measuring import SETTLED, Lab
+
+GENERATE = {
+    "new_tokens": 6, "cache": "dynamic", "cache_backend": None, "concurrency": 1, "packing": "padded", "logits": "last",
+}  # fmt: skip
+LAYERS, KV_HEADS, HEAD_DIM, FLOAT32, WINDOW = 2, 2, 8, 4, 5
+POSITION = 2 * KV_HEADS * HEAD_DIM * FLOAT32  # bytes of a position's keys and values in one layer
+
+
+@pytest.fixture
+def windowed(decoder: dict[str, Any]) -> dict[str, Any]:
+    config = {**decoder["config"], "sliding_window": WINDOW}
+    return decoder | {"name": "windowed", "model_type": "mistral", "config": config}
+
+
+@pytest.fixture
+def generated(run: Any, decoder: dict[str, Any]) -> Callable[..., Any]:
+    def measured(workload: dict[str, Any] | None = None, **changes: Any) -> Any:
+        return run("generate", workload=GENERATE | (workload or {}), **({"model": decoder} | changes))
+
+    return measured
+
+
+def network(model: dict[str, Any], settled: Any, **changes: Any) -> Any:
+    from runners.workloads import transformers_models
+
+    return transformers_models.build(settled("generate", model=model, workload=GENERATE, **changes), "cpu")
+
+
+def tokens(network: Any, **workload: Any) -> torch.Tensor:
+    """[sequences, new tokens], of a first generation."""
+    chosen = []
+
+    class Watched(generate.Generation):
+        def _choose(self, logits: torch.Tensor) -> torch.Tensor:
+            chosen.append(super()._choose(logits))
+            return chosen[-1]
+
+    network.module.eval()
+    with torch.inference_mode():
+        Watched.of(network, GENERATE | workload).once(lambda name, run_index: nullcontext(Notes()))
+    return torch.stack(chosen, 1)
+
+
+# --- phases and tokens ------------------------------------------------------------------------------------------------
+
+
+def test_prefill_and_decode_are_phases_the_first_time_and_each_time_after(generated: Any) -> None:
+    result = generated(warmup=2, repeats=2)
+    assert result.names == [
+        *(("model_load", None), ("inputs", None), ("cold_prefill", None), ("cold_decode", None), ("warmup", None)),
+        *(("warm_prefill", 0), ("warm_decode", 0), ("warm_prefill", 1), ("warm_decode", 1)),
+    ]
+    assert result.phase("warmup")["iterations"] == 2
+    assert result.phase("warm_decode", 1)["iterations"] == 5  # the prefill chose the first of six
+    assert (result.returned["steps"], result.returned["tokens"]) == (5 * 6, 5 * 6 * 2)
+
+
+def test_as_many_tokens_as_asked_come_though_the_model_would_end(decoder: dict[str, Any], settled: Any) -> None:
+    unhindered = tokens(network(decoder, settled, batch=1), new_tokens=4)
+    wanted = unhindered[0, 1].item()
+    ending = decoder | {"config": {**decoder["config"], "eos_token_id": [wanted, 7]}}
+    made = tokens(network(ending, settled, batch=1), new_tokens=4)
+    assert made.shape == (1, 4)
+    assert wanted not in made
+    assert made[0, 0] == unhindered[0, 0]
+
+
+@pytest.mark.parametrize("new_tokens", [1, 2, 9])
+def test_what_was_made_is_told(generated: Any, new_tokens: int) -> None:
+    returned = generated({"new_tokens": new_tokens}, repeats=1).returned
+    assert returned["metrics"]["new_tokens"] == new_tokens
+    assert (returned["steps"], returned["tokens"]) == (2 * new_tokens, 2 * 2 * new_tokens)
+
+
+def test_each_time_the_same_tokens_are_made_and_the_same_memory_is_taken(generated: Any) -> None:
+    result = generated(repeats=2)
+    decodes = [result.phase("cold_decode"), result.phase("warm_decode", 0), result.phase("warm_decode", 1)]
+    assert len({phase["metrics"]["checksum"] for phase in decodes}) == 1
+    for name in ("warm_prefill", "warm_decode"):
+        assert result.tensor(name, "peak", 1) == result.tensor(name, "peak", 0)
+    assert result.tensor("warm_prefill", "baseline", 1) == result.tensor("inputs", "end")
+    assert result.lines[-1]["counters"]["cpu"]["end"]["tensor"] == 0
+
+
+def test_checkpointing_changes_nothing_where_nothing_is_learnt(decoder: dict[str, Any], settled: Any) -> None:
+    plain, checkpointed = network(decoder, settled), network(decoder, settled)
+    module = checkpointed.module
+    getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()  # its later name
+    assert torch.equal(tokens(plain), tokens(checkpointed))
+
+
+# --- caches -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dynamic_cache_holds_the_prompt_and_every_token_that_was_read(generated: Any) -> None:
+    result = generated(batch=3, context=16)
+    prefill, decode = (result.phase(name)["metrics"] for name in ("cold_prefill", "cold_decode"))
+    assert prefill["cache_bytes"] == prefill["cache_bytes_by_formula"] == LAYERS * POSITION * 3 * 16
+    assert decode["cache_bytes"] == decode["cache_bytes_by_formula"] == LAYERS * POSITION * 3 * (16 + 5)
+    assert decode["cache_bytes_on_device"] == decode["cache_bytes"]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize(("batch", "context", "new_tokens"), [(1, 1, 1), (2, 16, 6), (3, 7, 20)])
+def test_a_static_cache_takes_exactly_its_capacity_at_once(
+    generated: Any, dtype: str, size: int, batch: int, context: int, new_tokens: int
+) -> None:
+    asked = {"cache": "static", "new_tokens": new_tokens}
+    result = generated(asked, batch=batch, context=context, dtype=dtype)
+    taken = 2 * LAYERS * KV_HEADS * HEAD_DIM * size * batch * (context + new_tokens)
+    for name in ("cold_prefill", "cold_decode"):
+        told = result.phase(name)["metrics"]
+        assert told["cache_bytes"] == told["cache_bytes_by_formula"] == taken
+
+
+@pytest.mark.parametrize(("context", "new_tokens"), [(2, 2), (3, 6), (16, 2), (16, 30)])
+def test_a_sliding_cache_holds_no_more_than_the_window(
+    generated: Any, windowed: dict[str, Any], context: int, new_tokens: int
+) -> None:
+    result = generated({"cache": "sliding", "new_tokens": new_tokens}, model=windowed, context=context)
+    told = result.phase("cold_decode")["metrics"]
+    assert told["cache_bytes"] == LAYERS * POSITION * 2 * min(context + new_tokens - 1, WINDOW)
+    assert told["cache_bytes"] == told["cache_bytes_by_formula"]
+
+
+def test_a_sliding_cache_holds_the_whole_prompt_until_the_first_token_is_read(
+    generated: Any, windowed: dict[str, Any]
+) -> None:
+    told = generated({"cache": "sliding"}, model=windowed, context=16).phase("cold_prefill")["metrics"]
+    assert told["cache_bytes_by_formula"] == LAYERS * POSITION * 2 * WINDOW
+    assert told["cache_bytes"] == LAYERS * POSITION * 2 * 16  # what it keeps is a view of it
+
+
+def test_without_a_sliding_cache_a_window_spares_nothing(generated: Any, windowed: dict[str, Any]) -> None:
+    told = generated(model=windowed, context=16).phase("cold_decode")["metrics"]
+    assert told["cache_bytes"] == told["cache_bytes_by_formula"] == LAYERS * POSITION * 2 * (16 + 5)
+
+
+def test_layers_without_a_window_keep_everything_beside_those_with_one(generated: Any, decoder: dict[str, Any]) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    config = {**decoder["config"], "sliding_window": WINDOW, "layer_types": kinds, "head_dim": 16}
+    gemma = decoder | {"name": "gemma", "model_type": "gemma3_text", "config": config}
+    for cache, kept in (("sliding", WINDOW + 21), ("static", WINDOW + 22), ("dynamic", 2 * 21)):
+        told = generated({"cache": cache}, model=gemma, context=16).phase("cold_decode")["metrics"]
+        assert told["cache_bytes"] == told["cache_bytes_by_formula"] == 2 * POSITION * 2 * kept
+
+
+def test_a_quantized_cache_holds_a_byte_an_element_and_its_scales(generated: Any) -> None:
+    asked = {"cache": "quantized", "cache_backend": "fp8"}
+    told = generated(asked, context=16).phase("cold_decode")["metrics"]
+    assert told["cache_bytes"] == told["cache_bytes_by_formula"] == LAYERS * (POSITION // FLOAT32 * 2 * 21 + 2 * 4)
+
+
+def test_every_kind_of_cache_makes_the_same_tokens(windowed: dict[str, Any], settled: Any) -> None:
+    built = network(windowed, settled, context=12)
+    made = {kind: tokens(built, cache=kind, new_tokens=10) for kind in ("dynamic", "static", "sliding")}
+    assert torch.equal(made["dynamic"], made["static"])
+    assert torch.equal(made["dynamic"], made["sliding"])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2", "gpt_bigcode", "falcon", "opt", "mixtral"])
+def test_the_arithmetic_is_right_for_each_way_of_sharing_heads(generated: Any, kind: str) -> None:
+    config: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if kind in ("qwen2", "mixtral", "opt"):
+        config |= {"opt": {"ffn_dim": 48, "word_embed_proj_dim": 32}}.get(kind, {"intermediate_size": 48})
+    if kind in ("qwen2", "mixtral"):
+        config["num_key_value_heads"] = 2
+    told = generated(model={"name": kind, "library": "transformers", "model_type": kind, "config": config})
+    told = told.phase("cold_decode")["metrics"]
+    assert told["cache_bytes"] == told["cache_bytes_by_formula"] > 0
+
+
+# --- several prompts --------------------------------------------------------------------------------------------------
+
+
+def test_lengths_lie_between_the_context_and_half_of_it_and_more_of_them_keep_the_first() -> None:
+    from runners.workloads.transformers_prompts import length_of
+
+    lengths = [length_of(index, 64) for index in range(32)]
+    assert lengths[:5] == [64, 48, 56, 40, 60]
+    assert all(32 < length <= 64 for length in lengths)
+    assert len(set(lengths)) == 32
+    assert [length_of(index, 1) for index in range(4)] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_a_prompt_makes_the_same_tokens_alone_padded_and_packed(
+    decoder: dict[str, Any], settled: Any, cache: str, attention: str
+) -> None:
+    built = network(decoder, settled, batch=4, context=16, attention=attention)
+    asked = {"cache": cache, "concurrency": 4, "new_tokens": 12}
+    padded, packed = (tokens(built, **asked, packing=packing) for packing in ("padded", "packed"))
+    assert torch.equal(padded, packed)
+    ids = built.inputs()["input_ids"]
+    for row, length in enumerate((16, 12, 14, 10)):
+        one = {"input_ids": ids[row : row + 1, -length:]}
+        single = SimpleNamespace(module=built.module, inputs=lambda one=one: one, device="cpu", dtype=torch.float32)
+        assert torch.equal(tokens(single, cache=cache, new_tokens=12)[0], padded[row])
+
+
+@pytest.mark.parametrize("cache", ["sliding", "static"])
+def test_padding_does_not_change_what_is_seen_through_a_window(
+    windowed: dict[str, Any], settled: Any, cache: str
+) -> None:
+    built = network(windowed, settled, batch=3, context=16)
+    asked = {"concurrency": 3, "new_tokens": 12}
+    assert torch.equal(tokens(built, cache=cache, **asked), tokens(built, cache="dynamic", **asked))
+
+
+def test_padding_behind_a_prompt_is_moved_before_it(decoder: dict[str, Any], settled: Any) -> None:
+    built = network(decoder, settled, batch=2, context=8)
+    ids = built.inputs()["input_ids"]
+    behind = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 8, [1] * 5 + [0] * 3])}
+    real = SimpleNamespace(module=built.module, inputs=lambda: behind, device="cpu", dtype=torch.float32)
+    short = {"input_ids": ids[1:, :5]}
+    single = SimpleNamespace(module=built.module, inputs=lambda: short, device="cpu", dtype=torch.float32)
+    assert torch.equal(tokens(real)[1], tokens(single)[0])
+
+
+def test_shapes_and_lengths_are_those_that_reached_the_model(generated: Any) -> None:
+    result = generated({"concurrency": 3}, batch=2, context=16)
+    assert result.phase("inputs")["metrics"]["lengths"] == [16, 12, 14] * 2
+    assert result.phase("cold_prefill")["shapes"] == {
+        "input_ids": [6, 16],
+        "attention_mask": [6, 16],
+        "position_ids": [6, 16],
+    }
+    packed = generated({"concurrency": 3, "packing": "packed"}, batch=2, context=16)
+    assert packed.phase("cold_prefill")["shapes"]["input_ids"] == [1, 84]
+    assert packed.phase("cold_decode")["shapes"]["input_ids"] == [1, 6]
+    assert packed.phase("cold_decode")["metrics"]["cache_bytes"] == LAYERS * POSITION * (84 + 5 * 6)
+    assert generated().phase("warm_prefill", 0)["shapes"] == {"input_ids": [2, 8]}
+
+
+@pytest.mark.parametrize("key", ["new_tokens", "concurrency"])
+def test_more_of_it_never_takes_less(generated: Any, key: str) -> None:
+    peaks = [generated({key: value}, context=16).tensor("warm_decode", "peak", 0) for value in (1, 2, 3, 8)]
+    assert peaks == sorted(peaks)
+    assert peaks[-1] > peaks[0]
+
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("packing", ["padded", "packed"])
+def test_the_logits_of_the_last_tokens_alone_lower_the_peak_of_the_prefill(
+    generated: Any, decoder: dict[str, Any], packing: str
+) -> None:
+    wide = decoder | {"config": {**decoder["config"], "vocab_size": 4096}}
+    asked = {"concurrency": 2, "packing": packing}
+    every, last = (generated(asked | {"logits": each}, model=wide, context=64) for each in ("all", "last"))
+    rows = 2 * (64 + (64 if packing == "padded" else 48))  # tokens that have logits
+    spared = every.tensor("cold_prefill", "peak") - last.tensor("cold_prefill", "peak")
+    assert spared > 0.8 * rows * 4096 * FLOAT32
+    assert every.returned["metrics"]["checksum"] == last.returned["metrics"]["checksum"]
+    assert every.tensor("cold_prefill", "end") == last.tensor("cold_prefill", "end")
+
+
+# --- what cannot be ---------------------------------------------------------------------------------------------------
+
+
+def test_a_sliding_cache_without_a_window_is_refused(generated: Any) -> None:
+    with pytest.raises(ValueError, match=r"workload.cache=sliding: minute has no layer with a window"):
+        generated({"cache": "sliding"})
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ({"packing": "packed"}, "workload.packing=packed: not every layer of windowed"),
+        ({"cache": "quantized", "cache_backend": "fp8"}, "workload.cache=quantized: windowed has layers"),
+    ],
+)
+def test_what_a_window_does_not_go_with_is_refused(
+    generated: Any, windowed: dict[str, Any], workload: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        generated(workload, model=windowed)
+
+
+def test_tokens_beyond_learned_positions_are_refused_by_name(generated: Any) -> None:
+    config = {"vocab_size": 96, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    gpt = {"name": "gpt", "library": "transformers", "model_type": "gpt2", "config": config}
+    assert generated(model=gpt, context=10).returned["metrics"]["new_tokens"] == 6
+    with pytest.raises(ValueError, match=r"context=11 and workload.new_tokens=6: gpt has 16 positions"):
+        generated(model=gpt, context=11)
+
+
+def test_a_model_without_tokens_is_refused(run: Any) -> None:
+    with pytest.raises(ValueError, match="workload=generate: mlp has no tokens to make"):
+        run("generate", workload=GENERATE)
+
+
+def test_a_cache_on_the_host_of_a_host_is_not_there(generated: Any) -> None:
+    with pytest.raises(Unavailable, match=r"workload.cache=offloaded: .* not on cpu"):
+        generated({"cache": "offloaded"})
+
+
+def test_a_library_that_is_not_there_makes_a_point_unavailable(tmp_path: Any, decoder: dict[str, Any]) -> None:
+    workload = {"name": "generate", **GENERATE, "cache": "quantized", "cache_backend": "quanto"}
+    lab = Lab(tmp_path, tmp_path)
+    try:
+        without = {"PYTHONPATH": str(tmp_path), "OMP_WAIT_POLICY": "PASSIVE"}
+        (tmp_path / "optimum").mkdir()
+        (tmp_path / "optimum" / "__init__.py").write_text("")  # one without quanto in it
+        values = {**SETTLED, "model": decoder, "context": 8, "warmup": 0, "repeats": 1}
+        measured = lab.settle(lab.start_values({**values, "workload": workload}, environ=without))
+    finally:
+        lab.engine.close()
+    assert measured.outcome.status == "unavailable"
+    assert "optimum.quanto cannot be imported" in (measured.outcome.error_message or "")
