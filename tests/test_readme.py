@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -70,6 +71,22 @@ def test_what_people_try_in_training_is_one_sweep_that_leaves_the_loss_alone(tmp
     assert "4 points: 4 ok" in run(f"{block} name=tried", tmp_path)
     told = pd.read_parquet(tmp_path / "outputs/tried/points.parquet")["loss_check"]
     assert (told.isna().sum(), (told == "same").sum()) == (1, 3)
+
+
+@pytest.mark.slow
+def test_each_kind_of_cache_holds_the_bytes_that_are_written_down(tmp_path: Path) -> None:
+    (block,) = blocks(WORKLOADS, "tested against the table")
+    run(f"{block} name=caches", tmp_path)
+    measured = pd.read_parquet(tmp_path / "outputs/caches/phases.parquet").set_index(["point_id", "phase"])
+    points = pd.read_parquet(tmp_path / "outputs/caches/points.parquet").set_index("workload.cache")["point_id"]
+    rows = re.findall(r"^\| `(dynamic|static|sliding)` ((?:\| [\d,]+ ){5})\|$", WORKLOADS, re.MULTILINE)
+    assert len(rows) == 3
+    for cache, cells in rows:
+        *held, peak = (int(cell.replace(",", "")) for cell in cells.strip("| ").split("|"))
+        phases = [measured.loc[(points[cache], f"cold_{name}")] for name in ("prefill", "decode")]
+        metrics = [json.loads(phase["metrics"]) for phase in phases]
+        assert held == [told[key] for told in metrics for key in ("cache_bytes", "cache_bytes_by_formula")]
+        assert phases[1]["peak_tensor_bytes"] == pytest.approx(peak, rel=0.01)
 
 
 def test_the_workload_that_is_written_out_runs_as_it_stands(tmp_path: Path) -> None:
