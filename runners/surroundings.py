@@ -13,7 +13,7 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> None:
     """Print what there is now, as one JSON line: {"identity": {...}, "code": {name: hash}}, of the workloads named."""
     # Where the measured process will look for a user's module first.
     sys.path.insert(0, os.getcwd())
-    code = {name: code_of(name) for name in json.loads(arguments[0])}
+    code = {canonical(names): code_of(names) for names in json.loads(arguments[0])}
     print(json.dumps({"identity": identity(), "code": code}))
 
 
@@ -95,7 +95,7 @@ def record(attempt: Attempt) -> dict[str, Any]:
         "threads": None,
         "transparent_huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
         "variables": variables(os.environ),
-        "workload_code": code_of(code_name(attempt.point)),
+        "workload_code": code_of(code_names(attempt.point)),
         "device_name": cpu.name() if on_cpu else None,
         "device_uuid": attempt.device_uuid,
         "device_total_bytes": cpu.total_memory_bytes() if on_cpu else None,
@@ -109,35 +109,52 @@ def fact(record: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "environment", "pid": os.getpid(), "at": datetime.now(timezone.utc).isoformat(), "record": record}
 
 
-def code_name(point: Point) -> str:
-    """What `code_of` takes: the user's function or the program's arguments, else the name of the workload."""
+def code_names(point: Point) -> list[str]:
+    """What `code_of` takes: the user's function, the program's arguments or the name of the workload; then the metric
+    that judges it and the file that it reads, where there are."""
     argv = point.get("workload.argv")
-    return canonical(argv) if argv else str(point.get("workload.target") or point["workload"])
+    workload = canonical(argv) if argv else str(point.get("workload.target") or point["workload"])
+    beside = (point.get("quality.target"), point.get("inputs.file"))
+    return [workload, *(str(name) for name in beside if name is not None)]
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in VARIABLES if name in environ}
 
 
-def code_of(name: str) -> str | None:
-    """A hash of the code that is measured: of the user's file for `module:function`, of the files among a program's
-    arguments, else of the workloads we bring.
+def code_of(names: Sequence[str]) -> str | None:
+    """A hash of what is measured: of the user's file for `module:function`, of the files among a program's arguments,
+    else of the workloads we bring; then of the metric's file, and of what the inputs are read from.
 
     What those files import is not in it, but for the libraries whose versions are compared. None if there is no file.
     """
-    files: list[Path]
-    if name.startswith("["):
-        named = [Path(word) for word in json.loads(name) if os.path.isfile(word)]
-        files = [file for file in named if file.stat().st_size <= LARGEST_CODE]
-    elif ":" in name:
-        origin = _file_of(name.partition(":")[0])
-        files = [Path(origin)] if origin is not None and Path(origin).is_file() else []
-    else:
-        files = sorted((Path(__file__).parent / "workloads").glob("*.py"))
+    workload, *beside = names
+    files = [*_files_of(workload), *(file for name in beside for file in _read_by(name) or _files_of(name))]
     digest = hashlib.sha256()
     for file in files:
-        digest.update(file.read_bytes())
+        seen = file.stat()
+        # A large file is data: to read it all before each attempt would take longer than many a point.
+        large = seen.st_size > LARGEST_CODE
+        digest.update(f"{seen.st_size} {seen.st_mtime_ns}".encode() if large else file.read_bytes())
     return digest.hexdigest()[:16] if files else None
+
+
+def _files_of(name: str) -> list[Path]:
+    if name.startswith("["):
+        named = [Path(word) for word in json.loads(name) if os.path.isfile(word)]
+        return [file for file in named if file.stat().st_size <= LARGEST_CODE]
+    if ":" in name:
+        origin = _file_of(name.partition(":")[0])
+        return [Path(origin)] if origin is not None and Path(origin).is_file() else []
+    return sorted((Path(__file__).parent / "workloads").glob("*.py"))
+
+
+def _read_by(name: str) -> list[Path]:
+    """The files at a path, if it is one."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.is_file())
+    return [path] if path.is_file() else []
 
 
 def _first_line(path: str) -> str | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from runners import boot
 from runners.outcome import Outcome
-from runners.point import Attempt, Point
-from runners.surroundings import code_name
+from runners.point import Attempt, Point, canonical
+from runners.surroundings import code_names
 from sweeper.errors import Mistake
 from sweeper.plan import Device
 
@@ -21,13 +21,13 @@ class Surroundings:
     """What decides it, as it is now: versions and settings, and a hash of each workload's own code."""
 
     identity: Mapping[str, str | None]
-    code: Mapping[str, str | None]  # by the target of a user's function, or by the name of a workload of ours
+    code: Mapping[str, str | None]  # by the names of what is measured, as runners.surroundings has them, in JSON
 
 
 def surroundings_now(python: str, points: Sequence[Point]) -> Surroundings:
     """Ask the measured interpreter. Raises Mistake if it cannot say."""
-    workloads = sorted({code_name(point) for point in points})
-    asked = boot.command(python, "surroundings", json.dumps(workloads))
+    names = {canonical(each): each for each in map(code_names, points)}
+    asked = boot.command(python, "surroundings", json.dumps(list(names.values())))
     answer = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
         told = json.loads(answer.stdout)
@@ -43,8 +43,9 @@ def difference(then: Attempt, outcome: Outcome, now: Surroundings, device: Devic
     present: dict[str, Any] = {**now.identity, "the device's UUID": device.uuid}
     code = outcome.environment.get("workload_code")
     if code is not None:  # an attempt that did not come as far as its workload says nothing of its code
-        what = f"the code of {code_name(then.point)}"
-        was[what], present[what] = code, now.code.get(code_name(then.point))
+        names = code_names(then.point)
+        what = f"the code of {', '.join(names)}"
+        was[what], present[what] = code, now.code.get(canonical(names))
     for what, value in was.items():
         if value != present.get(what):
             return f"{what} was {_said(value)} when it was measured, and is {_said(present.get(what))} now"
