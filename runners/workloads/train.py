@@ -42,6 +42,8 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
         found += ["peft", "runners.workloads.peft_models"]
     if workload["export"] is not None:
         found += ["runners.workloads.torch_exports", "torch.utils.serialization.config"]
+    if workload["export"] == "save_pretrained":
+        found.append("numpy.ctypeslib")
     return tuple(found)
 
 
