@@ -153,9 +153,9 @@ def _shares(config: Any) -> bool:
 
 
 def _elements_of_a_position(config: Any) -> int | None:
-    """Elements of one position's keys and values, all heads of a layer; None where heads are compressed."""
+    """Elements of one position's keys and values, all heads of a layer; None without heads, or if compressed."""
     config = config.get_text_config(decoder=True)
-    if getattr(config, "kv_lora_rank", None):
+    if getattr(config, "kv_lora_rank", None) or not hasattr(config, "num_attention_heads"):
         return None
     heads: int = config.num_attention_heads
     size: int = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -19,7 +19,7 @@ class Prompts(ABC):
     """`lengths`: the tokens of each prompt. A pass of the model sees `rows` rows; step 0 is the prefill."""
 
     def __init__(self, ids: torch.Tensor, lengths: Sequence[int]) -> None:
-        self.ids, self.lengths = ids, list(lengths)  # one row to a prompt, which ends where the row does
+        self.ids, self.lengths = ids, list(lengths)  # a row ends where its prompt does
         self.rows = len(self.lengths)
 
     @abstractmethod
@@ -47,13 +47,17 @@ class Prompts(ABC):
 
 
 class Even(Prompts):
-    """Prompts of one length: nothing but the tokens."""
+    """Prompts of one length, a row each, and what is read beside them: images, in the prefill alone."""
+
+    def __init__(self, ids: torch.Tensor, lengths: Sequence[int], beside: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(ids, lengths)
+        self.beside = dict(beside)
 
     def positions(self, step: int) -> int:
         return self.ids.shape[1] + step
 
     def prefill(self, width: int | None) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.ids}
+        return {"input_ids": self.ids, **self.beside}
 
     def decode(self, tokens: torch.Tensor, step: int, width: int | None) -> dict[str, torch.Tensor]:
         return {"input_ids": tokens[:, None]}
@@ -62,8 +66,15 @@ class Even(Prompts):
 class Padded(Even):
     """Rows as long as the longest: padding, which a mask keeps from being seen, comes before the prompt."""
 
-    def __init__(self, ids: torch.Tensor, lengths: Sequence[int], new_tokens: int, with_positions: bool) -> None:
-        super().__init__(ids, lengths)
+    def __init__(
+        self,
+        ids: torch.Tensor,
+        lengths: Sequence[int],
+        beside: Mapping[str, torch.Tensor],
+        new_tokens: int,
+        with_positions: bool,
+    ) -> None:
+        super().__init__(ids, lengths, beside)
         self._with_positions = with_positions
         self._length = torch.tensor(self.lengths, device=ids.device)[:, None]
         padding = ids.shape[1] - self._length
@@ -72,7 +83,7 @@ class Padded(Even):
         self._at = (at[: ids.shape[1]] - padding).clamp(min=0)
 
     def prefill(self, width: int | None) -> dict[str, torch.Tensor]:
-        return self._seen(self.ids, 0, self._at)
+        return {**self._seen(self.ids, 0, self._at), **self.beside}
 
     def decode(self, tokens: torch.Tensor, step: int, width: int | None) -> dict[str, torch.Tensor]:
         return self._seen(tokens[:, None], step, self._length + step - 1)
@@ -130,16 +141,18 @@ class Packed(Prompts):
 
 
 def prompts(inputs: Mapping[str, torch.Tensor], module: Any, workload: Mapping[str, Any]) -> Prompts:
-    """Of what a network reads in one pass, with the padding it has, or cut to lengths of their own from the left."""
-    ids, lengths = _ending_together(inputs["input_ids"], inputs.get("attention_mask"))
+    """Of what a network reads in one pass, with the padding before each that it has, or cut to lengths of their own."""
+    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
     if workload["concurrency"] > 1 and min(lengths) == ids.shape[1]:
         lengths = [length_of(row % workload["concurrency"], ids.shape[1]) for row in range(len(lengths))]
     if workload["packing"] == "packed":
         eager = module.config._attn_implementation == "eager"
         return Packed(ids, lengths, workload["new_tokens"], module.dtype if eager else None)
+    beside = {name: tensor for name, tensor in inputs.items() if name not in ("input_ids", "attention_mask")}
     if min(lengths) == ids.shape[1]:
-        return Even(ids, lengths)
-    return Padded(ids, lengths, workload["new_tokens"], takes_positions(module))
+        return Even(ids, lengths, beside)
+    return Padded(ids, lengths, beside, workload["new_tokens"], takes_positions(module))
 
 
 def length_of(index: int, context: int) -> int:
@@ -160,6 +173,11 @@ def prepare(values: Mapping[str, Any], model: Any, config: Any) -> None:
     """Refuse what a model cannot be asked."""
     workload, name = values["workload"], values["model"]["name"]
     takes = inspect.signature(model.forward).parameters
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"workload=generate: {name} has an encoder, and what is measured here are decoders alone")
+    if "pixel_values" in takes and (workload["concurrency"] > 1 or workload["packing"] == "packed"):
+        key = "concurrency" if workload["concurrency"] > 1 else "packing"
+        raise ValueError(f"workload.{key}={workload[key]}: prompts of {name} have images in them, and stay whole")
     if workload["logits"] == "last" and "logits_to_keep" not in takes:
         raise ValueError(f"workload.logits=last: {name} cannot leave out the other logits")
     if workload["packing"] == "packed":
@@ -175,15 +193,6 @@ def ends_of_sequence(module: Any) -> torch.Tensor:
     ends = {end for each in told for end in (each if isinstance(each, list | tuple) else [each]) if end is not None}
     size = module.config.get_text_config(decoder=True).vocab_size
     return torch.tensor(sorted(end for end in ends if end < size), dtype=torch.long)
-
-
-def _ending_together(ids: torch.Tensor, mask: torch.Tensor | None) -> tuple[torch.Tensor, list[int]]:
-    """Rows that end with their last token, and the lengths: padding after a prompt would come before what it makes."""
-    if mask is None:
-        return ids, [ids.shape[1]] * len(ids)
-    lengths = mask.sum(1).tolist()
-    after = mask.flip(1).argmax(1).tolist()  # padding behind each
-    return torch.stack([row.roll(padding) for row, padding in zip(ids, after, strict=True)]), lengths
 
 
 def _added(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

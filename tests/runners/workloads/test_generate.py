@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from runners.phases import Notes, Unavailable
 from runners.workloads import generate
 from tests.measuring import SETTLED, Lab
 
+CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
 GENERATE = {
     "new_tokens": 6, "cache": "dynamic", "cache_backend": None, "concurrency": 1, "packing": "padded", "logits": "last",
 }  # fmt: skip
@@ -223,14 +226,38 @@ def test_padding_does_not_change_what_is_seen_through_a_window(
     assert torch.equal(tokens(built, cache=cache, **asked), tokens(built, cache="dynamic", **asked))
 
 
-def test_padding_behind_a_prompt_is_moved_before_it(decoder: dict[str, Any], settled: Any) -> None:
+def test_texts_of_their_own_lengths_make_the_same_tokens_padded_as_alone(decoder: dict[str, Any], settled: Any) -> None:
     built = network(decoder, settled, batch=2, context=8)
     ids = built.inputs()["input_ids"]
-    behind = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 8, [1] * 5 + [0] * 3])}
-    real = SimpleNamespace(module=built.module, inputs=lambda: behind, device="cpu", dtype=torch.float32)
-    short = {"input_ids": ids[1:, :5]}
-    single = SimpleNamespace(module=built.module, inputs=lambda: short, device="cpu", dtype=torch.float32)
-    assert torch.equal(tokens(real)[1], tokens(single)[0])
+    padded = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 8, [0] * 3 + [1] * 5])}
+    alone = {"input_ids": ids[1:, -5:]}
+    made = [
+        tokens(SimpleNamespace(module=built.module, inputs=lambda read=read: read, device="cpu", dtype=torch.float32))
+        for read in (padded, alone)
+    ]
+    assert torch.equal(made[0][1], made[1][0])
+
+
+def described(name: str) -> dict[str, Any]:
+    model: dict[str, Any] = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return model
+
+
+def test_images_are_read_in_the_prefill_and_never_again(generated: Any) -> None:
+    result = generated(model=described("tiny-llava"), context=24)
+    assert set(result.phase("cold_prefill")["shapes"]) == {"input_ids", "pixel_values"}
+    assert result.phase("cold_decode")["shapes"] == {"input_ids": [2, 1]}
+    told = result.phase("cold_decode")["metrics"]
+    assert told["cache_bytes"] == told["cache_bytes_by_formula"]
+    with pytest.raises(ValueError, match=r"workload.concurrency=2: prompts of tiny-llava have images in them"):
+        generated({"concurrency": 2}, model=described("tiny-llava"), context=24)
+
+
+def test_states_have_no_formula_and_are_read_all_the_same(generated: Any) -> None:
+    short, long = (generated(model=described("tiny-mamba"), context=context) for context in (8, 24))
+    told = [result.phase("cold_decode")["metrics"] for result in (short, long)]
+    assert told[0]["cache_bytes"] == told[1]["cache_bytes"] > 0
+    assert told[0]["cache_bytes_by_formula"] is None
 
 
 def test_shapes_and_lengths_are_those_that_reached_the_model(generated: Any) -> None:
@@ -300,6 +327,11 @@ def test_tokens_beyond_learned_positions_are_refused_by_name(generated: Any) -> 
     assert generated(model=gpt, context=10).returned["metrics"]["new_tokens"] == 6
     with pytest.raises(ValueError, match=r"context=11 and workload.new_tokens=6: gpt has 16 positions"):
         generated(model=gpt, context=11)
+
+
+def test_a_model_with_an_encoder_is_refused(generated: Any) -> None:
+    with pytest.raises(ValueError, match="workload=generate: tiny-t5 has an encoder"):
+        generated(model=described("tiny-t5"))
 
 
 def test_a_model_without_tokens_is_refused(run: Any) -> None:
