@@ -52,9 +52,11 @@ GROUPS = {
     ),
     "films": Group(("videomae",), {"model.config.num_frames": (4, 8), "batch": (2, 4)}),
     "pairs": Group(("clip",), CONTEXT | {"inputs.resolution": (32, 64)}),
-    "text-with-images": Group(("llava", "paligemma"), CONTEXT | {"inputs.images": (1, 2)}),
+    "text-with-images": Group(("llava", "paligemma"), CONTEXT | {"inputs.images": (1, 2)}, generates=True),
     "text-with-images-of-any-size": Group(
-        ("qwen2-vl", "idefics3"), CONTEXT | {"inputs.images": (1, 2), "inputs.resolution": (32, 64)}
+        ("qwen2-vl", "idefics3"),
+        CONTEXT | {"inputs.images": (1, 2), "inputs.resolution": (32, 64)},
+        generates=True,
     ),
 }
 
