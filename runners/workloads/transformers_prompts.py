@@ -179,7 +179,7 @@ def prepare(values: Mapping[str, Any], model: Any, config: Any) -> None:
         key = "concurrency" if workload["concurrency"] > 1 else "packing"
         raise ValueError(f"workload.{key}={workload[key]}: prompts of {name} have images in them, and stay whole")
     if workload["logits"] == "last" and "logits_to_keep" not in takes:
-        raise ValueError(f"workload.logits=last: {name} cannot leave out the other logits")
+        raise ValueError(f"workload.logits=last: {name} cannot leave out the other logits; take workload.logits=all")
     if workload["packing"] == "packed":
         if not takes_positions(model) or not transformers_caches.is_full_attention(config):
             raise ValueError(f"workload.packing=packed: not every layer of {name} can be told where a sequence begins")

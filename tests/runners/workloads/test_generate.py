@@ -169,6 +169,20 @@ def test_a_quantized_cache_holds_a_byte_an_element_and_its_scales(generated: Any
     assert told["cache_bytes"] == told["cache_bytes_by_formula"] == LAYERS * (POSITION // FLOAT32 * 2 * 21 + 2 * 4)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the libraries themselves, in their imports
+@pytest.mark.parametrize(("backend", "library"), [("quanto", "optimum.quanto"), ("hqq", "hqq")])
+def test_a_quantized_cache_holds_half_a_byte_an_element_scales_and_the_last_tokens(
+    generated: Any, backend: str, library: str
+) -> None:
+    pytest.importorskip(library)
+    result = generated({"cache": "quantized", "cache_backend": backend}, context=64)
+    prompt, read = (2 * POSITION // FLOAT32 * positions for positions in (64, 5))  # elements in a layer
+    quantised = LAYERS * (prompt // 2 + prompt // 64 * 2 * FLOAT32)
+    for name, held in (("cold_prefill", quantised), ("cold_decode", quantised + LAYERS * read * FLOAT32)):
+        told = result.phase(name)["metrics"]
+        assert told["cache_bytes"] == told["cache_bytes_by_formula"] == held
+
+
 def test_every_kind_of_cache_makes_the_same_tokens(windowed: dict[str, Any], settled: Any) -> None:
     built = network(windowed, settled, context=12)
     made = {kind: tokens(built, cache=kind, new_tokens=10) for kind in ("dynamic", "static", "sliding")}
