@@ -127,14 +127,15 @@ def test_memory_that_forked_processes_share_counts_once(run: Any) -> None:
     code = """
     import os, time
     held = bytearray(200 * 2**20)
-    children = []
+    read, write = os.pipe()
     for _ in range(4):
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(0.4)
+        if os.fork() == 0:
+            os.close(write)
+            os.read(read, 1)
             os._exit(0)
-        children.append(pid)
-    for pid in children: os.waitpid(pid, 0)
+    time.sleep(0.8)
+    os.close(write)
+    for _ in range(4): os.wait()
     """
     measured = run(code)
     assert measured.outcome.metrics["processes"] == 5
