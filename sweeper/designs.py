@@ -98,7 +98,8 @@ def star(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Any]]:
 
 def asked(plan: Plan, choices: Iterable[Choice]) -> list[Asked]:
     """The points of the choices, each point once, each with its nearest neighbour among those before it."""
-    neighbours, batch = Neighbours(plan), {}
+    neighbours = Neighbours(plan)
+    batch: dict[str, Asked] = {}
     for choice in choices:
         each = neighbours.of(choice)
         batch.setdefault(each.point.id, each)
@@ -177,7 +178,7 @@ class Hunt:
             limit = self._limit(outcome)
             if limit is not None:
                 self._search.limit(limit)
-            if outcome.fits is not None:
+            if outcome.fits is not None and outcome.attempt is not None:
                 point = self._plan.settle({**self._choice, **self._at})
                 attempt = Attempt(point=point, device=outcome.device, number=outcome.attempt)
                 self._attempts[canonical(self._at)] = attempt.name

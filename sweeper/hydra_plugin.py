@@ -245,7 +245,7 @@ def _several(override: Override) -> Sequence[Any]:
     line, key = override.input_line, override.key_or_group
     swept = override.value()
     if isinstance(swept, IntervalSweep):
-        return _interval(line, key, swept)
+        return _interval(str(line), key, swept)
     if isinstance(swept, RangeSweep):
         if not all(isinstance(each, int) for each in (swept.start, swept.stop, swept.step)):
             raise Mistake(f"{line}: a range counts in whole numbers; list the others, as in {key}=0.1,0.2")
@@ -262,11 +262,10 @@ def _several(override: Override) -> Sequence[Any]:
 
 def _interval(line: str, key: str, swept: IntervalSweep) -> Interval:
     """Hydra reads its ends as floats, and takes inf for one."""
-    ends = (swept.start, swept.end)
-    for end in ends:
-        if end is None or not math.isfinite(end) or end != int(end) or abs(end) > MOST_EXACT:
-            raise Mistake(f"{line}: an interval has two whole numbers, as in '{key}=interval(1,512)'")
-    low, high = map(int, ends)
+    ends = [end for end in (swept.start, swept.end) if end is not None and math.isfinite(end)]
+    if len(ends) < 2 or any(end != int(end) or abs(end) > MOST_EXACT for end in ends):
+        raise Mistake(f"{line}: an interval has two whole numbers, as in '{key}=interval(1,512)'")
+    low, high = (int(end) for end in ends)
     if low > high:
         raise Mistake(f"{line}: from the smaller to the larger, as in '{key}=interval({high},{low})'")
     return Interval(low, high)
@@ -555,8 +554,9 @@ class _Planning:
         beginning = {**{key: values[0] for key, values in varied.items()}, **(written[0] if written else {})}
         config = self._config(beginning)
         run = run_keys(config)
-        finely = resolutions(config, [key for key, values in several.items() if isinstance(values, Interval)])
-        several |= {key: Interval(several[key].low, several[key].high, fine) for key, fine in finely.items()}
+        intervals = {key: values for key, values in several.items() if isinstance(values, Interval)}
+        finely = resolutions(config, list(intervals))
+        several |= {key: Interval(each.low, each.high, finely[key]) for key, each in intervals.items()}
         self.rules = Rules(
             # Points that are written out, unlike combinations, are not equal by accident: each has the keys it names.
             swept=[key for key in (self.typed.several if written else several) if _varies(several[key])],
