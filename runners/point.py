@@ -64,7 +64,7 @@ class Attempt:
     environ: Mapping[str, str | None] | None = None  # set (or, with None, removed) before the interpreter starts
     cwd: str = "."
     heartbeat: float = 0.2  # seconds between readings inside a phase
-    lock: str | None = None  # held by the supervisor while the attempt runs: one attempt at a time on a device
+    locks: tuple[str, ...] = ()  # held by the supervisor while the attempt runs: one at a time on each of its devices
     trace: bool = False  # if it ends by an exception, the allocator's history is kept
     engine: str = "local"
     identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.surroundings
@@ -95,7 +95,7 @@ class Attempt:
             "environ": dict(self.environ or {}),
             "cwd": self.cwd,
             "heartbeat": self.heartbeat,
-            "lock": self.lock,
+            "locks": list(self.locks),
             "trace": self.trace,
             "engine": self.engine,
             "identity": None if self.identity is None else dict(self.identity),
@@ -111,7 +111,7 @@ class Attempt:
             environ=request.get("environ") or {},
             cwd=request.get("cwd", "."),
             heartbeat=request.get("heartbeat", 0.2),
-            lock=request.get("lock"),
+            locks=tuple(request.get("locks", ())),
             trace=request.get("trace", False),
             engine=request.get("engine", "local"),
             identity=request.get("identity"),

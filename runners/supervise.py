@@ -20,6 +20,7 @@ import os
 import re
 import resource
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,7 +59,7 @@ class Running:
     journal: int | None = None  # kept open: the workload may remove its own folder
     began: float = 0.0
     started_at: str | None = None
-    lock: IO[str] | None = None
+    locks: list[IO[str]] = field(default_factory=list)
     waits: bool = False
     watch: contamination.Watch | None = None  # on a GPU: who else is there
     next_watch: float = 0.0
@@ -73,6 +74,12 @@ class Running:
     outside: list[dict[str, Any]] = field(default_factory=list)
     others: int = 0  # most processes of the workload's own seen at once
     others_resident: int = 0  # and their resident bytes, added up: pages they share count in each
+
+    def let_go(self) -> None:
+        """Leave the devices to others."""
+        for lock in self.locks:
+            lock.close()
+        self.locks = []
 
 
 class Supervisor:
@@ -225,25 +232,26 @@ class Supervisor:
         self._answer({"began": str(running.folder.path), "pid": running.pid})
 
     def _take_device(self, running: Running) -> bool:
-        """Hold the device's lock, or say once that somebody else does. Held until the attempt has settled."""
-        path = running.attempt.lock
-        if path is None or running.lock is not None:
+        """Hold the lock of every device, or of none and say once who has one. Held until the attempt has settled."""
+        if running.locks:
             return True
-        lock = open(path, "a+")  # noqa: SIM115 (held for as long as the attempt runs)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip() or "another sweep"
-            lock.close()
-            if not running.waits:
-                running.waits = True
-                self._answer({"waiting": str(running.folder.path), "for": holder})
-            return False
-        lock.truncate(0)
-        lock.write(f"{running.folder.path} (pid {os.getpid()})\n")
-        lock.flush()
-        running.lock = lock
+        for path in running.attempt.locks:
+            lock = open(path, "a+")  # noqa: SIM115 (held for as long as the attempt runs)
+            running.locks.append(lock)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "another sweep"
+                running.let_go()  # whoever holds one while it waits for another can wait for ever
+                if not running.waits:
+                    running.waits = True
+                    self._answer({"waiting": str(running.folder.path), "for": holder})
+                return False
+        for lock in running.locks:
+            lock.truncate(0)
+            lock.write(f"{running.folder.path} (pid {os.getpid()})\n")
+            lock.flush()
         return True
 
     def _device_is_free(self, running: Running) -> bool:
@@ -291,7 +299,7 @@ class Supervisor:
             # With a copy of our answers' pipe in the child, the orchestrator could not see us die.
             kept = [self._answers.fileno(), self._commands, self._signals, self._wakeup, output]
             kept += [fd for fd in (running.journal, running.kernel_log) if fd is not None]
-            kept += [running.lock.fileno()] if running.lock else []
+            kept += [lock.fileno() for lock in running.locks]
             self._selector.close()
             for descriptor in kept:
                 os.close(descriptor)
@@ -395,8 +403,8 @@ class Supervisor:
         for descriptor in (running.journal, running.kernel_log):
             if descriptor is not None:
                 os.close(descriptor)
-        if running.lock is not None:
-            running.lock.close()
+        running.let_go()
+        shutil.rmtree(running.folder.reports, ignore_errors=True)  # of a program that was ended before it could be read
         self._running = None
         self._answer(answer)
         self._start_next()

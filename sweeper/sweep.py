@@ -253,7 +253,7 @@ class Sweep:
             heartbeat=self.plan.run.heartbeat,
             trace=self.plan.run.trace == "on_failure",
             identity=self.surroundings.identity,
-            lock=None if self.plan.run.parallel and device.kind == "cpu" else str(_lock(device)),
+            locks=() if self.plan.run.parallel and device.kind == "cpu" else _locks(device),
         )
 
     def _hear(self, engine: Local, timeout: float | None = 1.0) -> None:
@@ -342,11 +342,12 @@ def _outcome(attempt: Attempt, folder: AttemptFolder) -> Outcome:
     return outcome_of(attempt, journal.read(folder.journal), folder.settled())
 
 
-def _lock(device: Device) -> Path:
+def _locks(device: Device) -> tuple[str, ...]:
     """One file per device of this machine, for every sweep of this user: one attempt at a time on a device."""
     folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"{(device.uuid or device.name).replace('/', '-').replace(':', '-')}.lock"
+    names = (device.uuid or device.name).split("+")
+    return tuple(str(folder / f"{name.replace('/', '-').replace(':', '-')}.lock") for name in names)
 
 
 def _slug(plan: Plan) -> str:

@@ -117,7 +117,7 @@ def test_an_attempt_is_the_same_after_it_was_written_and_read() -> None:
         environ={"CUDA_VISIBLE_DEVICES": "GPU-8c1d4e3c", "MALLOC_CONF": None},
         cwd="/somewhere",
         heartbeat=0.05,
-        lock="/tmp/lock",
+        locks=("/tmp/lock",),
         engine="slurm",
     )
     assert Attempt.from_json(json.loads(json.dumps(asked.to_json()))) == asked

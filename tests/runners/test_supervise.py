@@ -1,0 +1,34 @@
+"""What a supervisor does before an attempt starts."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+from runners.outcome import Status
+from runners.point import Attempt, Point
+from tests.measuring import SETTLED, Lab
+
+
+def test_an_attempt_on_two_devices_waits_for_either_and_meanwhile_keeps_neither(lab: Lab, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.lock", tmp_path / "second.lock"
+    workload = {"name": "custom", "target": "faulty:good", "params": {}}
+    attempt = Attempt(
+        point=Point(values={**SETTLED, "model": None, "workload": workload}),
+        device="cpu",
+        number=10_000,
+        cwd=str(lab.cwd),
+        environ={"OMP_WAIT_POLICY": "PASSIVE"},
+        locks=(str(first), str(second)),
+    )
+    with second.open("w") as held:
+        held.write("somebody else")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        folder = lab.folder(attempt)
+        folder.ask(attempt)
+        lab.engine.start(attempt, folder, "cpu")
+        assert lab.wait_for("waiting").detail == "somebody else"
+        with first.open() as other:
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert lab.settle(attempt).outcome.status is Status.OK
