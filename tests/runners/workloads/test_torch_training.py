@@ -271,6 +271,7 @@ def test_what_needs_data_is_unavailable_on_tensors_without(settled: Any) -> None
             train.prepare(settled("train", workload=workload), "meta")
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch itself, as it compiles
 @pytest.mark.slow
 def test_compiled_training_agrees_and_its_tensors_are_null(run: Any, decoder: dict[str, Any]) -> None:
     eager = run("train", model=decoder)
