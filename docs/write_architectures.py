@@ -1,4 +1,4 @@
-"""Writes the table of architectures in docs/workloads.md, from sweeps that it makes: about a quarter of an hour.
+"""Writes the table of architectures in docs/workloads.md, from sweeps that it makes, with an interpreter for each model and workload.
 
 python docs/write_architectures.py
 """
@@ -68,7 +68,7 @@ class Measured:
     statuses: tuple[str, str]
     peaks: tuple[int, int]  # bytes of live tensors; 0 for a point that has none
     steps: tuple[int, int]
-    shapes: tuple[dict[str, list[int]], dict[str, list[int]]]  # as they reached the model in the last pass
+    shapes: tuple[dict[str, list[int]], dict[str, list[int]]]  # as they reached the model in the first pass
 
     @property
     def cell(self) -> str:
@@ -137,7 +137,7 @@ def _pair(group: Group, model: str, key: str, points: pd.DataFrame, phases: pd.D
             rows = rows[rows[dimension] == values[which if dimension == key else 0]]
         (row,) = rows.to_dict("records")
         of_row = phases[(phases["point_id"] == row["point_id"]) & phases["shapes"].notna()]
-        shapes: dict[str, list[int]] = json.loads(of_row["shapes"].iloc[-1]) if len(of_row) else {}
+        shapes: dict[str, list[int]] = json.loads(of_row["shapes"].iloc[0]) if len(of_row) else {}
         found.append((row["status"], _number(row["peak_tensor_bytes"]), _number(row["steps"]), shapes))
     statuses, peaks, steps, shapes_of_both = zip(*found, strict=True)
     return Measured(statuses, peaks, steps, shapes_of_both)
