@@ -1,4 +1,4 @@
-"""Writes the table of architectures in docs/workloads.md, from sweeps that it makes, with an interpreter for each model and workload.
+"""Writes the table of architectures in docs/workloads.md, from the sweeps that it makes.
 
 python docs/write_architectures.py
 """
