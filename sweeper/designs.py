@@ -14,9 +14,8 @@ from typing import Any
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, canonical
 from sweeper.errors import Mistake
-from sweeper.frontier import GROWING
 from sweeper.plan import Asked, Dimension, Plan
-from sweeper.search import Interval, LatticePoint, Search, Verdict
+from sweeper.search import GROWING, Interval, LatticePoint, Search, Verdict
 
 Choice = Mapping[str, Any]  # a value for each dimension
 Design = Generator[list[Asked], list[Outcome], None]

@@ -20,17 +20,8 @@ from runners.outcome import Status
 from runners.point import canonical
 from sweeper import schema
 from sweeper.margin import Term, outside, terms
-from sweeper.search import weights_of
+from sweeper.search import GROWING, weights_of
 
-# Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
-# parameter of somebody's own workload) nobody knows, and to take them for a direction would hide what they do.
-GROWING = frozenset(
-    (
-        *("batch", "context", "new_tokens", "prompt_tokens", "sequences", "concurrency"),
-        *("width", "layers", "num_hidden_layers", "n_layer", "hidden_size", "n_embd"),
-        *("intermediate_size", "n_inner", "vocab_size", "num_key_value_heads", "rank"),
-    )
-)
 ALWAYS = ("batch", "context")
 
 # An attempt that ended like this says something of its point; the others were stopped, lost or never made.

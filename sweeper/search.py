@@ -30,6 +30,16 @@ Room = Sequence[tuple[int, int]]  # of each column, the highest level that fits 
 Mass = Callable[[int, int], float]  # of a column, up to a level
 Cell = tuple[int, int]  # a point inside: the number of its column, and its level along the lattice's longest dimension
 
+# Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
+# parameter of somebody's own workload) nobody knows, and to take them for a direction would hide what they do.
+GROWING = frozenset(
+    (
+        *("batch", "context", "new_tokens", "prompt_tokens", "sequences", "concurrency"),
+        *("width", "layers", "num_hidden_layers", "n_layer", "hidden_size", "n_embd"),
+        *("intermediate_size", "n_inner", "vocab_size", "num_key_value_heads", "rank"),
+    )
+)
+
 PREDICTOR_ERROR = 0.03  # relative, one deviation: published predictors reach 1-3 %
 FIT_ERROR = 0.05
 TOO_UNSURE = 0.25  # from this error on an expectation is worse than none

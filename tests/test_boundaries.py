@@ -18,7 +18,7 @@ SWEEPER = sorted((ROOT / "sweeper").rglob("*.py"))
 OURS = {"hydra", "omegaconf", "pandas", "pyarrow", "rich", "sweeper"}
 
 # A file of runners may import a library at its top where its name, or its folder's, says so.
-SAYS_SO = {"torch": ("torch", "cuda", "transformers"), "transformers": ("transformers",), "peft": ("peft",)}
+SAYS_SO = {"torch": ("torch", "cuda", "transformers", "peft"), "transformers": ("transformers",), "peft": ("peft",)}
 
 
 def named(path: Path) -> str:
