@@ -1,7 +1,8 @@
 """Which points are asked for, and in which order.
 
-A design is a dialogue without I/O: a generator that yields batches of points and is sent the outcomes of those that are
-to be measured now, in the same order. Every device gets a dialogue of its own.
+A design is a dialogue without I/O: a generator that yields batches of points and is sent their outcomes in the same
+order; of points whose turn comes later those that an earlier run has told, else None. Every device gets a dialogue of
+its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sweeper.plan import Asked, Dimension, Plan
 from sweeper.search import GROWING, Interval, LatticePoint, Search, Verdict
 
 Choice = Mapping[str, Any]  # a value for each dimension
-Design = Generator[list[Asked], list[Outcome], None]
+Design = Generator[list[Asked], list[Outcome | None], None]
 
 
 def grid(plan: Plan) -> Design:
@@ -47,12 +48,16 @@ def frontier(plan: Plan) -> Design:
     _refuse_to_search(plan, searched, others)
     neighbours = Neighbours(plan)
     hunts = [Hunt(plan, choice, searched) for choice in boustrophedon(others)]
-    batch = _written_out(plan, others, searched)
+    batch: list[Asked] = []
+    if written := _written_out(plan, others, searched):
+        known = {each.point.id: outcome for each, outcome in zip(written, (yield written), strict=True)}
+        for hunt in hunts:
+            hunt.recall(known)
     while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
         batch += [neighbours.of(choice, nth) for _, asks in hunting for choice, nth in asks]
         outcomes = iter((yield batch))
         for hunt, asks in hunting:
-            hunt.hear([next(outcomes) for _ in asks])
+            hunt.hear([told for _ in asks if (told := next(outcomes)) is not None])
         batch = []
     if not any(isinstance(dimension.values, Interval) for dimension in searched):
         yield batch + [implied for hunt in hunts for implied in hunt.implied()]
@@ -171,17 +176,35 @@ class Hunt:
         self._asked[canonical(ask.point)] = count
         return [({**self._choice, **ask.point}, nth) for nth in range(before + 1, count + 1)]
 
+    def recall(self, known: Mapping[str, Outcome | None]) -> None:
+        """What earlier runs told, by point: it closes others like what is measured now.
+
+        Not where each point is to be measured several times: one attempt of an earlier run does not stand for them.
+        """
+        if self._plan.run.repeat_points > 1:
+            return
+        dimensions = self._search.lattice.dimensions
+        for values in product(*dimensions.values()):
+            at = dict(zip(dimensions, values, strict=True))
+            outcome = known.get(self._plan.settle({**self._choice, **at}).id)
+            if outcome is not None and outcome.fits is not None:
+                self._note(at, outcome)
+                self._asked[canonical(at)] = 1
+                self._search.know(at, self._verdict(outcome))
+
     def hear(self, outcomes: Sequence[Outcome]) -> None:
         """The outcomes of what was asked for last."""
         for outcome in outcomes:
-            limit = self._limit(outcome)
-            if limit is not None:
-                self._search.limit(limit)
-            if outcome.fits is not None and outcome.attempt is not None:
-                point = self._plan.settle({**self._choice, **self._at})
-                attempt = Attempt(point=point, device=outcome.device, number=outcome.attempt)
-                self._attempts[canonical(self._at)] = attempt.name
+            self._note(self._at, outcome)
         self._search.tell(*map(self._verdict, outcomes))
+
+    def _note(self, at: LatticePoint, outcome: Outcome) -> None:
+        limit = self._limit(outcome)
+        if limit is not None:
+            self._search.limit(limit)
+        if outcome.fits is not None and outcome.attempt is not None:
+            point = self._plan.settle({**self._choice, **at})
+            self._attempts[canonical(at)] = Attempt(point=point, device=outcome.device, number=outcome.attempt).name
 
     def implied(self) -> Iterator[Asked]:
         """The points that were not measured because an attempt told how they would end."""

@@ -236,6 +236,9 @@ def _all_are_trained(values: Mapping[str, Any]) -> None:
 
 
 def _bits(values: Mapping[str, Any]) -> int:
+    quantize = values.get("quantize") or "none"
+    if quantize != "none":
+        raise NoClosedForm(f"quantize={quantize} leaves some modules as they are, and which hangs on the model's code")
     dtype = str(values.get("dtype"))
     if dtype not in DTYPE_BITS:
         raise NoClosedForm(f"the width of dtype={dtype} is not known")

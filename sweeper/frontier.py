@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import log, prod
 from typing import Any
 
 from runners.outcome import Status
@@ -123,9 +123,14 @@ class Search:
         return {self.at(row): row for row in self.rows if row["fits"] is False}
 
     @cached_property
+    def sometimes(self) -> dict[At, Row]:
+        """What passed at last and failed before: neither side of an edge."""
+        return {self.at(row): row for row in self.rows if row["fits"] is True and row.get("flaky")}
+
+    @cached_property
     def silent(self) -> dict[At, Row]:
         """What was asked for and did not tell."""
-        told = self.fitting.keys() | self.failing.keys()
+        told = self.fitting.keys() | self.failing.keys() | self.sometimes.keys()
         return {self.at(row): row for row in self.rows if self.at(row) not in told}
 
     @cached_property
@@ -159,10 +164,10 @@ class Search:
         return max(self.largest_fitting, key=lambda at: (self.score(at, objective), at), default=None)
 
     def score(self, at: At, objective: str) -> float:
-        """How much of what is wanted."""
+        """How much of what is wanted: the logarithm of the product."""
         row = self.fitting[at]
         wanted = weights_of(objective).items()
-        return float(prod(float(row.get(schema.column_of(key)) or 1) ** power for key, power in wanted))
+        return sum(power * log(row.get(schema.column_of(key)) or 1) for key, power in wanted)
 
     def next_larger(self, at: At | None) -> Row | None:
         """What stands in the way of anything larger than a point that fits (of anything at all, with None).
@@ -176,7 +181,7 @@ class Search:
     @cached_property
     def _standing(self) -> dict[At, Row]:
         """What was tried and does not fit, or is implied not to, each with the row that says why."""
-        rows = (self.failing | self.silent).items()
+        rows = (self.failing | self.silent | self.sometimes).items()
         return {at: evidence for at, row in rows if (evidence := self._evidence(row)) is not None}
 
     def _evidence(self, row: Row) -> Row | None:
@@ -197,7 +202,7 @@ class Search:
         largest = self.largest(objective)
         fits = [self._fits(at, at == largest) for at in sorted(self.largest_fitting)] or [self._none_fits()]
         fails = [self._fails(at) for at in sorted(self.smallest_failing)]
-        return fits + fails + ([self._with_margin(objective, margin)] if margin and self.fitting else [])
+        return fits + fails + ([self._with_margin(objective, margin)] if margin and self.headrooms else [])
 
     def _fits(self, at: At, largest: bool) -> dict[str, Any]:
         row = self.fitting[at]
@@ -213,11 +218,16 @@ class Search:
         counters = (headroom(row)[1] for row in self.fitting.values())
         return terms(asked, self.rows, next(filter(None, counters), None))
 
+    @cached_property
+    def headrooms(self) -> dict[At, int]:
+        """What each point that fits left of its limit, where that is known."""
+        left = ((at, headroom(row)[0]) for at, row in self.fitting.items())
+        return {at: free for at, free in left if free is not None}
+
     def largest_with(self, margin: Sequence[Term], objective: str) -> At | None:
         """The largest point that was measured and leaves the margin."""
         wanted = sum(term.bytes or 0 for term in margin)
-        left = {at: headroom(row)[0] for at, row in self.fitting.items()}
-        enough = [at for at, free in left.items() if free is not None and free >= wanted]
+        enough = [at for at, free in self.headrooms.items() if free >= wanted]
         return max(enough, key=lambda at: (self.score(at, objective), at), default=None)
 
     def _with_margin(self, objective: str, asked: Mapping[str, int | str]) -> dict[str, Any]:
@@ -258,8 +268,8 @@ LIMITS = ("memory", "host_memory", "other")
 
 
 def limit_of(row: Row) -> str:
-    """What stopped an attempt that did not fit, or did not tell."""
-    if row["fits"] is False:
+    """What stopped an attempt that did not fit, or did not tell, or fits only sometimes."""
+    if row["fits"] is not None:
         return "memory"
     if row["status"] in NO_MEMORY:
         return "host_memory"
@@ -352,6 +362,8 @@ def _margin_lines(search: Search, objective: str, asked: Mapping[str, int | str]
     if not asked or not search.fitting:
         return []
     margin = search.margin(asked)
+    if not search.headrooms:
+        return ["with a margin:       not known, nothing here says how much of a limit was left"]
     at = search.largest_with(margin, objective)
     wanted = readable(sum(term.bytes or 0 for term in margin))
     said = search.say(at) if at else "none is known to fit"
@@ -384,7 +396,7 @@ def _largest_line(search: Search, objective: str) -> str:
         said += f", {readable(left)} left"
     if in_the_way is None:
         return f"{said}; nothing larger was tried"
-    if in_the_way["fits"] is not False:
+    if in_the_way["fits"] is not False or in_the_way.get("flaky"):
         return f"{said}; the next, {search.say(search.at(in_the_way))}: {why(in_the_way)}"
     return said
 
@@ -409,7 +421,7 @@ def _remarks(search: Search, objective: str) -> list[str]:
     if flaky:
         remarks.append(f"flaky:               {flaky} passed once and failed once, and do not count as fitting")
     if search.untested:
-        remarks.append(f"untested between:    {len(search.untested)}")
+        remarks.append(f"asked, not told:     {len(search.untested)} that nothing else implies")
     return remarks
 
 
@@ -429,6 +441,8 @@ def _silent_lines(found: Sequence[Search]) -> list[str]:
 
 def why(row: Row) -> str:
     """Why a row did not fit or did not tell, in a line."""
+    if row["fits"] is True:
+        return "fits only sometimes"
     phase = f" in {row['failed_phase']}" if row.get("failed_phase") else ""
     if row["status"] in NO_MEMORY:
         whose = "host memory" if row["fits"] is None else "memory"

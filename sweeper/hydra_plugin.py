@@ -32,7 +32,7 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, RunMode, TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -189,7 +189,8 @@ class Typed:
 def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed:
     """Raises Mistake for what cannot be read, or is said twice."""
     found = Typed()
-    for override in OverridesParser.create(config_loader=loader).parse_overrides(list(map(_as_words, overrides))):
+    words = [_quoted(_as_words(each)) for each in overrides]
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(words):
         key = override.key_or_group
         if override.package is not None:
             raise Mistake(f"{override.input_line}: a group cannot be put elsewhere; write {key}=OPTION")
@@ -221,6 +222,12 @@ def _as_words(override: str) -> str:
         return found[1] or str(QuotedString(found[2].rstrip(), Quote.single).with_quotes())
 
     return key + equals + re.sub(quoted_or_word, quote, value)
+
+
+def _quoted(override: str) -> str:
+    """A product such as batch^2*context has signs that Hydra's grammar reads only in quotes."""
+    product = re.fullmatch(r"objective=([\w.^* ]+)", override)
+    return f'objective="{product[1]}"' if product else override
 
 
 def _one(override: Override) -> Any:
@@ -275,6 +282,8 @@ def _plain(value: Any) -> Any:
     """Without Hydra's own classes."""
     if isinstance(value, QuotedString):
         return value.text
+    if isinstance(value, IntervalSweep):
+        raise Mistake("an interval stands alone, as in 'batch=interval(1,512)', without other values beside it")
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
@@ -357,6 +366,11 @@ class Composer:
                 return float(value)
             if isinstance(is_now, str) and isinstance(value, (int, float)):
                 return typed(value)
+            if isinstance(is_now, DictConfig) and not isinstance(value, dict):
+                inner = next((str(each) for each in is_now), "KEY")
+                raise Mistake(f"{key}={typed(value)}: has keys of its own, as in {key}.{inner}={typed(value)}")
+            if isinstance(is_now, ListConfig) and isinstance(value, (int, float)):
+                raise Mistake(f"{key}={typed(value)}: must be a list or a word; it is {typed(list(is_now))} now")
             if type(is_now).__name__ in TYPES and value is not None and type(value) is not type(is_now):
                 wanted = TYPES[type(is_now).__name__]
                 raise Mistake(f"{key}={typed(value)}: must be {wanted}{_whole(value)}; it is {typed(is_now)} now")
@@ -799,6 +813,10 @@ def _raw(config: DictConfig, key: str) -> Any:
 
 def _check_objective(objective: str, points: Sequence[Point]) -> None:
     """A key that no point has would make every point equally large."""
-    for key in re.findall(r"[A-Za-z_][\w.]*", objective):
-        if key != "tokens" and all(point.get(key) is None for point in points):
+    for key in re.findall(r"[A-Za-z_][\w.]*", objective.replace("tokens", "")):
+        values = [value for point in points if (value := point.get(key)) is not None]
+        if not values:
             raise Mistake(f"objective={objective}: no point has {key}; name tokens, or keys such as batch and context")
+        for value in values:
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise Mistake(f"objective={objective}: {key} is {typed(value)}, which is no number")

@@ -34,6 +34,7 @@ class Trained:
     alike: str  # the same for points on one device that differ in nothing but how the same training is computed
     is_plain: bool
     losses: Sequence[Any]  # numbers; text for what is none
+    drops: bool  # at random: a layer that is computed again, or in parts, draws other numbers
     tolerance: float
 
 
@@ -51,6 +52,7 @@ def trained(device: str, point: Point, outcome: Outcome) -> Trained | None:
         alike=hashlib.sha256(canonical([device, rest]).encode()).hexdigest()[:16],
         is_plain=all(workload[key] == value for key, value in PLAIN.items()),
         losses=losses,
+        drops=bool(outcome.metrics.get("dropout")),
         tolerance=TOLERANCE if computes in ("float32", "float64") else TOLERANCE_16_BITS,
     )
 
@@ -59,6 +61,8 @@ def compared(one: Trained, plain: Trained | None) -> str | None:
     """`same`, or the first step whose loss is another; None for the plain point itself, and where there is none."""
     if plain is None or one.point_id == plain.point_id:
         return None
+    if one.drops or plain.drops:
+        return "not comparable: dropout"
     for step, (mine, its) in enumerate(zip(one.losses, plain.losses, strict=True), 1):
         if not _same(mine, its, one.tolerance):
             return f"differs: {mine} in step {step}, {its} in {plain.point_id}"

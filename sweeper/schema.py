@@ -323,7 +323,8 @@ DONE = (
         "loss_check",
         TEXT,
         "whether its losses are those of the point without checkpointing, accumulate and compile: same, or how they"
-        " differ; null where there is no other point, and of training that did not end",
+        " differ; with dropout, which draws other numbers, not comparable; null where there is no other point, and of"
+        " training that did not end",
     ),
     Column("started_at", TIME, "when it started", None, lambda settled: as_time(settled.outcome.started_at)),
     _outcome("duration_s", FLOAT, "from its start to its end", "seconds"),

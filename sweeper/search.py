@@ -364,6 +364,10 @@ class Search:
             self._pending = self._next()
         return Ask(self.lattice.point(self._pending[0]), self._pending[1]) if self._pending else None
 
+    def know(self, point: Mapping[str, Value], verdict: Verdict) -> None:
+        """A verdict of an earlier run, like those in `known`."""
+        self._take(self.lattice.cell(point), verdict)
+
     def limit(self, limit_bytes: int) -> None:
         """What the deciding counter may reach, where it is only known once something has run."""
         self._expected.limit(limit_bytes)
@@ -600,8 +604,9 @@ class Search:
         return sorted(c for c in cells if not any(other != c and beyond(other, c) for other in cells))
 
     def _rating(self, cell: Cell) -> float:
+        """The logarithm of the objective: a product of powers can be beyond a float."""
         point = self.lattice.point(cell)
-        return float(math.prod(point[name] ** weight for name, weight in self._weights.items()))
+        return sum(weight * math.log(max(point[name], 1e-9)) for name, weight in self._weights.items())
 
     def _largest(self) -> list[Cell]:
         """The best by the objective, and those that tie with it, the one with the biggest product first."""
@@ -609,7 +614,7 @@ class Search:
         if not fitting:
             return []
         best = max(self._rating(cell) for cell in fitting)
-        ties = [cell for cell in fitting if math.isclose(self._rating(cell), best, rel_tol=1e-12)]
+        ties = [cell for cell in fitting if math.isclose(self._rating(cell), best, abs_tol=1e-9)]
         return sorted(ties, key=lambda cell: -math.prod(self.lattice.point(cell).values()))
 
     def _claimed(self) -> Iterable[Cell]:

@@ -40,9 +40,9 @@ class Lane:
     """One device and the queue in front of it: a design that asks, and the outcomes it waits for."""
 
     device: Device
-    design: Generator[list[Asked], list[Outcome], None]
+    design: Generator[list[Asked], list[Outcome | None], None]
     asked: list[Asked] = field(default_factory=list)  # the batch under way
-    outcomes: list[Outcome] = field(default_factory=list)  # of its points, in the same order
+    outcomes: list[Outcome | None] = field(default_factory=list)  # of its points, in the same order
     under_way: Attempt | None = None
     copied: set[str] = field(default_factory=set)  # points that were measured in copies of its present template
     same_error: list[tuple[str | None, str | None]] | None = field(default_factory=list)  # None: something else came
@@ -136,7 +136,7 @@ class Sweep:
 
     def _take(self, lane: Lane, asked: list[Asked]) -> None:
         """The design's next batch."""
-        lane.asked = [each for each in asked if not each.later and each.because is None]
+        lane.asked = [each for each in asked if each.because is None]
         lane.outcomes = []
         for each in asked:
             key = (each.point.id, lane.device.name)
@@ -194,6 +194,9 @@ class Sweep:
                 continue
             point = asked.point
             number, recalled = self._recall(asked, lane.device)
+            if asked.later:
+                lane.outcomes.append(recalled)
+                continue
             if recalled is not None:
                 self._settled(lane, point, recalled, recalled=True)
                 continue

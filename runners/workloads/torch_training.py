@@ -108,6 +108,15 @@ def _bitsandbytes() -> Any:
         ) from error
 
 
+def draws_numbers(module: torch.nn.Module) -> bool:
+    """Whether a pass in training draws random numbers: a module of dropout, or a rate that a module calls so."""
+    for each in module.modules():
+        rates = {name: value for name, value in vars(each).items() if isinstance(value, float) and 0 < value <= 1}
+        if any("drop" in name or (name == "p" and "Dropout" in type(each).__name__) for name in rates):
+            return True
+    return False
+
+
 def _check_compiler(device: str) -> None:
     """What torch.compile needs of a machine beside torch itself."""
     if device == "meta":

@@ -85,6 +85,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
     metrics = {
         "losses": [step.loss for step in steps],
         "checksum": steps[-1].checksum,
+        "dropout": torch_training.draws_numbers(network.module),
         "updates": sum(step.updated for step in steps),
         "optimizer_state_bytes": torch_training.state_bytes(training.optimizer),
         "parameter_bytes": torch_weights.bytes_by_dtype(network.module),

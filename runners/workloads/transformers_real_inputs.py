@@ -108,11 +108,18 @@ def real_inputs(values: Values, config: Any) -> Read:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
+def _read(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"inputs.file={file}: is no text in UTF-8 ({error})") from None
+
+
 def _text(values: Values, config: Any) -> Read:
     folder = folder_of("tokenizer", values, config)
     assert folder is not None  # prepare() has seen it
     words = tokenizer(folder)
-    text = Path(values["inputs"]["file"]).expanduser().read_text("utf-8")
+    text = _read(values["inputs"]["file"])
     cut = _pieces if values["inputs"]["samples"] == "pieces" else _lines
     samples, there, whole = cut(text, words, values)
     tensors = _padded(samples, words, values)

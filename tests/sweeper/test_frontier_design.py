@@ -51,10 +51,11 @@ class Told:
         return [status for point, _, status in self.attempts if point == values]
 
 
-def held(asked: Plan, ends: Ends) -> Told:
+def held(asked: Plan, ends: Ends, known: Mapping[int, Status] | None = None) -> Told:
+    """The dialogue to its end. `known`: what an earlier run told, by batch."""
     told = Told()
     design = DESIGNS["frontier"](asked)
-    outcomes: list[Outcome] | None = None
+    outcomes: list[Outcome | None] | None = None
     while True:
         try:
             batch = next(design) if outcomes is None else design.send(outcomes)
@@ -65,12 +66,16 @@ def held(asked: Plan, ends: Ends) -> Told:
             told.planned.setdefault(each.point.id, each)
             if each.because is not None:
                 told.skipped[each.point.id] = each.because
-            elif not each.later:
+            elif each.later:
+                status = (known or {}).get(each.point["batch"])
+                before = Outcome(status=status, device="cpu", attempt=1, oom_scope="device") if status else None
+                outcomes.append(before)
+            else:
                 values = dict(each.point.values)
                 status = ends(values, each.nth)
                 told.attempts.append((values, each.nth, status))
                 outcomes.append(Outcome(status=status, device="cpu", attempt=each.nth, oom_scope="device"))
-        told.batches.append(len(outcomes))
+        told.batches.append(sum(not each.later and each.because is None for each in batch))
 
 
 def up_to(limit: float) -> Ends:
@@ -136,7 +141,7 @@ def test_what_has_no_direction_makes_searches_of_its_own_that_run_in_step() -> N
         plan(dtype=("float32", "bfloat16"), warmup=(0, 3), batch=range(1, 9)),
         lambda values, nth: Status.OK if values["batch"] <= limits[values["dtype"]] else Status.OOM,
     )
-    assert told.batches[0] == 4
+    assert told.batches[:2] == [0, 4]
     for dtype, limit in limits.items():
         for warmup in (0, 3):
             assert told.statuses(dtype=dtype, warmup=warmup, batch=limit) == [Status.OK, Status.OK]
@@ -167,6 +172,24 @@ def test_repeat_points_measures_each_point_so_often_and_one_that_fails_once_does
     assert set(counts.values()) == {3}
     assert counts[3] == 3  # what the flaky one implied is not assumed
     assert {nth for _, nth, _ in told.attempts} == {1, 2, 3}
+
+
+def test_what_an_earlier_run_told_is_not_asked_again_and_closes_others() -> None:
+    told = held(plan(batch=range(1, 9)), up_to(6), known={2: Status.OK, 7: Status.OOM})
+    assert told.statuses(batch=7) == [Status.OOM]  # once more, to confirm it
+    assert {values["batch"] for values, _, _ in told.attempts} <= {3, 4, 5, 6, 7}
+    assert Point(values={"batch": 7}).id in told.skipped[Point(values={"batch": 8}).id]
+
+
+def test_what_an_earlier_run_contradicts_is_measured_and_not_inferred() -> None:
+    """A smaller point failed then, and a larger one fits: neither says anything of those between them."""
+
+    def ends(values: Mapping[str, Any], nth: int) -> Status:
+        return Status.OOM if values["batch"] in (3, 5) else Status.OK
+
+    told = held(plan(batch=range(1, 9)), ends, known={1: Status.OK, 3: Status.OOM, 8: Status.OK})
+    assert told.statuses(batch=5)[0] is Status.OOM
+    assert {values["batch"] for values, _, _ in told.attempts} >= {4, 5, 6, 7}
 
 
 def test_confirm_none_measures_nothing_twice() -> None:

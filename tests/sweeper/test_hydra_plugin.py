@@ -198,6 +198,8 @@ REFUSED = {
     "margin.spread=1GX": "margin.spread=1GX: must be a size",
     "margin.others=measured": "margin.others=measured: a run measures spread",
     "confirm=twice": "confirm=twice: must be edge or all or none",
+    "batch=interval(1,4),8": "an interval stands alone",
+    "objective=dtype": "objective=dtype: dtype is float32, which is no number",
     "repeat_points=0": "repeat_points=0: must be 1 or more",
     "batch=range(1,1)": "batch=range(1,1): is empty",
     "timeout=range(0.1,0.5,0.1)": "timeout=range(0.1,0.5,0.1): a range counts in whole numbers",
@@ -263,6 +265,21 @@ def test_an_interval_is_never_written_out_and_every_end_is_checked() -> None:
     assert refused("design=frontier", "batch=interval(0,8)").startswith("batch=0: must be 1 or more")
     fine = "resolution.batch=0: must be a whole number, 1 or more"
     assert refused("design=frontier", "batch=interval(1,8)", "resolution.batch=0") == fine
+
+
+def test_a_product_is_an_objective_without_quotes() -> None:
+    assert plan("batch=1,2", "objective=batch^2*context").run.objective == "batch^2*context"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("workload.evaluation=5", "workload.evaluation=5: has keys of its own, as in workload.evaluation.batch=5"),
+        ("workload.targets=5", "workload.targets=5: must be a list or a word"),
+    ],
+)
+def test_a_number_does_not_take_the_place_of_keys_or_of_a_list(typed: str, told: str) -> None:
+    assert refused("workload=train", "workload.method=lora", typed).startswith(told)
 
 
 def test_a_frontier_of_listed_values_plans_every_point() -> None:
