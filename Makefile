@@ -28,7 +28,7 @@ sweep: $(INSTALLED)
 	$(BIN)/python -m sweeper batch=1,2,4 context=2048,4096
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(INSTALLED_TO_TEST)
 	$(BIN)/ruff check .
