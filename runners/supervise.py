@@ -248,10 +248,10 @@ class Supervisor:
                     running.waits = True
                     self._answer({"waiting": str(running.folder.path), "for": holder})
                 return False
-        for lock in running.locks:
-            lock.truncate(0)
-            lock.write(f"{running.folder.path} (pid {os.getpid()})\n")
-            lock.flush()
+        for held in running.locks:
+            held.truncate(0)
+            held.write(f"{running.folder.path} (pid {os.getpid()})\n")
+            held.flush()
         return True
 
     def _device_is_free(self, running: Running) -> bool:
