@@ -13,14 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import log, prod
+from math import prod
 from typing import Any
 
 from runners.outcome import Status
 from runners.point import canonical
 from sweeper import schema
 from sweeper.margin import Term, outside, terms
-from sweeper.search import GROWING, weights_of
+from sweeper.search import GROWING, ranking
 
 ALWAYS = ("batch", "context")
 
@@ -161,13 +161,11 @@ class Search:
         return not any(_at_least(fits, fails) for fits in self.largest_fitting for fails in self.smallest_failing)
 
     def largest(self, objective: str) -> At | None:
-        return max(self.largest_fitting, key=lambda at: (self.score(at, objective), at), default=None)
+        return self._best(self.largest_fitting, objective)
 
-    def score(self, at: At, objective: str) -> float:
-        """How much of what is wanted: the logarithm of the product."""
-        row = self.fitting[at]
-        wanted = weights_of(objective).items()
-        return sum(power * log(row.get(schema.column_of(key)) or 1) for key, power in wanted)
+    def _best(self, points: Iterable[At], objective: str) -> At | None:
+        rank = ranking(objective, self.along)
+        return max(points, key=lambda at: rank(dict(zip(self.along, at, strict=True))), default=None)
 
     def next_larger(self, at: At | None) -> Row | None:
         """What stands in the way of anything larger than a point that fits (of anything at all, with None).
@@ -228,7 +226,7 @@ class Search:
         """The largest point that was measured and leaves the margin."""
         wanted = sum(term.bytes or 0 for term in margin)
         enough = [at for at, free in self.headrooms.items() if free >= wanted]
-        return max(enough, key=lambda at: (self.score(at, objective), at), default=None)
+        return self._best(enough, objective)
 
     def _with_margin(self, objective: str, asked: Mapping[str, int | str]) -> dict[str, Any]:
         margin = self.margin(asked)

@@ -813,7 +813,9 @@ def _raw(config: DictConfig, key: str) -> Any:
 
 def _check_objective(objective: str, points: Sequence[Point]) -> None:
     """A key that no point has would make every point equally large."""
-    for key in re.findall(r"[A-Za-z_][\w.]*", objective.replace("tokens", "")):
+    for key in re.findall(r"[A-Za-z_][\w.]*", objective):
+        if key == "tokens":
+            continue
         values = [value for point in points if (value := point.get(key)) is not None]
         if not values:
             raise Mistake(f"objective={objective}: no point has {key}; name tokens, or keys such as batch and context")

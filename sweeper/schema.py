@@ -262,7 +262,8 @@ ENDED = (
     Column(
         "spreads",
         TEXT,
-        "by peak, how far the attempts that passed lie apart, in bytes, JSON; null with fewer than two of them",
+        "by peak, how far the attempts that passed in the same surroundings lie apart, in bytes, JSON; null with fewer "
+        "than two of them",
     ),
     Column("allocator_peaks_differ", BOOL, "whether theirs on CUDA differ at all; null where nothing tells"),
     Column("flaky", BOOL, "whether attempts told both ways; null with fewer than two that told"),

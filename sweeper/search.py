@@ -28,6 +28,7 @@ LatticePoint = dict[str, Value]
 Predictor = Callable[[Mapping[str, Value]], float]
 Room = Sequence[tuple[int, int]]  # of each column, the highest level that fits and the lowest that does not
 Mass = Callable[[int, int], float]  # of a column, up to a level
+Rank = tuple[float, tuple[Value, ...]]
 Cell = tuple[int, int]  # a point inside: the number of its column, and its level along the lattice's longest dimension
 
 # Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
@@ -134,6 +135,23 @@ def weights_of(objective: str) -> dict[str, float]:
         for name in ("batch", "context") if found[1] == "tokens" else (found[1],):
             weights[name] = weights.get(name, 0) + power
     return weights
+
+
+def ranking(objective: str, names: Sequence[str]) -> Callable[[Mapping[str, Value]], Rank]:
+    """By what points are compared that differ in these names: the objective, then batch, context and the others.
+
+    What is not searched is the same for every point. If nothing of the objective is searched, all that is counts. Of
+    the product it is the logarithm, since powers can be beyond a float, to nine digits: 2 x 8 is as much as 4 x 4.
+    """
+    weights = weights_of(objective)
+    counted = {name: weights[name] for name in names if name in weights} or dict.fromkeys(names, 1)
+    order = sorted(names, key=lambda name: (name != "batch", name != "context"))
+
+    def rank(point: Mapping[str, Value]) -> Rank:
+        product = sum(weight * math.log(max(point[name], 1e-9)) for name, weight in counted.items())
+        return round(product, 9), tuple(point[name] for name in order)
+
+    return rank
 
 
 # What is answered
@@ -337,9 +355,7 @@ class Search:
         if confirm not in ("edge", "all", "none"):
             raise Mistake(f"confirm={confirm}: expected edge, all or none")
         self.lattice = Lattice(dimensions)
-        weights = weights_of(objective)
-        # What is not searched is the same for every point. If nothing of the objective is searched, all that is counts.
-        self._weights = {name: weights[name] for name in dimensions if name in weights} or dict.fromkeys(dimensions, 1)
+        self._ranking = ranking(objective, list(dimensions))
         self._confirm = confirm
         self._expected = Expectation(self.lattice, limit_bytes, predictor, predictor_error)
         self._verdicts: dict[Cell, list[Verdict]] = {}
@@ -603,19 +619,12 @@ class Search:
         beyond = self.lattice.covers if fits else lambda one, other: self.lattice.covers(other, one)
         return sorted(c for c in cells if not any(other != c and beyond(other, c) for other in cells))
 
-    def _rating(self, cell: Cell) -> float:
-        """The logarithm of the objective: a product of powers can be beyond a float."""
-        point = self.lattice.point(cell)
-        return sum(weight * math.log(max(point[name], 1e-9)) for name, weight in self._weights.items())
-
     def _largest(self) -> list[Cell]:
-        """The best by the objective, and those that tie with it, the one with the biggest product first."""
-        fitting = self._edge(fits=True)
-        if not fitting:
-            return []
-        best = max(self._rating(cell) for cell in fitting)
-        ties = [cell for cell in fitting if math.isclose(self._rating(cell), best, abs_tol=1e-9)]
-        return sorted(ties, key=lambda cell: -math.prod(self.lattice.point(cell).values()))
+        """The best by the objective, and those that tie with it."""
+        ranked = {cell: self._ranking(self.lattice.point(cell)) for cell in self._edge(fits=True)}
+        best = max((product for product, _ in ranked.values()), default=0.0)
+        ties = [cell for cell, (product, _) in ranked.items() if product == best]
+        return sorted(ties, key=ranked.__getitem__, reverse=True)
 
     def _claimed(self) -> Iterable[Cell]:
         """The points on which the answer rests, as `confirm` asks for."""

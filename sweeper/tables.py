@@ -139,7 +139,7 @@ class Tables:
         elif kind == "asked":
             self._ask(line["id"], Point(values=line["values"]), line.get("device"), line)
         elif kind == "neighbour":
-            self._neighbours[line["id"], line["device"]] = line
+            self._neighbours.setdefault((line["id"], line["device"]), line)  # of a run that goes on, the first
         elif kind == "skipped":
             self._skipped[line["id"], line.get("device")] = line["because"]
 
@@ -372,9 +372,18 @@ class Tables:
         status, number = (results[name][row.result].as_py() for name in ("status", "quality"))
         return quality.Assessed(status, number)
 
+    def _alike(self, row: Row, results: pa.Table) -> list[int]:
+        """The places of the attempts that passed in the surroundings of the one that counts."""
+        passed = [made.row for made in self._made_of(row) if made.fits]
+        if len(passed) < 2:
+            return []
+        where = {place: results["environment_id"][place].as_py() for place in passed}
+        counting = max(self._made_of(row), key=lambda made: (made.fits is not None, made.number)).row
+        return [place for place in passed if where[place] == where.get(counting)]
+
     def _spreads(self, rows: Sequence[Row], results: pa.Table) -> dict[str, list[Any]]:
-        """How far the peaks of the attempts lie apart that passed, of every point that has two of them."""
-        passed = [[made.row for made in self._made_of(row) if made.fits] for row in rows]
+        """How far the peaks of the attempts lie apart that passed in the same surroundings, of every point with two."""
+        passed = [self._alike(row, results) for row in rows]
         peaks = [each.name for each in schema.PEAKS if each.name.startswith("peak_") and each.type == schema.INT]
         names = [*peaks, "budget_used_bytes"]
         spreads: list[dict[str, int]] = []

@@ -192,6 +192,14 @@ def test_what_an_earlier_run_contradicts_is_measured_and_not_inferred() -> None:
     assert {values["batch"] for values, _, _ in told.attempts} >= {4, 5, 6, 7}
 
 
+def test_of_points_that_are_as_large_the_one_that_is_reported_is_the_one_that_is_confirmed() -> None:
+    """2 x 8, 4 x 4 and 8 x 2 are as many tokens: the table and the search have to mean the same one."""
+    told = held(plan(context=(1, 2, 4, 8), batch=(1, 2, 4, 8)), up_to(16))
+    assert told.statuses(context=2, batch=8) == [Status.OK, Status.OK]
+    assert told.statuses(context=4, batch=4) == [Status.OK]
+    assert told.statuses(context=8, batch=2) == [Status.OK]
+
+
 def test_confirm_none_measures_nothing_twice() -> None:
     told = held(plan(run=replace(RUN, confirm="none"), batch=range(1, 9)), up_to(6))
     assert max(Counter(values["batch"] for values, _, _ in told.attempts).values()) == 1
