@@ -1,0 +1,645 @@
+"""An imitation of PyTorch's caching allocator for CUDA: the same sizes, segments and refusals, and no device.
+
+What it follows (PyTorch 2.13; c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h), for one device, eager
+mode and the common pool; no graph captures, no private pools, and no tensor that several streams use:
+
+    size        rounded up to 512 bytes, or to a division of a power of two (roundup_power2_divisions)
+    pool        small up to 1 MiB, large above; free blocks are kept by pool and stream
+    block       the smallest free one that is large enough, the lowest address among equals; it is split if the rest
+                is worth a block: 512 bytes in the small pool, more than 1 MiB in the large one
+    segment     what the device is asked for when no block fits: 2 MiB for small, 20 MiB below 10 MiB, else the
+                size rounded up to 2 MiB
+    free        the block joins its free neighbours and stays reserved
+    refused     cached segments that nothing uses are given back, and the device is asked again
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+MIB = 2**20
+BLOCK = 512  # what every size is a multiple of
+SMALL = MIB  # the largest size of the small pool
+SMALL_SEGMENT = 2 * MIB
+OWN_SEGMENT = 10 * MIB  # from here on, a size gets a segment to its own measure
+PAGE = 2 * MIB  # what such a segment is a multiple of, and what the device hands out
+INTERVALS = 16  # of sizes, each up to the double: from 1 MiB to 64 GiB
+NOTHING = 0  # the handle of no bytes
+
+FOLLOWED = (
+    "expandable_segments",
+    "max_split_size_mb",
+    "max_non_split_rounding_mb",
+    "roundup_power2_divisions",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "backend",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What PYTORCH_ALLOC_CONF changes."""
+
+    expandable_segments: bool = False
+    max_split_size: int | None = None
+    max_non_split_rounding_size: int | None = None  # None: as large_segment_size
+    roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS  # one for each interval; 0 and 1 round to 512 bytes
+    garbage_collection_threshold: float = 0.0  # of the limit; without a limit nothing is collected
+    large_segment_size: int = 20 * MIB
+
+    @classmethod
+    def parse(cls, text: str) -> Settings:
+        """The settings of such a text, or a ValueError that says which part cannot be followed, and what could."""
+        given = dict(_items(text))
+        large = _megabytes(given, "large_segment_size_mb", OWN_SEGMENT // MIB + 1) or cls().large_segment_size
+        return cls(
+            expandable_segments=_flag(given, "expandable_segments"),
+            max_split_size=_megabytes(given, "max_split_size_mb", large // MIB),
+            max_non_split_rounding_size=_megabytes(given, "max_non_split_rounding_mb", large // MIB),
+            roundup_power2_divisions=_divisions(given, "roundup_power2_divisions"),
+            garbage_collection_threshold=_fraction(given, "garbage_collection_threshold"),
+            large_segment_size=large,
+        )
+
+
+def _items(text: str) -> Iterator[tuple[str, str]]:
+    text = "".join(text.split())
+    for item in re.split(r",(?![^\[]*\])", text) if text else ():
+        key, _, value = item.partition(":")
+        if key == "per_process_memory_fraction":
+            raise ValueError(f"allocator setting {item} is not followed: give its bytes as the limit")
+        if key not in FOLLOWED:  # also what moves no memory here: a setting that does nothing would look followed
+            raise ValueError(f"allocator setting {item} is not followed; what is: {', '.join(FOLLOWED)}")
+        if key == "backend" and value != "native":
+            raise ValueError(f"allocator setting {item} is not followed; what is: backend:native")
+        yield key, value
+
+
+def _wrong(key: str, value: str, right: str) -> ValueError:
+    return ValueError(f"allocator setting {key} must be {right}, got {value!r}")
+
+
+def _flag(given: dict[str, str], key: str) -> bool:
+    value = given.get(key, "False")
+    if value not in ("True", "False"):
+        raise _wrong(key, value, "True or False")
+    return value == "True"
+
+
+def _megabytes(given: dict[str, str], key: str, least: int) -> int | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if not value.isdecimal() or int(value) < least:
+        raise _wrong(key, value, f"a whole number of MiB, at least {least}")
+    return int(value) * MIB
+
+
+def _fraction(given: dict[str, str], key: str) -> float:
+    value = given.get(key)
+    if value is None:
+        return 0.0
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 1:
+        raise _wrong(key, value, "a number between 0 and 1, both left out")
+    return number
+
+
+def _divisions(given: dict[str, str], key: str) -> tuple[int, ...]:
+    """One number for all sizes, or a list like [256:1,512:2,>:8]: MiB where an interval begins, and its divisions."""
+    value = given.get(key)
+    if value is None:
+        return (0,) * INTERVALS
+    if _is_power_of_two(value):
+        return (int(value),) * INTERVALS
+    pairs = [pair.partition(":") for pair in value[1:-1].split(",")]
+    if value[:1] + value[-1:] != "[]" or not all(
+        (start == ">" or _is_power_of_two(start)) and (number == "0" or _is_power_of_two(number))
+        for start, _, number in pairs
+    ):
+        raise _wrong(key, value, "a power of two, or a list like [256:1,512:2,>:8] of powers of two")
+    divisions = [0] * INTERVALS
+    last: int | None = None
+    for start, _, number in pairs:
+        if start == ">":  # all above the last; PyTorch leaves out the first interval if > stands alone
+            above = (last or 0) + 1
+            divisions[above:] = [int(number)] * (INTERVALS - above)
+            continue
+        index = min(int(start).bit_length() - 1, INTERVALS - 1)
+        if last is None:  # the first counts for all below it
+            divisions[:index] = [int(number)] * index
+        divisions[index] = int(number)
+        last = index
+    return tuple(divisions)
+
+
+def _is_power_of_two(text: str) -> bool:
+    return text.isdecimal() and int(text).bit_count() == 1
+
+
+class Refused(Exception):
+    """An allocation that found no room. Its message is worded as torch.OutOfMemoryError's, for those who read it."""
+
+    def __init__(self, message: str, requested: int, free: int, allocated: int, reserved: int) -> None:
+        super().__init__(message)
+        self.requested = requested  # of the device, as the message has it: a whole segment
+        self.free = free
+        self.allocated = allocated
+        self.reserved = reserved
+
+
+class CachingAllocator:
+    """Allocates and frees by PyTorch's rules, and counts as torch.cuda.memory_stats does.
+
+    `capacity` is what the device can give to segments and `limit` what may be reserved of it; None is no end.
+    `total` is the card's memory and `outside` what the process holds of it beside segments: for the message.
+    """
+
+    def __init__(
+        self,
+        capacity: int | None,
+        total: int | None = None,
+        limit: int | None = None,
+        settings: Settings | None = None,
+        outside: int = 0,
+    ) -> None:
+        settings = settings or Settings()
+        self.requested = self.allocated = self.reserved = 0
+        self.peak_requested = self.peak_allocated = self.peak_reserved = 0
+        self.alloc_retries = self.num_ooms = 0
+        self._settings = settings
+        self._limit = limit
+        self._outside = outside
+        self._device = _Device(capacity)
+        self._total = total if total is not None else outside + (capacity if capacity is not None else limit or 0)
+        self._rounds = any(number > 1 for number in settings.roundup_power2_divisions)
+        self._collects = limit is not None and settings.garbage_collection_threshold > 0
+        self._small = _Pool(BLOCK, None, SMALL_SEGMENT)
+        if settings.expandable_segments:
+            self._large = _Pool(BLOCK, None, settings.large_segment_size)
+        else:
+            self._large = _Pool(SMALL + BLOCK, settings.max_split_size, settings.large_segment_size)
+        self._held: dict[int, _Block] = {}
+
+    # Here a block is free as soon as it is freed, for no other stream uses it: active is allocated.
+    @property
+    def active(self) -> int:
+        return self.allocated
+
+    @property
+    def peak_active(self) -> int:
+        return self.peak_allocated
+
+    def allocate(self, size: int, stream: int = 0) -> int:
+        """The address of `size` bytes, or Refused."""
+        if not size:
+            return NOTHING
+        rounded = self._rounded(size) if self._rounds else -(-size // BLOCK) * BLOCK
+        pool = self._small if rounded <= SMALL else self._large
+        block = self._fitting(pool, rounded, stream) or self._obtained(pool, rounded, stream)
+        block.allocated = True
+        block.requested = size
+        rest = block.size - rounded
+        if rest >= pool.least_rest and (pool.whole_from is None or rounded < pool.whole_from):
+            pool.insert(block.cut(rounded))
+        self._held[block.address] = block
+        self.requested += size
+        self.allocated += block.size
+        if self.requested > self.peak_requested:
+            self.peak_requested = self.requested
+        if self.allocated > self.peak_allocated:
+            self.peak_allocated = self.allocated
+        return block.address
+
+    def free(self, handle: int) -> None:
+        if handle == NOTHING:
+            return
+        block = self._held.pop(handle)
+        self.requested -= block.requested
+        self.allocated -= block.size
+        block.allocated = False
+        block.requested = 0
+        block.pool.join(block)
+
+    def empty_cache(self) -> None:
+        """Give back every segment, or page of an expandable one, that nothing uses."""
+        for pool in (self._large, self._small):
+            for block in pool.blocks():
+                if block.room is not None:
+                    self._unmap(block)
+                elif block.is_whole():
+                    self._release(block)
+
+    def reset_peaks(self) -> None:
+        self.peak_requested = self.requested
+        self.peak_allocated = self.allocated
+        self.peak_reserved = self.reserved
+
+    def segments(self) -> list[dict[str, Any]]:
+        """As torch.cuda.memory_snapshot() has them; of an expandable one, each stretch that is mapped."""
+        blocks = [*self._held.values(), *self._small.blocks(), *self._large.blocks()]
+        first = (block for block in blocks if block.before is None or not block.before.mapped)
+        return [self._segment(block) for block in sorted(first, key=lambda block: block.address)]
+
+    def _segment(self, first: _Block) -> dict[str, Any]:
+        blocks = []
+        block: _Block | None = first
+        while block is not None and block.mapped:
+            blocks.append(block)
+            block = block.after
+        allocated = sum(block.size for block in blocks if block.allocated)
+        return {
+            "address": first.address,
+            "total_size": sum(block.size for block in blocks),
+            "allocated_size": allocated,
+            "active_size": allocated,
+            "requested_size": sum(block.requested for block in blocks),
+            "stream": first.stream,
+            "segment_type": "small" if first.pool is self._small else "large",
+            "is_expandable": first.room is not None,
+            "blocks": [
+                {
+                    "address": block.address,
+                    "size": block.size,
+                    "requested_size": block.requested,
+                    "state": "active_allocated" if block.allocated else "inactive",
+                }
+                for block in blocks
+            ],
+        }
+
+    def _rounded(self, size: int) -> int:
+        interval = min(max(0, size.bit_length() - MIB.bit_length()), INTERVALS - 1)
+        divisions = self._settings.roundup_power2_divisions[interval]
+        step = BLOCK
+        if divisions > 1 and size > BLOCK * divisions:
+            step = 2 ** (size.bit_length() - 1) // divisions
+        return -(-size // step) * step
+
+    def _fitting(self, pool: _Pool, size: int, stream: int) -> _Block | None:
+        """The free block for this size, taken out of its pool."""
+        pool.searches += self._collects
+        free = pool.free[stream]
+        index = bisect_left(free, (size,))
+        if index == len(free):
+            return None
+        block: _Block = free[index][2]
+        if block.room is not None:  # then a block counts for what it could grow to
+            while index + 1 < len(free) and free[index + 1][2].reach() < block.reach():
+                index += 1
+                block = free[index][2]
+        if self._settings.max_split_size is not None and self._is_oversize(block, size):
+            return None
+        del free[index]
+        return block
+
+    def _is_oversize(self, block: _Block, size: int) -> bool:
+        """Whether the block is too large to be given whole, which from max_split_size on it would be."""
+        whole_from = self._settings.max_split_size
+        assert whole_from is not None
+        if size < whole_from:
+            return block.size >= whole_from
+        return block.size >= size + (self._settings.max_non_split_rounding_size or self._settings.large_segment_size)
+
+    def _obtained(self, pool: _Pool, size: int, stream: int) -> _Block:
+        """A block from the device, after giving back what is cached if it must be."""
+        segment = self._segment_size(size)
+        if self._collects:
+            self._collect_garbage()
+        block = self._new(pool, size, segment, stream)
+        if block is None and self._release_oversize(pool, size, stream):
+            block = self._new(pool, size, segment, stream)
+        if block is None:
+            self.empty_cache()
+            self.alloc_retries += 1
+            block = self._new(pool, size, segment, stream)
+        if block is None:
+            self.num_ooms += 1
+            raise self._refused(segment)
+        return block
+
+    def _segment_size(self, size: int) -> int:
+        if size <= SMALL:
+            return SMALL_SEGMENT
+        if size < OWN_SEGMENT:
+            return self._settings.large_segment_size
+        return -(-size // PAGE) * PAGE
+
+    def _new(self, pool: _Pool, size: int, segment: int, stream: int) -> _Block | None:
+        # PyTorch's: the limit is held against a whole segment, also where an expandable one would grow by less.
+        if self._limit is not None and self.reserved + segment > self._limit:
+            return None
+        if self._settings.expandable_segments:
+            return self._grown(pool, size, stream)
+        if not self._device.take(segment):
+            return None
+        self._reserve(segment)
+        return _Block(self._device.place(segment), segment, stream, pool)
+
+    def _reserve(self, size: int) -> None:
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _release(self, block: _Block) -> None:
+        """Give a whole segment back."""
+        block.pool.remove(block)
+        self.reserved -= block.size
+        self._device.give_back(block.size)
+        self._device.vacate(block.address, block.size)
+
+    def _release_oversize(self, pool: _Pool, size: int, stream: int) -> bool:
+        """Give back the free block that max_split_size withholds and that is as large as asked for, or several."""
+        if self._settings.max_split_size is None:
+            return False
+        wanted = max(size, self._settings.max_split_size)
+        free = pool.free[stream]
+        index = bisect_left(free, (wanted,))
+        if index < len(free) and free[index][2].room is None:
+            self._release(free[index][2])
+            return True
+        released = 0
+        for block_size, _, block in reversed(free[:index]):
+            if released >= wanted or block_size < self._settings.max_split_size:
+                break
+            if block.room is None:
+                released += block_size
+                self._release(block)
+        return released >= wanted
+
+    def _collect_garbage(self) -> None:
+        """Above the threshold, give back the whole segments that are as old as the mean or older, until enough is.
+
+        Age is how many blocks were looked for in the pool since the block was freed.
+        """
+        assert self._limit is not None
+        excess = self.reserved - int(self._settings.garbage_collection_threshold * self._limit)
+        if excess <= 0:
+            return
+        whole = [block for block in self._large.blocks() if block.is_whole() and block.room is None]
+        while excess > 0 and whole:
+            ages = [self._large.searches - block.freed_at for block in whole]
+            for age, block in zip(ages, list(whole), strict=True):
+                if age * len(ages) >= sum(ages):
+                    whole.remove(block)
+                    excess -= block.size
+                    self._release(block)
+
+    def _refused(self, segment: int) -> Refused:
+        free = self._device.left()
+        if free is None:
+            free = max(0, self._total - self._outside - self.reserved)
+        allowed = "" if self._limit is None else f"{_printed(self._limit)} allowed; "
+        message = (
+            f"CUDA out of memory. Tried to allocate {_printed(segment)}. GPU 0 has a total capacity of "
+            f"{_printed(self._total)} of which {_printed(free)} is free. Including non-PyTorch memory, this process "
+            f"has {_printed(self._outside + self.reserved)} memory in use. {allowed}Of the allocated memory "
+            f"{_printed(self.allocated)} is allocated by PyTorch, and {_printed(self.reserved - self.allocated)} is "
+            "reserved by PyTorch but unallocated."
+        )
+        return Refused(message, segment, free, self.allocated, self.reserved)
+
+    # Expandable segments: a range of addresses larger than the card, of which pages are mapped as they are needed.
+
+    def _grown(self, pool: _Pool, size: int, stream: int) -> _Block | None:
+        """A free block of at least this size, made by mapping the pages that it lacks, at the lowest address."""
+        block = self._stretch(pool, size, stream)
+        if not block.mapped and not self._map(block, min(size, block.size)):
+            return None
+        while block.size < size:
+            following = block.after
+            if following is None or not self._map(following, min(size - block.size, following.size)):
+                return None
+            block = following  # it has joined the one before it
+        pool.remove(block)
+        return block
+
+    def _stretch(self, pool: _Pool, size: int, stream: int) -> _Block:
+        """The first of a row of free and unmapped blocks that together are large enough."""
+        for _, block in pool.unmapped[stream]:
+            first = block.before if block.before is not None and not block.before.allocated else block
+            if first.row() >= size:
+                return first
+        room = self._device.room(self._total, pool.page)
+        block = _Block(room.address, room.size, stream, pool, room)
+        block.mapped = False
+        pool.insert(block)
+        return block
+
+    def _map(self, block: _Block, size: int) -> bool:
+        size = -(-size // block.pool.page) * block.pool.page
+        if not self._device.take(size):
+            return False
+        block.pool.remove(block)
+        if size < block.size:
+            block.pool.insert(block.cut(size))
+        block.mapped = True
+        block.pool.join(block)
+        self._reserve(size)
+        return True
+
+    def _unmap(self, block: _Block) -> None:
+        """Give back the pages that lie wholly in this free block."""
+        assert block.room is not None
+        pool, page = block.pool, block.pool.page
+        offset = block.address - block.room.address
+        start, end = -(-offset // page) * page, (offset + block.size) // page * page
+        if start >= end:
+            return
+        pool.remove(block)
+        if start > offset:
+            rest = block.cut(start - offset)
+            pool.insert(block)
+            block = rest
+        if end - start < block.size:
+            pool.insert(block.cut(end - start))
+        block.mapped = False
+        pool.join(block)
+        self.reserved -= end - start
+        self._device.give_back(end - start)
+        if block.is_whole():
+            assert block.room is not None
+            pool.remove(block)
+            self._device.vacate(*block.room)
+
+
+def _printed(size: int) -> str:
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size > unit:
+            return f"{size / unit:.2f} {name}"
+    return f"{size} bytes"
+
+
+class _Room(NamedTuple):
+    """The addresses of an expandable segment."""
+
+    address: int
+    size: int
+
+
+class _Block:
+    """A stretch of a segment, and its neighbours in it."""
+
+    __slots__ = (
+        "address",
+        "after",
+        "allocated",
+        "before",
+        "freed_at",
+        "mapped",
+        "pool",
+        "requested",
+        "room",
+        "size",
+        "stream",
+    )
+
+    def __init__(self, address: int, size: int, stream: int, pool: _Pool, room: _Room | None = None) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.pool = pool
+        self.room = room
+        self.requested = 0
+        self.allocated = False
+        self.mapped = True
+        self.freed_at = 0
+        self.before: _Block | None = None
+        self.after: _Block | None = None
+
+    def is_whole(self) -> bool:
+        return self.before is None and self.after is None
+
+    def cut(self, size: int) -> _Block:
+        """Keep `size` bytes and return the rest as a block of its own."""
+        rest = _Block(self.address + size, self.size - size, self.stream, self.pool, self.room)
+        rest.mapped = self.mapped
+        rest.before, rest.after = self, self.after
+        if self.after is not None:
+            self.after.before = rest
+        self.after = rest
+        self.size = size
+        return rest
+
+    def reach(self) -> int:
+        after = self.after
+        return self.size + (after.size if after is not None and not after.mapped else 0)
+
+    def row(self) -> int:
+        """Bytes from here to the next block in use."""
+        size = 0
+        block: _Block | None = self
+        while block is not None and not block.allocated:
+            size += block.size
+            block = block.after
+        return size
+
+
+class _Pool:
+    """The free blocks of a kind, by stream, sorted for best fit; those that are not mapped are sorted by address."""
+
+    def __init__(self, least_rest: int, whole_from: int | None, page: int) -> None:
+        self.least_rest = least_rest  # a block is split if at least so much would be left
+        self.whole_from = whole_from  # a block for so much is not split
+        self.page = page  # what an expandable segment grows by
+        self.searches = 0
+        self.free: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)  # (size, address, block)
+        self.unmapped: defaultdict[int, list[tuple[int, _Block]]] = defaultdict(list)
+
+    def blocks(self) -> list[_Block]:
+        return [block for free in self.free.values() for _, _, block in free]
+
+    def insert(self, block: _Block) -> None:
+        if block.mapped:
+            block.freed_at = self.searches
+            insort(self.free[block.stream], (block.size, block.address, block))
+        else:
+            insort(self.unmapped[block.stream], (block.address, block))
+
+    def remove(self, block: _Block) -> None:
+        if block.mapped:
+            free = self.free[block.stream]
+            del free[bisect_left(free, (block.size, block.address))]
+        else:
+            self.unmapped[block.stream].remove((block.address, block))
+
+    def join(self, block: _Block) -> None:
+        """Insert a block that has become free, mapped or unmapped, as one with its neighbours that are the same."""
+        before, after = block.before, block.after
+        if before is not None and not before.allocated and before.mapped == block.mapped:
+            self.remove(before)
+            block.address = before.address
+            block.size += before.size
+            block.before = before.before
+            if block.before is not None:
+                block.before.after = block
+        if after is not None and not after.allocated and after.mapped == block.mapped:
+            self.remove(after)
+            block.size += after.size
+            block.after = after.after
+            if block.after is not None:
+                block.after.before = block
+        self.insert(block)
+
+
+class _Device:
+    """Memory to take, and addresses to place it at.
+
+    Which addresses cudaMalloc returns is nowhere promised, and best fit prefers the lower of two equals. Assumed is
+    the plain case: multiples of 2 MiB, in ranges given back where one is large enough, the lowest first, else upwards.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self._capacity = capacity
+        self._taken = 0
+        self._end = 0x7F0000000000
+        self._vacant: list[_Room] = []
+
+    def left(self) -> int | None:
+        return None if self._capacity is None else max(0, self._capacity - self._taken)
+
+    def take(self, size: int) -> bool:
+        size = -(-size // PAGE) * PAGE
+        if self._capacity is not None and self._taken + size > self._capacity:
+            return False
+        self._taken += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        self._taken -= -(-size // PAGE) * PAGE
+
+    def room(self, total: int, page: int) -> _Room:
+        """Addresses for an expandable segment: for 9/8 of the card, and without a card for more than there will be."""
+        total = max(total, self._capacity or 2**50)
+        size = -(-(total + total // 8) // page) * page
+        return _Room(self.place(size), size)
+
+    def place(self, size: int) -> int:
+        size = -(-size // PAGE) * PAGE
+        for index, vacant in enumerate(self._vacant):
+            if vacant.size >= size:
+                del self._vacant[index]
+                if vacant.size > size:
+                    self._vacant.insert(index, _Room(vacant.address + size, vacant.size - size))
+                return vacant.address
+        self._end += size
+        return self._end - size
+
+    def vacate(self, address: int, size: int) -> None:
+        size = -(-size // PAGE) * PAGE
+        index = bisect_left(self._vacant, (address, 0))
+        if index < len(self._vacant) and self._vacant[index].address == address + size:
+            size += self._vacant.pop(index).size
+        if index and sum(self._vacant[index - 1]) == address:
+            index -= 1
+            before = self._vacant.pop(index)
+            address, size = before.address, before.size + size
+        self._vacant.insert(index, _Room(address, size))
