@@ -69,7 +69,7 @@ class Settings:
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:
-    text = "".join(text.split())
+    text = "".join(text.split()).removesuffix(",")
     for item in re.split(r",(?![^\[]*\])", text) if text else ():
         key, _, value = item.partition(":")
         if key == "per_process_memory_fraction":
@@ -335,7 +335,8 @@ class CachingAllocator:
         return -(-size // PAGE) * PAGE
 
     def _new(self, pool: _Pool, size: int, segment: int, stream: int) -> _Block | None:
-        # PyTorch's: the limit is held against a whole segment, also where an expandable one would grow by less.
+        # PyTorch's: what counts is the segment that cudaMalloc would be asked for. An expandable one may grow by less,
+        # or by more: its pages can pass the limit.
         if self._limit is not None and self.reserved + segment > self._limit:
             return None
         if self._settings.expandable_segments:
@@ -479,10 +480,14 @@ def _printed(size: int) -> str:
 
 
 class _Room(NamedTuple):
-    """The addresses of an expandable segment."""
+    """A range of addresses."""
 
     address: int
     size: int
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
 
 
 class _Block:
@@ -594,14 +599,13 @@ class _Device:
     """Memory to take, and addresses to place it at.
 
     Which addresses cudaMalloc returns is nowhere promised, and best fit prefers the lower of two equals. Assumed is
-    the plain case: multiples of 2 MiB, in ranges given back where one is large enough, the lowest first, else upwards.
+    the plain case: multiples of 2 MiB, upwards, and what was given back is used again, the lowest that is large enough.
     """
 
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
         self._taken = 0
-        self._end = 0x7F0000000000
-        self._vacant: list[_Room] = []
+        self._vacant = [_Room(0x7F0000000000, 2**62)]
 
     def left(self) -> int | None:
         return None if self._capacity is None else max(0, self._capacity - self._taken)
@@ -624,22 +628,18 @@ class _Device:
 
     def place(self, size: int) -> int:
         size = -(-size // PAGE) * PAGE
-        for index, vacant in enumerate(self._vacant):
-            if vacant.size >= size:
-                del self._vacant[index]
-                if vacant.size > size:
-                    self._vacant.insert(index, _Room(vacant.address + size, vacant.size - size))
-                return vacant.address
-        self._end += size
-        return self._end - size
+        index, vacant = next((index, room) for index, room in enumerate(self._vacant) if room.size >= size)
+        self._vacant[index] = _Room(vacant.address + size, vacant.size - size)
+        if vacant.size == size:
+            del self._vacant[index]
+        return vacant.address
 
     def vacate(self, address: int, size: int) -> None:
-        size = -(-size // PAGE) * PAGE
+        end = address + -(-size // PAGE) * PAGE
         index = bisect_left(self._vacant, (address, 0))
-        if index < len(self._vacant) and self._vacant[index].address == address + size:
-            size += self._vacant.pop(index).size
-        if index and sum(self._vacant[index - 1]) == address:
+        if self._vacant[index].address == end:
+            end += self._vacant.pop(index).size
+        if index and self._vacant[index - 1].end == address:
             index -= 1
-            before = self._vacant.pop(index)
-            address, size = before.address, before.size + size
-        self._vacant.insert(index, _Room(address, size))
+            address = self._vacant.pop(index).address
+        self._vacant.insert(index, _Room(address, end - address))
