@@ -359,22 +359,20 @@ class CachingAllocator:
 
     def _release_oversize(self, pool: _Pool, size: int, stream: int) -> bool:
         """Give back the free block that max_split_size withholds and that is as large as asked for, or several."""
-        if self._settings.max_split_size is None:
+        if self._settings.max_split_size is None or self._settings.expandable_segments:
             return False
-        wanted = max(size, self._settings.max_split_size)
         free = pool.free[stream]
-        index = bisect_left(free, (wanted,))
-        if index < len(free) and free[index][2].room is None:
+        index = bisect_left(free, (size,))
+        if index < len(free):
             self._release(free[index][2])
             return True
         released = 0
-        for block_size, _, block in reversed(free[:index]):
-            if released >= wanted or block_size < self._settings.max_split_size:
+        for block_size, _, block in reversed(list(free)):
+            if released >= size or block_size < self._settings.max_split_size:
                 break
-            if block.room is None:
-                released += block_size
-                self._release(block)
-        return released >= wanted
+            released += block_size
+            self._release(block)
+        return released >= size
 
     def _collect_garbage(self) -> None:
         """Above the threshold, give back the whole segments that are as old as the mean or older, until enough is.
@@ -385,7 +383,7 @@ class CachingAllocator:
         excess = self.reserved - int(self._settings.garbage_collection_threshold * self._limit)
         if excess <= 0:
             return
-        whole = [block for block in self._large.blocks() if block.is_whole() and block.room is None]
+        whole = [block for block in self._large.blocks() if block.is_whole()]
         while excess > 0 and whole:
             ages = [self._large.searches - block.freed_at for block in whole]
             for age, block in zip(ages, list(whole), strict=True):
@@ -417,7 +415,8 @@ class CachingAllocator:
             return None
         while block.size < size:
             following = block.after
-            if following is None or not self._map(following, min(size - block.size, following.size)):
+            assert following is not None  # the row is long enough
+            if not self._map(following, min(size - block.size, following.size)):
                 return None
             block = following  # it has joined the one before it
         pool.remove(block)

@@ -103,12 +103,13 @@ def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
     assert allocator.allocate(13 * MIB) == handles[3]
 
 
-def test_of_equal_blocks_the_lowest_is_taken() -> None:
-    allocator = CachingAllocator(None)
-    handles = [allocator.allocate(12 * MIB) for _ in range(3)]
-    for handle in reversed(handles):
+@pytest.mark.parametrize("settings", [Settings(), EXPANDABLE])
+def test_of_equal_blocks_the_lowest_is_taken(settings: Settings) -> None:
+    allocator = CachingAllocator(None, settings=settings)
+    handles = [allocator.allocate(12 * MIB) for _ in range(7)][::2]  # those between keep them apart
+    for handle in reversed(handles[:3]):
         allocator.free(handle)
-    assert [allocator.allocate(12 * MIB) for _ in range(3)] == sorted(handles)
+    assert [allocator.allocate(12 * MIB) for _ in range(3)] == sorted(handles[:3])
 
 
 @pytest.mark.parametrize(("size", "block"), [(19 * MIB, 20 * MIB), (19 * MIB - 512, 19 * MIB - 512)])
@@ -250,6 +251,18 @@ def test_what_is_free_under_a_limit_alone_is_what_the_card_has_left() -> None:
     assert refusal.value.free == 922 * MIB
 
 
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ({"capacity": 100 * MIB, "outside": 28 * MIB}, "a total capacity of 128.00 MiB of which 100.00 MiB is free."),
+        ({"capacity": None, "limit": 30 * MIB, "outside": MIB}, "a total capacity of 31.00 MiB of which 30.00 MiB is"),
+    ],
+)
+def test_a_card_that_is_not_told_is_as_large_as_what_is(ends: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        CachingAllocator(**ends).allocate(102 * MIB)
+
+
 def test_a_failure_with_such_a_message_is_read_as_a_refusal_of_the_device() -> None:
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(3 * MIB)
@@ -344,12 +357,21 @@ def test_on_failure_oversize_blocks_are_given_back_from_the_largest_until_they_a
 
 
 def test_when_oversize_blocks_are_not_enough_all_are_given_back() -> None:
-    allocator = CachingAllocator(80 * MIB, settings=UNSPLIT)
+    allocator = CachingAllocator(50 * MIB, settings=UNSPLIT)
     for handle in [allocator.allocate(size * MIB) for size in (30, 12)]:
         allocator.free(handle)
-    allocator.allocate(70 * MIB)
-    assert sizes(allocator) == [70 * MIB]
+    allocator.allocate(40 * MIB)  # 12 MiB are not oversize
+    assert sizes(allocator) == [40 * MIB]
     assert allocator.alloc_retries == 1
+
+
+def test_oversize_blocks_are_given_back_for_a_request_that_may_not_have_them() -> None:
+    allocator = CachingAllocator(50 * MIB, settings=UNSPLIT)
+    for handle in [allocator.allocate(size * MIB) for size in (20, 30)]:
+        allocator.free(handle)
+    allocator.allocate(12 * MIB)
+    assert sizes(allocator) == [12 * MIB, 30 * MIB]
+    assert allocator.alloc_retries == 0
 
 
 def test_above_the_threshold_segments_older_than_the_mean_are_given_back() -> None:
@@ -490,6 +512,48 @@ def test_the_pages_of_an_expandable_segment_that_are_wholly_free_are_given_back(
         [("inactive", 15 * MIB), ("active_allocated", 5 * MIB)],
     ]
     assert allocator.reserved == 40 * MIB
+
+
+def test_a_page_of_an_expandable_segment_that_is_free_in_part_is_kept() -> None:
+    allocator = CachingAllocator(None, settings=EXPANDABLE)
+    handles = [allocator.allocate(size * MIB) for size in (5, 30, 5)]
+    allocator.free(handles[1])
+    before = states(allocator)
+    allocator.empty_cache()  # 5 to 35 MiB are free, which are parts of two pages
+    assert (
+        states(allocator)
+        == before
+        == [[("active_allocated", 5 * MIB), ("inactive", 30 * MIB), ("active_allocated", 5 * MIB)]]
+    )
+
+
+def test_the_addresses_of_an_expandable_segment_are_free_again_with_its_last_page() -> None:
+    allocator = CachingAllocator(GIB, settings=EXPANDABLE)
+    first = allocator.allocate(5 * MIB, stream=1)
+    allocator.free(first)
+    allocator.empty_cache()
+    assert allocator.allocate(5 * MIB, stream=2) == first
+
+
+def test_an_expandable_segment_has_addresses_for_more_than_it_may_map() -> None:
+    allocator = CachingAllocator(None, limit=62 * MIB, settings=EXPANDABLE)
+    handles = [allocator.allocate(20 * MIB) for _ in range(3)]
+    allocator.free(handles[0])
+    allocator.empty_cache()
+    assert allocator.allocate(21 * MIB) == handles[2] + 20 * MIB
+
+
+def test_the_pages_of_an_expandable_segment_have_the_size_that_is_set() -> None:
+    allocator = CachingAllocator(None, settings=Settings(expandable_segments=True, large_segment_size=32 * MIB))
+    allocator.allocate(33 * MIB)
+    assert sizes(allocator) == [64 * MIB]
+
+
+def test_in_an_expandable_segment_a_block_is_split_whatever_its_size() -> None:
+    allocator = CachingAllocator(None, settings=Settings(expandable_segments=True, max_split_size=20 * MIB))
+    allocator.free(allocator.allocate(40 * MIB))
+    allocator.allocate(20 * MIB)
+    assert states(allocator) == [[("active_allocated", 20 * MIB), ("inactive", 20 * MIB)]]
 
 
 def test_a_hole_in_an_expandable_segment_is_filled_before_its_end() -> None:
@@ -765,7 +829,7 @@ def test_blocks_fill_the_segments_and_the_counters_are_their_sums(
                     live[block["address"]] = block["requested_size"]
             assert end == segment["address"] + segment["total_size"]
         assert live == asking.live
-        assert allocator.requested == sum(live.values())
+        assert allocator.requested == sum(live.values()) == sum(segment["requested_size"] for segment in segments)
         assert allocator.allocated == sum(segment["allocated_size"] for segment in segments)
         assert allocator.reserved == sum(segment["total_size"] for segment in segments)
         assert allocator.requested <= allocator.allocated <= allocator.reserved
