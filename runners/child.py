@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import processes, surroundings
+from runners import processes, simulate, surroundings
 from runners.budget import Budget
 from runners.journal import Journal, plain
 from runners.meters import cpu
@@ -58,7 +58,8 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
         if told.get("signal"):
             processes.die_of(told["signal"])
     else:
-        journal.write({"kind": "finished", **finished})
+        if finished is not None:
+            journal.write({"kind": "finished", **finished})
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -75,17 +76,22 @@ def import_libraries(attempt: Attempt) -> None:
             raise Unavailable(f"{module} cannot be imported: {_root_cause(error)}{_cure(module)}") from error
 
 
-def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]:
+def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any] | None:
+    """What the workload returns; None of an attempt that is calculated, which has written how it ends."""
     values = attempt.point.values
     import_libraries(attempt)
     workload = _workload(attempt)
     if hasattr(workload, "measure"):  # a program of its own, for which this process neither has nor needs torch
         measured: dict[str, Any] = workload.measure(attempt, journal, trace)
         return measured
+    from runners import torch_surroundings
+
+    if attempt.card is not None:
+        journal.write(surroundings.fact(torch_surroundings.record(attempt)))
+        simulate.measure(attempt, workload, journal, _told)
+        return None
     device, meter, following = _meter(attempt, trace)
     workload.prepare(values, device)
-
-    from runners import torch_surroundings
 
     journal.write(surroundings.fact(torch_surroundings.record(attempt)))
     torch_surroundings.use_kernels_once()

@@ -14,6 +14,7 @@ from runners.point import Attempt
 from runners.refusals import Refusal, refusal_in
 
 OUR_OWN_BYTES = 2**20
+CPU, CALCULATED_CPU = "cpu", "sim:cpu"
 START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # by its name: a user's class may be called the same
@@ -107,7 +108,7 @@ class Outcome:
         if self.status is Status.OK:
             return True
         if self.status in (Status.OOM, Status.OOM_KILLED):
-            own = self.oom_scope == "device" or self.device == "cpu"
+            own = self.oom_scope == "device" or self.device in (CPU, CALCULATED_CPU)
             return False if own else None
         return None
 
@@ -123,14 +124,16 @@ class Outcome:
     @property
     def deciding(self) -> str:
         """The counter that says where the peak is: what the allocator gave out, on cpu what is resident."""
-        return "resident" if self.device == "cpu" else "allocated"
+        return deciding_counter(self.device)
 
     @property
     def budget_used_bytes(self) -> int | None:
         """What the limit counts, at its highest. On cpu it is what the address space grew by (VmPeak over VmSize): the
         resident peak counts file pages, which RLIMIT_DATA does not. After a refusal VmPeak says nothing, nor where it
         counts what is only reserved (64 MiB of a thread's arena): more than the budget cannot have been used of it."""
-        if self.device != "cpu":
+        if self.device == CALCULATED_CPU:
+            return self.peak("tensor")
+        if self.device != CPU:
             return self.peak("reserved")
         before, peak = self.process_baseline.get("virtual"), self.peak("address")
         if before is None or peak is None or self.status is not Status.OK:
@@ -163,6 +166,10 @@ class Outcome:
         failed = _failed(self.phases)
         held = None if failed is None else failed.end.get(self.deciding)
         return None if held is None else held + self.requested_bytes
+
+
+def deciding_counter(device: str) -> str:
+    return {CPU: "resident", CALCULATED_CPU: "tensor"}.get(device, "allocated")
 
 
 def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any] | None) -> Outcome:

@@ -67,6 +67,8 @@ class Attempt:
     locks: tuple[str, ...] = ()  # held by the supervisor while the attempt runs: one at a time on each of its devices
     trace: bool = False  # if it ends by an exception, the allocator's history is kept
     engine: str = "local"
+    card: Mapping[str, Any] | None = None  # what is calculated with, of a device that is
+    followed: str | None = None  # the file that its attempts share, and the other cards of its architecture
     identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.surroundings
 
     @property
@@ -76,7 +78,8 @@ class Attempt:
 
     @property
     def warm(self) -> bool:
-        return bool(self.point.get("start") == "warm")
+        """Whether it is a copy of a template. One that is calculated is: nothing of its process is measured."""
+        return self.card is not None or bool(self.point.get("start") == "warm")
 
     @property
     def name(self) -> str:
@@ -98,6 +101,8 @@ class Attempt:
             "locks": list(self.locks),
             "trace": self.trace,
             "engine": self.engine,
+            "card": None if self.card is None else dict(self.card),
+            "followed": self.followed,
             "identity": None if self.identity is None else dict(self.identity),
         }
 
@@ -114,6 +119,8 @@ class Attempt:
             locks=tuple(request.get("locks", ())),
             trace=request.get("trace", False),
             engine=request.get("engine", "local"),
+            card=request.get("card"),
+            followed=request.get("followed"),
             identity=request.get("identity"),
         )
 

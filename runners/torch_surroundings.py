@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from runners import surroundings
+from runners import simulate, surroundings
 from runners.point import Attempt
 
 
@@ -23,6 +23,8 @@ def record(attempt: Attempt) -> dict[str, Any]:
     }
     if attempt.device == "cpu":
         return found
+    if attempt.card is not None:
+        return found | simulate.describe(attempt.card)
     from runners.meters import cuda
 
     return found | cuda.describe(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from runners.meters import cpu
+from runners.meters.sim_allocator import Settings
+from sweeper.cards import ALL, Cards
 from sweeper.errors import Mistake
-from sweeper.plan import Device, typed
+from sweeper.plan import Device, did_you_mean, typed
 
 # What a kernel driver leaves in /dev where there is a GPU to ask for (NVIDIA, AMD, either of them under WSL). Without
 # one, nobody waits two seconds for torch to say that there is none.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
-FORM = "write cpu, cuda:0, cuda:0+cuda:1, auto or all"
+FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # of the allocator, as torch reads them
+SIM = "sim:"  # how a device is called that is calculated, before the name of its card
 
 Answer = Callable[[], Mapping[str, Any]]  # what runners.probe says, asked for devices
 
@@ -39,8 +44,8 @@ def _canonical(name: Any) -> str:
         raise Mistake(f"devices={typed(name)}: not a device; {FORM}")
     if name in ("auto", "all", "cpu"):
         return name
-    if name == "sim" or name.startswith("sim:"):
-        raise Mistake(f"devices={name}: calculated devices are not built yet; {FORM}")
+    if name.startswith(SIM):
+        return name
     parts = ["cuda:0" if part == "cuda" else part for part in name.split("+")]
     if not all(re.fullmatch(r"cuda:(0|[1-9][0-9]{0,5})", part) for part in parts):
         raise Mistake(f"devices={name}: not a device{_meant(name)}; {FORM}")
@@ -56,13 +61,37 @@ def _meant(name: str) -> str:
     return " (did you mean cuda:0?)" if lower in ("gpu", "nvidia", "rocm", "hip") else ""
 
 
-def resolve(names: Sequence[str], answer: Answer, say: Callable[[str], None]) -> tuple[Device, ...]:
+def resolve(names: Sequence[str], answer: Answer, say: Callable[[str], None], cards: Cards) -> tuple[Device, ...]:
     """What the named devices are here. One that is missing says so, and is never replaced by another."""
     if names == ("auto",):
         return (_auto(answer, say),)
     if names == ("all",):
         return _all(answer)
-    return tuple(_cpu() if name == "cpu" else _cuda(name, answer()) for name in names)
+    found: list[Device] = []
+    for name in names:
+        if name.startswith(SIM):
+            found += _sim(name.removeprefix(SIM), cards)
+        else:
+            found.append(_cpu() if name == "cpu" else _cuda(name, answer()))
+    return tuple({device.name: device for device in found}.values())
+
+
+def _sim(card: str, cards: Cards) -> list[Device]:
+    """A card of conf/card, or each of them."""
+    if card == ALL:
+        return [each for name in cards for each in _sim(name, cards)]
+    try:
+        found = cards[card]
+    except KeyError:
+        near = did_you_mean(card, cards) or f"; the cards are {', '.join(cards)}"
+        raise Mistake(f"devices=sim:{card}: no such card{near}") from None
+    settings = next((os.environ[name] for name in SETTINGS if name in os.environ), "")
+    try:
+        Settings.parse(settings)
+    except ValueError as error:
+        raise Mistake(f"devices=sim:{card}: {error}") from None
+    described = {**found, "settings": settings}
+    return [Device(name=f"{SIM}{card}", kind="sim", total_bytes=found["total_bytes"], card=described)]
 
 
 def _cpu() -> Device:

@@ -20,7 +20,6 @@ from sweeper.probing import Probes
 CUDA_UNPROVEN = (
     "CUDA and ROCm are unproven: the meter follows PyTorch's documented interface, and has not run on a GPU yet"
 )
-SIM_NOT_YET = "sim:CARD, a calculated device, is not there yet"
 CPU_COUNTERS = ("resident", "resident_anon", "resident_file", "address", "tensor")
 CUDA_COUNTERS = ("allocated", "reserved", "requested", "active", "used")
 EXTRAS = {
@@ -60,7 +59,7 @@ def environment(python: str) -> dict[str, Any]:
     return {
         "sweeper": __version__,
         **answer,
-        "devices": [_cpu(answer), *_gpus(answer), _sim()],
+        "devices": [_cpu(answer), *_gpus(answer), _sim(answer)],
         "missing": [_missing(answer, library) for library in EXTRAS if _is_missed(answer, library)],
         "unproven": [CUDA_UNPROVEN],
     }
@@ -110,14 +109,15 @@ def _gpus(answer: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _sim() -> dict[str, Any]:
+def _sim(answer: Mapping[str, Any]) -> dict[str, Any]:
+    there = answer["torch"] is not None
     return {
-        "device": "sim",
+        "device": "sim:CARD",
         "kind": "calculated",
-        "name": None,
+        "name": "tensors without data and an imitated allocator; sim:all is every card of conf/card",
         "total_bytes": None,
-        "unavailable": SIM_NOT_YET,
-        "counters": [],
+        "unavailable": None if there else answer["torch_error"],
+        "counters": list(CUDA_COUNTERS) if there else [],
     }
 
 

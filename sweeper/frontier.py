@@ -16,7 +16,7 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from runners.outcome import Status
+from runners.outcome import Status, deciding_counter
 from runners.point import canonical
 from sweeper import schema
 from sweeper.margin import Term, outside, terms
@@ -281,7 +281,7 @@ def headroom(row: Row) -> tuple[int | None, str | None]:
     if row["device"] == "cpu":
         return _left(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
     if row["kind"] == "calculated":
-        return _left(row.get("device_total_bytes"), row, ("peak_reserved_bytes",))
+        return _left(row.get("device_total_bytes"), row, ("peak_used_bytes",))
     # What is used has no high-water mark, and can be read too late: what was reserved at the peak was used then.
     return _left(row.get("device_total_bytes"), row, ("peak_used_bytes", "peak_reserved_bytes"))
 
@@ -313,9 +313,7 @@ def _negative(at: At) -> At:
     return tuple(-value for value in at)
 
 
-def frontier_text(
-    rows: Iterable[Row], objective: str = "tokens", margin: Mapping[str, int | str] | None = None
-) -> str:
+def frontier_text(rows: Iterable[Row], objective: str = "tokens", margin: Mapping[str, int | str] | None = None) -> str:
     """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why."""
     found = searches(rows)
     told = [search for search in found if search.told]
@@ -384,7 +382,7 @@ def _largest_line(search: Search, objective: str) -> str:
         return f"none fits; the smallest: {why(in_the_way)}" if in_the_way and smaller else "none fits"
     row = search.fitting[largest]
     said = search.say(largest)
-    counter = "resident" if row["device"] == "cpu" else "allocated"
+    counter = deciding_counter(row["device"])
     peak = row.get(f"peak_{counter}_bytes")
     if peak is not None:
         said += f"  peak {readable(peak)} {counter}"

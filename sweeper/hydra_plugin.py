@@ -45,6 +45,7 @@ import sweeper
 from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper import devices
+from sweeper.cards import Cards
 from sweeper.designs import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.plan import (
@@ -308,6 +309,16 @@ class Composer:
     def options(self, group: str) -> list[str]:
         return list(self.loader.get_group_options(group))
 
+    def cards(self) -> Cards:
+        """Those of conf/card, and of the user's own folders."""
+
+        def read(name: str) -> Mapping[str, Any]:
+            with explained():
+                found = self.loader.repository.load_config(f"card/{name}")  # type: ignore[attr-defined]
+            return _resolved(found.config)
+
+        return Cards(self.options("card"), read)
+
     def compose(self, choices: Mapping[str, Any]) -> DictConfig:
         """Raises Mistake. The caller has a copy of its own to change."""
         for group, choice in choices.items():
@@ -554,6 +565,7 @@ class _Planning:
             self.typed = parse(line.overrides, composer.loader)
         self.fixed_groups = {key: value for key, value in self.typed.fixed.items() if key in composer.groups}
         self.fixed = {key: value for key, value in self.typed.fixed.items() if key not in composer.groups}
+        self.cards = composer.cards()
         self._bases: dict[str, _Base] = {}
         self._points: dict[str, Point] = {}
         self._references: dict[str, str] = {}  # a point's id -> the id of the one its quality is held against
@@ -575,7 +587,7 @@ class _Planning:
             # Points that are written out, unlike combinations, are not equal by accident: each has the keys it names.
             swept=[key for key in (self.typed.several if written else several) if _varies(several[key])],
             signature=lambda key, target: self.probes.signature(run.python, key, target),
-            cards=self.composer.options("card"),
+            cards=self.cards,
             given=[*self.typed.fixed, *(self.typed.several if written else several)],
         )
         self.reference = {} if run.quality is None else run.quality["reference"]
@@ -597,7 +609,7 @@ class _Planning:
         points = tuple({asked.point.id: asked.point for asked in next(DESIGNS[design](plan))}.values())
         _check_objective(run.objective, points)
         self._check_references(points)
-        here = devices.resolve(names, lambda: self.probes.devices(run.python), self.say)
+        here = devices.resolve(names, lambda: self.probes.devices(run.python), self.say, self.cards)
         return replace(plan, devices=here, points=points)
 
     def settle(self, choice: Mapping[str, Any]) -> Point:

@@ -39,10 +39,10 @@ class Trained:
 
 
 def trained(device: str, point: Point, outcome: Outcome) -> Trained | None:
-    """None if the attempt did not train to its end."""
+    """None if the attempt did not train to its end, or computed nothing (a calculated one)."""
     workload = point.values.get("workload") or {}
     losses = outcome.metrics.get("losses")
-    if workload.get("name") != "train" or not losses or not PLAIN.keys() <= workload.keys():
+    if workload.get("name") != "train" or not losses or None in losses or not PLAIN.keys() <= workload.keys():
         return None
     rest = {key: value for key, value in point.values.items() if key not in CONDITIONS}
     rest["workload"] = {key: value for key, value in workload.items() if key not in (*PLAIN, *BESIDE)}

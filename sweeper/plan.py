@@ -22,6 +22,7 @@ from runners.outcome import Status
 from runners.point import Point, canonical
 from runners.workloads.command import placeholders
 from sweeper import quality
+from sweeper.cards import usable_bytes
 from sweeper.errors import Mistake
 from sweeper.margin import MEASURED
 
@@ -37,6 +38,7 @@ class Device:
     uuid: str | None = None
     total_bytes: int | None = None  # of several at once, the smallest: devices are never summed
     unavailable: str | None = None
+    card: Mapping[str, Any] | None = None  # what is calculated with, of a calculated device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +232,7 @@ class Rules:
 
     swept: Collection[str]  # keys with several values
     signature: Callable[[str, str], Signature]  # of the function that a key names; raises Mistake
-    cards: Collection[str]  # described in conf/card
+    cards: Mapping[str, Mapping[str, Any]]  # described in conf/card
     given: Collection[str] = ()  # keys that have a value of the user's own, or several
 
 
@@ -360,13 +362,13 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _budget(value: Any, cards: Collection[str]) -> int | str:
-    """Whole bytes, so that 1GiB and 1024MiB are one point; a card by its name."""
+def _budget(value: Any, cards: Mapping[str, Mapping[str, Any]]) -> int:
+    """Whole bytes, so that 1GiB, 1024MiB and a card whose allocator can have as much are one point."""
     if isinstance(value, str) and value.startswith("card:"):
         card = value.removeprefix("card:")
         if card not in cards:
             raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
-        return value
+        return usable_bytes(cards[card])
     return _size("budget", value, LEAST_BUDGET)
 
 
@@ -401,9 +403,7 @@ def _ranges(workload: Mapping[str, Any], least: Mapping[str, float]) -> None:
         raise Mistake(f"workload.{key}={typed(value)}: must be {TYPES[type(bound).__name__]}, {bound:g} or more")
 
 
-def _of_use(
-    workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], swept: Collection[str]
-) -> None:
+def _of_use(workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], swept: Collection[str]) -> None:
     """Null for a key that makes no difference beside the others' values: its values are then one point."""
     for key, others in only_with.items():
         if all(workload[other] == value for other, value in others.items()):

@@ -15,6 +15,8 @@ from runners.surroundings import code_names
 from sweeper.errors import Mistake
 from sweeper.plan import Device
 
+DESCRIBES = ("sources", "price_per_hour", "bandwidth_bytes_per_s")  # of a card, and moves no memory
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -41,6 +43,9 @@ def difference(then: Attempt, outcome: Outcome, now: Surroundings, device: Devic
     """The first thing that is not as it was, with both values; None if the outcome can be recalled."""
     was: dict[str, Any] = {**(then.identity or {}), "the device's UUID": then.device_uuid}
     present: dict[str, Any] = {**now.identity, "the device's UUID": device.uuid}
+    if device.card is not None and then.card is not None:
+        was |= {f"the card's {key}": value for key, value in then.card.items() if key not in DESCRIBES}
+        present |= {f"the card's {key}": value for key, value in device.card.items() if key not in DESCRIBES}
     code = outcome.environment.get("workload_code")
     if code is not None:  # an attempt that did not come as far as its workload says nothing of its code
         names = code_names(then.point)

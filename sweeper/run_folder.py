@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
@@ -49,6 +50,10 @@ class RunFolder:
 
     def attempt_folder(self, attempt: Attempt) -> AttemptFolder:
         return AttemptFolder(self.path / POINTS / attempt.name)
+
+    def followed(self, point: Point, by: str) -> Path:
+        """What a calculated point does, whichever attempts it is decided in that agree in what `by` stands for."""
+        return self.path / POINTS / point.id[:2] / f"{point.id}.{hashlib.sha256(by.encode()).hexdigest()[:8]}.followed"
 
     def close(self) -> None:
         self._plan.close()

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from runners import journal
 from runners.journal import BETWEEN
+from runners.outcome import deciding_counter
 from sweeper import schema, tables
 from sweeper.errors import Mistake
 from sweeper.frontier import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, readable, searches, why
@@ -151,7 +152,7 @@ def _smaller_peaks(points: pa.Table, swept: Sequence[str]) -> Iterator[dict[str,
     known = {(row["point_id"], row["device"]): row for row in rows}
     for row in rows:
         reference = known.get((row["quality_reference"], row["device"]))
-        counter = "peak_resident_bytes" if row["device"] == "cpu" else "peak_allocated_bytes"
+        counter = f"peak_{deciding_counter(row['device'])}_bytes"
         if reference is None or {row["status"], reference["status"]} != {"ok"}:
             continue
         if row[counter] is None or reference[counter] is None or row[counter] >= reference[counter]:

@@ -21,6 +21,7 @@ from runners import journal
 from runners.engines.local import EngineFailed, Local
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
+from runners.surroundings import code_names
 from sweeper.designs import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Dimension, Plan
@@ -44,6 +45,7 @@ class Lane:
     asked: list[Asked] = field(default_factory=list)  # the batch under way
     outcomes: list[Outcome | None] = field(default_factory=list)  # of its points, in the same order
     under_way: Attempt | None = None
+    seat: str = ""  # the engine's lane that it is under way in: the device's own, or one of those that calculate
     copied: set[str] = field(default_factory=set)  # points that were measured in copies of its present template
     same_error: list[tuple[str | None, str | None]] | None = field(default_factory=list)  # None: something else came
     done: bool = False
@@ -166,7 +168,8 @@ class Sweep:
 
     def _measure(self) -> None:
         measurable = [lane for lane in self.lanes if lane.device.unavailable is None]
-        engine = Local(self.plan.run.python, max(1, len(measurable)), wake=self.signals.descriptor)
+        measuring = [lane for lane in measurable if lane.device.card is None]
+        engine = Local(self.plan.run.python, max(1, len(measuring)), wake=self.signals.descriptor)
         try:
             while not self.signals.caught:
                 for lane in measurable:
@@ -201,18 +204,34 @@ class Sweep:
                 self._settled(lane, point, recalled, recalled=True)
                 continue
             attempt = self._attempt(point, lane.device, number)
+            seat = self._seat(lane, attempt)
+            if seat is None:
+                return
+            lane.seat = seat
             # Copies of one template share its layout of memory: they repeat to the byte what another would not.
             if attempt.warm and point.id in lane.copied:
-                engine.renew(lane.device.name)
+                engine.renew(lane.seat)
                 lane.copied.clear()
-            lane.copied.add(point.id)
+            if attempt.card is None:
+                lane.copied.add(point.id)
             folder = self.run_folder.attempt_folder(attempt)
             self.run_folder.check()
             folder.ask(attempt)
-            engine.start(attempt, folder, lane.device.name)
+            engine.start(attempt, folder, lane.seat)
             lane.under_way = attempt
             self.show.began(lane.device.name, point)
             return
+
+    def _seat(self, lane: Lane, attempt: Attempt) -> str | None:
+        """The engine's lane for it. Those that calculate share as many as there are cores, whatever their cards; and a
+        point that is being followed is waited for, since what was followed serves every card of an architecture."""
+        if attempt.card is None:
+            return lane.device.name
+        calculating = [other for other in self.lanes if other.under_way is not None and other.device.card is not None]
+        taken = {other.seat for other in calculating}
+        if attempt.followed in {other.under_way.followed for other in calculating if other.under_way is not None}:
+            return None
+        return next((seat for core in range(os.cpu_count() or 1) if (seat := f"sim-{core}") not in taken), None)
 
     def _advance(self, lane: Lane) -> None:
         """Send the outcomes of a batch into the design, and take its next one."""
@@ -256,16 +275,26 @@ class Sweep:
             heartbeat=self.plan.run.heartbeat,
             trace=self.plan.run.trace == "on_failure",
             identity=self.surroundings.identity,
+            card=device.card,
+            followed=self._followed(point, device),
             locks=() if self.plan.run.parallel and device.kind == "cpu" else _locks(device),
         )
+
+    def _followed(self, point: Point, device: Device) -> str | None:
+        """The file of a calculated point: one for all cards of an architecture, as long as the code is the same."""
+        if device.card is None:
+            return None
+        code = self.surroundings.code.get(canonical(code_names(point)))
+        agree = (device.card["vendor"], device.card["architecture"], dict(self.surroundings.identity), code)
+        return str(self.run_folder.followed(point, canonical(agree)))
 
     def _hear(self, engine: Local, timeout: float | None = 1.0) -> None:
         """Wait for what attempts do, and show that time passes meanwhile."""
         for event in engine.wait(timeout):
-            lane = next(lane for lane in self.lanes if lane.device.name == event.lane)
-            attempt = lane.under_way
-            if attempt is None:
+            lane = next((lane for lane in self.lanes if lane.under_way is not None and lane.seat == event.lane), None)
+            if lane is None or lane.under_way is None:
                 continue
+            attempt = lane.under_way
             if event.kind == "waiting":
                 self.show.waiting(lane.device.name, attempt.point, event.detail or "another sweep")
             elif event.kind == "settled":
@@ -322,7 +351,7 @@ def _as_line(dimension: Dimension) -> dict[str, Any]:
 def environ_of(point: Point, device: Device) -> dict[str, str | None]:
     """What is set in the measured process's environment before its interpreter starts, and recorded with it."""
     environ: dict[str, str | None] = {}
-    if device.kind == "cpu":
+    if device.kind in ("cpu", "sim"):
         environ["CUDA_VISIBLE_DEVICES"] = ""  # code that says plain `cuda` cannot land on a device nobody asked for
     elif device.uuid is not None:
         environ["CUDA_VISIBLE_DEVICES"] = device.uuid.replace("+", ",")  # of several at once the UUIDs are joined
@@ -346,7 +375,10 @@ def _outcome(attempt: Attempt, folder: AttemptFolder) -> Outcome:
 
 
 def _locks(device: Device) -> tuple[str, ...]:
-    """One file per device of this machine, for every sweep of this user: one attempt at a time on a device."""
+    """One file per device of this machine, for every sweep of this user: one attempt at a time on a device. None of
+    one that is calculated, which is no thing that could be in use."""
+    if device.card is not None:
+        return ()
     folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     names = (device.uuid or device.name).split("+")

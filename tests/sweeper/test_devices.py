@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 
 from sweeper import devices
+from sweeper.cards import Cards
 from sweeper.errors import Mistake
 from sweeper.plan import Device
 
 GIB = 2**30
+H100 = {
+    "name": "NVIDIA H100", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 80 * GIB, "context_bytes": GIB
+}  # fmt: skip
+NO_CARDS = Cards((), H100.__getitem__)  # type: ignore[arg-type, return-value]
+CARDS = Cards(("h100", "twin"), lambda name: H100)
 
 
 def gpu(index: int, idle: bool | None = True, total: int = 80 * GIB) -> dict[str, Any]:
@@ -26,7 +32,7 @@ def answer(*gpus: Mapping[str, Any], **others: Any) -> dict[str, Any]:
 
 def resolved(names: list[str], answered: Mapping[str, Any]) -> tuple[tuple[Device, ...], list[str]]:
     said: list[str] = []
-    return devices.resolve(devices.canonical(names), lambda: answered, said.append), said
+    return devices.resolve(devices.canonical(names), lambda: answered, said.append, NO_CARDS), said
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ def test_one_device_under_two_spellings_is_one_device() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gpu", "cuda:x", "CUDA:0", "cuda:-1", "cuda:01", "cuda:", "CPU", "", "cpu+cuda:0", "cuda:0+cuda", "sim:h100",
+    ["gpu", "cuda:x", "CUDA:0", "cuda:-1", "cuda:01", "cuda:", "CPU", "", "cpu+cuda:0", "cuda:0+cuda",
      "mps", 0, "cuda:0,cpu"],
 )  # fmt: skip
 def test_what_is_no_device_is_refused_by_name(name: Any) -> None:
@@ -70,7 +76,7 @@ def test_auto_stands_alone() -> None:
 
 
 def test_the_cpu_is_known_without_asking() -> None:
-    (cpu,) = devices.resolve(("cpu",), never, print)
+    (cpu,) = devices.resolve(("cpu",), never, print, NO_CARDS)
     assert (cpu.name, cpu.kind, cpu.unavailable) == ("cpu", "cpu", None)
     assert cpu.total_bytes is None or cpu.total_bytes > 0
 
@@ -96,7 +102,7 @@ def test_a_missing_gpu_says_why_and_is_not_replaced() -> None:
 @pytest.mark.usefixtures("no_driver")
 def test_auto_without_a_driver_is_the_cpu_and_says_so() -> None:
     said: list[str] = []
-    (cpu,) = devices.resolve(("auto",), never, said.append)
+    (cpu,) = devices.resolve(("auto",), never, said.append, NO_CARDS)
     assert cpu.name == "cpu"
     assert said == ["devices=auto: no GPU here, so the points are measured on cpu"]
 
@@ -134,4 +140,34 @@ def test_all_without_a_visible_gpu_is_refused_with_the_reason() -> None:
 @pytest.mark.usefixtures("no_driver")
 def test_all_without_a_driver_is_refused() -> None:
     with pytest.raises(Mistake, match="devices=all"):
-        devices.resolve(("all",), never, print)
+        devices.resolve(("all",), never, print, NO_CARDS)
+
+
+def test_a_calculated_device_has_the_figures_of_its_card() -> None:
+    (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
+    assert (device.name, device.kind, device.total_bytes) == ("sim:h100", "sim", 80 * GIB)
+    assert device.card is not None
+    assert device.card["context_bytes"] == GIB
+
+
+def test_all_cards_can_be_asked_at_once_and_each_is_there_once() -> None:
+    found = devices.resolve(("sim:h100", "sim:all"), never, print, CARDS)
+    assert [device.name for device in found] == ["sim:h100", "sim:twin"]
+
+
+def test_a_card_that_is_not_there_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(Mistake, match=r"devices=sim:h10: no such card \(did you mean h100\?\)"):
+        devices.resolve(("sim:h10",), never, print, CARDS)
+
+
+@pytest.mark.parametrize("key", ["total_bytes", "context_bytes"])
+def test_a_card_without_a_figure_is_refused_by_its_file(key: str) -> None:
+    cards = Cards(("mine",), lambda name: {**H100, key: None})
+    with pytest.raises(Mistake, match=rf"card/mine.yaml: {key}=None: must be a whole number of bytes"):
+        devices.resolve(("sim:mine",), never, print, cards)
+
+
+def test_an_allocators_setting_that_cannot_be_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
+    with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not followed"):
+        devices.resolve(("sim:h100",), never, print, CARDS)

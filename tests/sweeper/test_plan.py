@@ -30,12 +30,13 @@ CONFIG: dict[str, Any] = {
     "grid": {}, "points": [],
 }  # fmt: skip
 
+CARD = {"total_bytes": 25_000_000_000, "context_bytes": 500_000_000}
 ANYTHING = Signature(parameters=(), required=(), takes_any=True)
 CUSTOM = {"name": "custom", "target": "mywork:run", "params": {}}
 
 
 def point(swept: tuple[str, ...] = (), signature: Signature = ANYTHING, **values: Any) -> Point:
-    rules = Rules(swept=swept, signature=lambda key, target: signature, cards=("rtx-4090",))
+    rules = Rules(swept=swept, signature=lambda key, target: signature, cards={"rtx-4090": CARD})
     return settled({**CONFIG, **values}, rules)
 
 
@@ -99,7 +100,7 @@ def test_no_warmup_is_a_value() -> None:
     ("written", "size"),
     [("24GiB", 24 * 2**30), ("24GB", 24 * 10**9), ("600MiB", 600 * 2**20), ("600 mib", 600 * 2**20),
      ("1.5GiB", 3 * 2**29), (1073741824, 2**30), ("1024MiB", 2**30), ("1073741824", 2**30),
-     ("card:rtx-4090", "card:rtx-4090")],
+     ("card:rtx-4090", 24_500_000_000)],
 )  # fmt: skip
 def test_a_budget_is_whole_bytes_or_a_card(written: Any, size: Any) -> None:
     assert point(budget=written)["budget"] == size
@@ -233,7 +234,7 @@ def test_positions_are_found_where_a_configuration_has_them(tmp_path: Path) -> N
 
 
 def test_a_context_beside_a_share_of_the_positions_is_refused() -> None:
-    rules = Rules(swept=(), signature=lambda key, target: ANYTHING, cards=(), given=("context",))
+    rules = Rules(swept=(), signature=lambda key, target: ANYTHING, cards={}, given=("context",))
     config = {**CONFIG, "model": GPT, "inputs": {"name": "limit", "of_positions": 1.0}}
     assert refused(settled, config, rules).startswith("context: inputs=limit sets it")
 

@@ -1,0 +1,231 @@
+"""Follows a workload on tensors without data: which bytes it would take and give back, in which order.
+
+Every storage that an operator returns is an event when it is born and another when the last tensor of it dies, whatever
+views share it; so are a kernel's own temporaries and the workspace of the first matrix product, as the device's rules
+have them. Nothing is computed, except whole numbers that depend on nothing but other whole numbers (positions, masks,
+lengths), and single numbers likewise (a loss's scale): libraries ask for those to decide what to do next.
+
+What cannot be followed raises Unavailable with the operator's name: a number would be a guess.
+"""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map
+
+from runners.phases import Unavailable
+
+WORKSPACE = 2**62  # in the place of a size: what a matrix product's handle takes, which the card decides
+EMPTY_CACHE = 2**62 + 1  # torch.cuda.empty_cache()
+LARGEST_VALUE = 2**23  # bytes of whole numbers that are computed: positions and masks, but no mask of a length squared
+
+SINGLE = 8  # bytes of one number of any type
+HOST = torch.device("cpu")
+
+aten = torch.ops.aten
+
+
+class Rules(Protocol):
+    """What a device does in other ways than tensors without data would."""
+
+    device: str  # its type, as torch calls it
+    host_counts: bool  # whether tensors in the host's memory are on the device: they are on a CPU
+
+    def applied(self) -> Any:
+        """A context manager, entered around the workload."""
+        ...
+
+    def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
+        """Bytes that the kernel takes for itself and gives back as it ends, in order."""
+        ...
+
+    def takes_a_handle(self, operator: Any) -> bool:
+        """Whether it is a matrix product, for which the library has a workspace."""
+        ...
+
+
+class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Entered around a workload on the device `meta`. `events`: bytes of a birth, and below zero the death of one.
+
+    The births are numbered from 0 in their order, and the death of number n is -(n + 1).
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events = array("q")
+        self.lost: str | None = None  # why what comes now means nothing: an operator that could not be followed
+        self._rules = rules
+        self._births = 0
+        # By the address of a live StorageImpl: its bytes, its number, and the reference that tells when it dies.
+        self._storages: dict[int, tuple[int, int, Any]] = {}
+        self._values: dict[int, torch.UntypedStorage] = {}  # by the same: the whole numbers in it, where they are known
+        self._handles: set[bool] = set()  # in backward or not: autograd's thread of a device has a handle of its own
+
+    # As in torch_tensors: without these, the first operator imports torch._dynamo.
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @contextmanager
+    def around_workload(self) -> Iterator[None]:
+        with self._rules.applied(), self:
+            yield
+        if self.lost is not None:  # raised before, and caught by the workload
+            raise Unavailable(self.lost)
+
+    def empty_cache(self) -> None:
+        self.events.append(EMPTY_CACHE)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
+            return self._item(args[0])
+        if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
+            return self._copied(args[0], kwargs)
+        if self._rules.takes_a_handle(func):
+            self._take_handle()
+        try:
+            result = func(*args, **kwargs)
+        except NotImplementedError as error:
+            raise self._cannot(func, str(error).partition("\n")[0]) from error
+        for size in self._rules.temporaries(func, args, kwargs, result):
+            self.events.append(size)
+            self.events.append(-self._next_birth() - 1)
+        if isinstance(result, torch.Tensor):
+            self._follow(result, func, args, kwargs)
+        elif result is None or (isinstance(result, (list, tuple)) and not result):
+            self._changed(func, args)
+        else:
+            for leaf in tree_iter(result):
+                if isinstance(leaf, torch.Tensor):
+                    self._follow(leaf, func, args, kwargs)
+        return result
+
+    def _next_birth(self) -> int:
+        self._births += 1
+        return self._births - 1
+
+    def _take_handle(self) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward not in self._handles:
+            self._handles.add(in_backward)
+            self.events.append(WORKSPACE)
+            self._next_birth()
+
+    def _follow(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+        if not tensor.is_meta:
+            if not self._rules.host_counts or tensor.device.type != "cpu":
+                return
+        elif tensor.layout is not torch.strided:
+            raise self._cannot(func, "it gives a sparse tensor")
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        known = self._storages.get(key)
+        if known is None:
+            reference = weakref.ref(storage, partial(self._died, key))
+            self._storages[key] = size, self._born(size), reference
+        elif known[0] != size:  # resized in its place: the new memory is taken while the old one is there
+            self._storages[key] = size, self._born(size), known[2]
+            if known[0]:
+                self.events.append(-known[1] - 1)
+        if tensor.is_meta and (size <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())):
+            self._compute(key, size, func, args, kwargs)
+
+    def _born(self, size: int) -> int:
+        if not size:
+            return -1
+        self.events.append(size)
+        return self._next_birth()
+
+    def _died(self, key: int, _: Any) -> None:
+        size, number, _ = self._storages.pop(key)
+        self._values.pop(key, None)
+        if size:
+            self.events.append(-number - 1)
+
+    # --- whole and single numbers ---
+
+    def _item(self, tensor: torch.Tensor) -> Any:
+        return self._known(tensor, aten._local_scalar_dense.default).item()
+
+    def _copied(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+        copy: torch.Tensor = self._known(tensor, aten._to_copy.default).clone().to(options.get("dtype"))
+        return copy
+
+    def _known(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
+        value = self._values.get(tensor.untyped_storage()._cdata)
+        if value is None:
+            raise self._cannot(func, "it asks for numbers (.item(), .cpu()) that are not computed")
+        return _on_cpu(tensor, value)
+
+    def _changed(self, func: Any, args: Any) -> None:
+        """By an operator that returns nothing: what it changed is not known any more."""
+        if func in FINITE:
+            return
+        for leaf in tree_iter(args):
+            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+                self._values.pop(leaf.untyped_storage()._cdata, None)
+
+    def _compute(self, key: int, size: int, func: Any, args: Any, kwargs: Any) -> None:
+        """The whole numbers of a result, if all that it was made of is known; else they are not known any more."""
+        given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        keys = [leaf.untyped_storage()._cdata for leaf in given if leaf.is_meta]
+        if key in keys and not func._schema.is_mutable:
+            return  # a view
+        if size > LARGEST_VALUE or not all(each in self._values for each in keys) or func in UNKNOWN:
+            self._values.pop(key, None)
+            return
+        values = self._values
+
+        def known(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+                return _on_cpu(leaf, values[leaf.untyped_storage()._cdata])
+            return HOST if isinstance(leaf, torch.device) else leaf
+
+        concrete_args, concrete_kwargs = tree_map(known, (args, kwargs))
+        made = func(*concrete_args, **concrete_kwargs)
+        if key in values:
+            return  # changed in its place, and the value with it
+        if isinstance(made, torch.Tensor) and made.untyped_storage().nbytes() == size:
+            values[key] = made.untyped_storage()
+
+    def _cannot(self, func: Any, why: str) -> Unavailable:
+        self.lost = f"{func} cannot be followed without data: {why}"
+        return Unavailable(self.lost)
+
+
+# Their numbers mean nothing: memory as it is found, or drawn.
+UNKNOWN = frozenset(
+    {
+        aten.empty.memory_format,
+        aten.empty_strided.default,
+        aten.empty_like.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+        aten.randint.default,
+        aten.randint.low,
+        aten.random_.default,
+        aten.multinomial.default,
+        aten.bernoulli.default,
+    }
+)
+
+# That the gradients of float16 are finite is assumed: a step with others leaves the update out, and takes no more.
+FINITE = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})
+
+
+def _on_cpu(tensor: torch.Tensor, value: torch.UntypedStorage) -> torch.Tensor:
+    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+    return torch.empty(0, dtype=tensor.dtype).set_(value, *place)
