@@ -24,6 +24,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -
 
 
 def of(op: Any, *args: Any, arch: Architecture = AMPERE, result: Any = None, **kwargs: Any) -> list[int]:
+    """What the rule of an operator says, of the operator as it runs on these, unless its result is given."""
     result = op(*args, **kwargs) if result is None else result
     return list(kernels.temporaries(arch)[op](args, kwargs, result))
 
@@ -208,7 +209,13 @@ def test_math_adds_its_mask_in_place() -> None:
     assert aten.add.Tensor not in seen.ops
 
 
-# ---- What the kernels allocate
+# ---- What the kernels of attention allocate
+
+FLASH, FLASH_BACKWARD = (
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+)
+EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
 
 
 def test_few_queries_split_their_keys() -> None:
@@ -216,12 +223,16 @@ def test_few_queries_split_their_keys() -> None:
     # what is between cuts no other way, and 11 parts use 41 %.
     query, key = meta(1, 32, 1, 128), meta(1, 8, 4096, 128)
     rows = 16 * 8 * 4
-    assert of(aten._scaled_dot_product_flash_attention.default, query, key, key, 0.0, False, scale=0.1) == [
-        rows * 4,
-        rows * 128 * 4,
-    ]
-    many = meta(8, 32, 1024, 128)
-    assert of(aten._scaled_dot_product_flash_attention.default, many, many, many, 0.0, True) == []
+    assert of(FLASH, query, key, key, 0.0, False, scale=0.1) == [rows * 4, rows * 128 * 4]
+    # With 114 multiprocessors 228 places: the same 16 parts; with 4 too few to split for.
+    assert of(FLASH, query, key, key, arch=Architecture("nvidia", (9, 0), 114)) == [rows * 4, rows * 128 * 4]
+    assert of(FLASH, query, key, key, arch=Architecture("nvidia", (8, 6), 4)) == []
+
+
+def test_many_queries_and_dropout_split_nothing() -> None:
+    query = meta(8, 32, 1024, 128)
+    assert of(FLASH, query, query, query, 0.0, True) == []
+    assert of(FLASH, meta(1, 8, 1, 128), query[:1, :8], query[:1, :8], 0.1, False) == [16]
 
 
 def test_flash_backward_takes_sums_in_float32_and_the_grads_of_every_head() -> None:
@@ -229,16 +240,200 @@ def test_flash_backward_takes_sums_in_float32_and_the_grads_of_every_head() -> N
     rows = 2 * 8 * 256
     grads = [2 * 200 * 8 * 96 * 2] * 2
     args = (query, query, key, key, query)
-    rule = kernels.TEMPORARIES[aten._scaled_dot_product_flash_attention_backward.default]
-    assert rule(args, {}, None) == [rows * 4, rows * 96 * 4, *grads]
+    assert of(FLASH_BACKWARD, *args, result=()) == [rows * 4, rows * 96 * 4, *grads]
     plain = meta(2, 8, 200, 96)
     copies = [2 * 200 * 8 * 96 * 2] * 2
-    assert rule((plain, query, query, query, plain), {}, None) == [*copies, rows * 4, rows * 96 * 4]
+    args = (plain, query, query, query, plain)
+    assert of(FLASH_BACKWARD, *args, result=()) == [*copies, rows * 4, rows * 96 * 4]
+
+
+def test_the_efficient_kernel_keeps_a_wide_result_in_float32() -> None:
+    op = aten._scaled_dot_product_efficient_attention.default
+    wide, narrow = meta(2, 8, 64, 256), meta(2, 8, 64, 128)
+    assert of(op, wide, wide, wide, None, False) == [2 * 8 * 64 * 256 * 4]
+    assert of(op, narrow, narrow, narrow, None, False) == []
+    assert of(op, wide.float(), wide.float(), wide.float(), None, False) == []
+
+
+@pytest.mark.parametrize(
+    ("arch", "head", "dtype", "workspace"),
+    [
+        (AMPERE, 64, torch.bfloat16, 16 * 16 * (4 + 64 * 64) * 4),
+        (AMPERE, 64, torch.float32, 16 * 16 * (4 + 64 * 64) * 4),
+        (AMPERE, 128, torch.bfloat16, 16 * 8 * (4 + 128 * 128) * 4),
+        (ADA, 96, torch.bfloat16, 16 * 8 * 2 * (4 + 128 * 64) * 4),
+        (AMPERE, 256, torch.bfloat16, 16 * (8 * 4 * (4 + 128 * 64) + 12 * 64 * (256 + 256)) * 4),  # 200 // 16 parts
+    ],
+)
+def test_efficient_backward_has_tiles_of_the_grad_of_queries(
+    arch: Architecture, head: int, dtype: torch.dtype, workspace: int
+) -> None:
+    tensor = meta(2, 1024, 8, head, dtype=dtype).transpose(1, 2)
+    assert of(EFFICIENT_BACKWARD, *[tensor] * 4, arch=arch, result=()) == [2 * 8 * 1024 * 4, workspace]
+    plain = meta(2, 8, 1024, head, dtype=dtype)
+    copy = plain.numel() * plain.element_size()
+    assert of(EFFICIENT_BACKWARD, plain, *[tensor] * 3, arch=arch, result=())[0] == copy
+
+
+def test_cudnn_backward_asks_for_the_grad_of_queries_in_float32() -> None:
+    tensor = meta(2, 8, 1024, 128)
+    op = aten._scaled_dot_product_cudnn_attention_backward.default
+    assert of(op, *[tensor] * 4, arch=HOPPER, result=()) == [2 * 8 * 1024 * 129 * 4]
+
+
+# ---- What other kernels allocate
 
 
 def test_a_safe_softmax_holds_two_results_and_a_mask() -> None:
     scores = meta(2, 4, 16, 32, dtype=torch.float32)
     assert of(aten._safe_softmax.default, scores, -1) == [16384, 4, 4096, 128, 4]
+
+
+def test_softmax_backward_multiplies_first_and_log_softmax_does_not() -> None:
+    scores = meta(2, 4, 16, 32)
+    assert of(aten._softmax_backward_data.default, scores, scores, -1, torch.bfloat16) == [8192]
+    assert of(aten._log_softmax_backward_data.default, scores, scores, -1, torch.bfloat16) == []
+    turned = meta(2, 4, 32, 16).transpose(2, 3)
+    assert of(aten._log_softmax_backward_data.default, turned, scores, -1, torch.bfloat16) == [8192]
+
+
+def test_embedding_backward_sorts_above_3072_tokens() -> None:
+    op = aten.embedding_dense_backward.default
+    grad, tokens = meta(4, 1024, 512), meta(4, 1024, dtype=torch.int64)
+    assert of(op, grad[:3], tokens[:3], 32000, -1, False) == []
+    one = 4096 * 8
+    parts = 409 + 4096  # ten rows each, and one begun for every token
+    assert of(op, grad, tokens, 32000, -1, False) == [one] * 3 + [8] + [one] * 2 + [8, parts * 8, parts * 512 * 4]
+    few = 409 + 100
+    assert of(op, grad, tokens, 100, -1, False) == [one] * 3 + [8, 800, 800, 8, few * 8, few * 512 * 4]
+
+
+def test_index_put_sorts_to_accumulate() -> None:
+    op = aten.index_put_.default
+    tensor, where, values = (meta(1000, 64), meta(5000, dtype=torch.int64), meta(5000, 64))
+    assert of(op, tensor, [where], values, True) == [40000] * 4 + [80000]
+    assert of(op, tensor, [where], values) == []
+    assert of(op, tensor, [where], meta(1, 64), True) == [40000, 5000 * 64 * 2] + [40000] * 3 + [80000]
+    assert of(op, tensor[:256], [where], values, True) == [40000] * 4  # one pass of eight bits
+
+
+def test_sort_keeps_positions_and_second_buffers_above_4096() -> None:
+    op = aten.sort.default
+    row = 128256
+    assert of(op, meta(8, 4096), -1) == []
+    assert of(op, meta(1, row, dtype=torch.float32), -1, True) == [8 * row, 12 * row]
+    assert of(op, meta(4, row, dtype=torch.float32)) == [32 * row, 32 * row, 16 * row, 48 * row]
+    assert of(op, meta(200, 5000)) == [8_000_000, 10_000_000]
+    assert of(aten.sort.stable, meta(200, 5000), stable=True, dim=1) == [8_000_000, 10_000_000]
+
+
+def test_sampling_divides_by_as_many_random_numbers() -> None:
+    weights = meta(4, 32000, dtype=torch.float32)
+    assert of(aten.multinomial.default, weights, 1) == [512000]
+    assert of(aten.multinomial.default, weights, 3, False) == [512000, 48]
+    assert of(aten.multinomial.default, weights, 3, True) == []
+
+
+def test_masked_scatter_counts_what_comes_before() -> None:
+    tensor, mask = meta(2, 10, 64), meta(2, 10, 1, dtype=torch.bool)
+    assert of(aten.masked_scatter.default, tensor, mask.expand(2, 10, 64), tensor) == [10240, 1280]
+    assert of(aten.masked_scatter.default, tensor, meta(2, 10, 64, dtype=torch.bool), tensor) == [10240]
+
+
+def test_norms_of_many_tensors_keep_a_number_for_each_chunk() -> None:
+    tensors = [meta(100), meta(200_000)]
+    assert of(aten._foreach_norm.Scalar, tensors, 2.0, result=()) == [2 * 4 * 4]
+    assert of(aten._foreach_norm.Scalar, tensors, 3.0, result=()) == []
+
+
+def test_a_norm_of_many_short_rows_sums_by_blocks() -> None:
+    many, few, weight = meta(131072, 512), meta(1024, 512), meta(512)
+    layer, rms = aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default
+    sums = 2048 * 512 * 2
+    rest = ([512], None, None, weight, weight, [True, True, True])
+    assert of(layer, many, many, *rest, result=()) == [sums, sums]
+    assert of(layer, few, few, *rest, result=()) == []
+    assert of(rms, many, many, [512], None, weight, [True, True], result=()) == [sums]
+    assert of(rms, many, many, [512], None, weight, [True, False], result=()) == []
+
+
+# ---- Reductions
+
+
+@pytest.mark.parametrize(
+    ("arch", "blocks"),
+    [(AMPERE, 54), (HOPPER, 66), (Architecture("nvidia", (9, 0), 114), 57), (TURING, 10)],
+)
+def test_a_sum_of_columns_has_room_for_every_thread(arch: Architecture, blocks: int) -> None:
+    # 8192 rows, 4096 columns: 4 columns a thread, 32 threads wide and 4 high, so 32 columns of blocks; as many blocks
+    # in each as fill the card: 108 x 2048 / 128 / 32 on an A100, 40 x 1024 / 128 / 32 on a T4.
+    room = 4 * 4096 * blocks * 32 * 4
+    assert of(aten.sum.dim_IntList, meta(8192, 4096), [0], arch=arch) == [room, 4 * 32]
+    assert of(aten.sum.dim_IntList, meta(4, 2048, 4096), [0, 1], arch=arch) == [room, 4 * 32]
+
+
+def test_a_sum_of_everything_has_one_number_for_each_block() -> None:
+    tensor = meta(4096, 4096, dtype=torch.float32)
+    assert of(aten.sum.default, tensor) == [4 * 432, 4]  # 512 threads: 4 blocks on each of 108
+    assert of(aten.mean.default, tensor) == [4 * 432, 4]
+    assert of(aten.linalg_vector_norm.default, tensor) == [4 * 432, 4]
+
+
+def test_sums_of_rows_need_no_room() -> None:
+    assert of(aten.mean.dim, meta(8, 1024, 4096), [-1], True) == []
+    assert of(aten.sum.dim_IntList, meta(8, 0), [0]) == []
+    assert of(aten.sum.default, meta()) == []
+
+
+def test_counting_a_mask_makes_whole_numbers_of_it_first() -> None:
+    assert of(aten.sum.dim_IntList, meta(8, 1024, dtype=torch.bool), [1]) == [65536]
+    assert of(aten.sum.dim_IntList, meta(8, 1024), [1], dtype=torch.float32) == []
+
+
+def test_the_largest_of_a_vocabulary_keeps_its_place() -> None:
+    assert of(aten.argmax.default, meta(1, 128256, dtype=torch.float32), -1) == []
+    # 512 threads with 297 numbers each, 16 at least: 19 blocks.
+    assert of(aten.argmax.default, meta(1, 151936, dtype=torch.float32), -1) == [16 * 19, 4]
+
+
+def test_a_sum_over_more_than_two_gibibytes_is_done_in_halves() -> None:
+    # 65536 of 131072 rows, 128 columns of blocks; 16384 rows a thread, 256 at most: 64 blocks.
+    assert of(aten.sum.dim_IntList, meta(131072, 16384), [0]) == [4 * 16384 * 64 * 32 * 4, 4 * 128]
+
+
+class Charged(TorchDispatchMode):
+    """Asks the rules about every operator, as the meter does."""
+
+    def __init__(self, arch: Architecture) -> None:
+        super().__init__()
+        self.rules = kernels.temporaries(arch)
+        self.charged: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if rule := self.rules.get(func):
+            self.charged[str(func)] = max(self.charged.get(str(func), 0), sum(rule(args, kwargs or {}, result)))
+        return result
+
+
+@pytest.mark.parametrize("arch", [VOLTA, AMPERE, HOPPER, AMD])
+def test_a_step_of_training_meets_rules_that_take_its_arguments(arch: Architecture) -> None:
+    with torch.device("meta"):
+        embedding, norm, linear = torch.nn.Embedding(1000, 512), torch.nn.LayerNorm(512), torch.nn.Linear(512, 1000)
+        tokens = torch.zeros(8, 1024, dtype=torch.int64)
+    parameters = [*embedding.parameters(), *norm.parameters(), *linear.parameters()]
+    with Charged(arch) as charged:
+        hidden = norm(embedding(tokens)).view(8, 1024, 8, 64).transpose(1, 2)
+        hidden = attention(arch, hidden, hidden, hidden, is_causal=True).transpose(1, 2).reshape(8, 1024, 512)
+        logits = linear(torch.nn.functional.rms_norm(hidden, [512], norm.weight))
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+        torch._foreach_norm([each.grad for each in parameters])
+        torch.multinomial(logits[:, -1].softmax(-1).sort().values, 1).argmax()
+    parts = 819 + 1000
+    positions = 3 * 8192 * 8 + 8 + 2 * 1000 * 8 + 8 + parts * 8
+    assert charged.charged["aten.embedding_dense_backward.default"] == positions + parts * 512 * 4
+    assert charged.charged["aten._foreach_norm.Scalar"] == 5 * 8 * 4
+    assert (charged.charged.get("aten.sum.dim_IntList", 0) > 0) == (arch is not AMD)
 
 
 # ---- cuBLAS and types
