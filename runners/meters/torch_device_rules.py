@@ -54,6 +54,7 @@ class CudaRules:
 
     def __init__(self, architecture: cuda_kernels.Architecture) -> None:
         self._architecture = architecture
+        self._temporaries = cuda_kernels.temporaries(architecture)
 
     def applied(self) -> AbstractContextManager[Any]:
         return _in_force(
@@ -61,7 +62,7 @@ class CudaRules:
         )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-        rule = cuda_kernels.TEMPORARIES.get(operator)
+        rule = self._temporaries.get(operator)
         return () if rule is None else rule(args, kwargs, result)
 
     def takes_a_handle(self, operator: Any) -> bool:
