@@ -311,7 +311,10 @@ def _again(made: Any) -> Any:
 
 @cache
 def _is_composite(func: Any) -> bool:
-    return isinstance(func, torch._ops.OpOverload) and func._can_decompose()
+    """Whether it is made of other operators, and has no kernel of its own beside: silu_backward has both."""
+    if not isinstance(func, torch._ops.OpOverload) or not func._can_decompose():
+        return False
+    return not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
 
 
 NUMBERS = frozenset({aten._local_scalar_dense.default, aten.item.default})
