@@ -27,6 +27,7 @@ WORKSPACE = 2**62  # in the place of a size: what a matrix product's handle take
 EMPTY_CACHE = 2**62 + 1  # torch.cuda.empty_cache()
 LARGEST_VALUE = 2**23  # bytes of whole numbers that are computed: positions and masks, but no mask of a length squared
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
 
@@ -81,7 +82,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
-        with self._rules.applied(), self:
+        with self._rules.applied(), _without_inference_mode(), self:
             yield
         if self.lost is not None:  # raised before, and caught by the workload
             raise Unavailable(self.lost)
@@ -95,9 +96,11 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._item(args[0])
         if _is_composite(func):  # in inference mode they come whole, and the mode would not see what they are made of
             with self:
-                return func.decompose(*args, **kwargs)
+                return func._op_dk(COMPOSITE, *args, **kwargs)
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
             return self._copied(args[0], kwargs)
+        if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
+            return func(*args, **kwargs)  # nothing is born, and no kernel runs
         signature = _signature(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
@@ -138,7 +141,6 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
                     self._follow(leaf, func, args, kwargs)
-        return result
 
     def _next_birth(self) -> int:
         self._births += 1
@@ -309,10 +311,22 @@ def _again(made: Any) -> Any:
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
+@contextmanager
+def _without_inference_mode() -> Iterator[None]:
+    """As without gradients, which takes the same memory: in inference mode composite operators arrive whole, and to
+    take them apart here takes four times as long."""
+    before = torch.inference_mode
+    torch.inference_mode = torch.no_grad  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        torch.inference_mode = before  # type: ignore[misc]
+
+
 @cache
 def _is_composite(func: Any) -> bool:
     """Whether it is made of other operators, and has no kernel of its own beside: silu_backward has both."""
-    if not isinstance(func, torch._ops.OpOverload) or not func._can_decompose():
+    if not isinstance(func, torch._ops.OpOverload) or not func.has_kernel_for_dispatch_key(COMPOSITE):
         return False
     return not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
 
