@@ -5,16 +5,17 @@ Each rule is named for what it stands for, and is in force while a workload is f
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from runners.meters import torch_cuda_kernels as cuda_kernels
 
@@ -30,7 +31,7 @@ class CpuRules:
     host_counts = True
 
     def applied(self) -> AbstractContextManager[Any]:
-        return _in_force(attention_by(_attention_on_cpu), _autocast(LOW_ON_CPU, HIGH_ON_CPU), lists_in_norms())
+        return _in_force(attention_by(_attention_on_cpu), _autocast("cpu"), lists_in_norms(), fused_optimizers())
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
@@ -57,9 +58,7 @@ class CudaRules:
         self._temporaries = cuda_kernels.temporaries(architecture)
 
     def applied(self) -> AbstractContextManager[Any]:
-        return _in_force(
-            attention_by(self._attention), _autocast(LOW_ON_CUDA, HIGH_ON_CUDA), lists_in_norms(), lists_in_optimizers()
-        )
+        return _in_force(attention_by(self._attention), _autocast("cuda"), lists_in_norms(), lists_in_optimizers())
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         rule = self._temporaries.get(operator)
@@ -112,16 +111,16 @@ def attention_by(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        if has_torch_function((query, key, value)):  # of an autocast that is in force
-            given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-            attended: torch.Tensor = handle_torch_function(attend, (query, key, value), *given)
-            return attended
         if not query.is_meta:
             options: Any = {"scale": scale, "enable_gqa": enable_gqa}
             return COMPOSITE(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        return kernel(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        cast = IN_FORCE[-1] if IN_FORCE else None
+        if cast is None or not cast.enabled:
+            return kernel(*given)
+        attended: torch.Tensor = cast.called(kernel, cast.dtype, given, {})
+        return attended
 
-    attend.attends = True  # type: ignore[attr-defined]
     return _replaced(functional, scaled_dot_product_attention=attend)
 
 
@@ -156,145 +155,179 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # --- autocast ---------------------------------------------------------------------------------------------------------
+# torch's own goes by the dispatch keys of real devices, and leaves tensors without data alone. So what is registered
+# for the device's key is registered once more, for the key of a backend that no build here has, with the same policies
+# (aten/src/ATen/autocast_mode.h and .cpp). Whoever calls an operator reaches them.
 
-PRODUCTS = ("matmul", "mm", "mv", "bmm", "addmm", "addmv", "addbmm", "baddbmm", "chain_matmul", "einsum")
-CONVOLUTIONS = tuple(f"conv{transposed}{n}d" for transposed in ("", "_transpose") for n in (1, 2, 3))
+AUTOCAST: Any = torch._C._dispatch_key_parse("AutocastPrivateUse1")
+KEY_OF = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+IN_FORCE: list[_Autocast] = []  # of the device whose rules are applied
 
-
-def _named(names: Sequence[str], *places: Any) -> frozenset[Any]:
-    return frozenset(getattr(place, name) for place in places for name in names if hasattr(place, name))
-
-
-# The operators that autocast computes in its own precision and in float32 (torch/aten/src/ATen/autocast_mode.h), as
-# Python calls them. On CUDA more of them are kept in float32 than on the CPU.
-LOW = _named((*PRODUCTS, "__matmul__", "__rmatmul__"), torch, torch.Tensor) | _named(
-    (*CONVOLUTIONS, "linear"), functional
-)
-LOW_ON_CPU = LOW
-LOW_ON_CUDA = LOW | _named(("prelu",), functional, torch)
-HIGH_ON_CPU = _named(("nll_loss", "mse_loss", "cosine_embedding_loss", "binary_cross_entropy"), functional) | _named(
-    ("prod", "quantile", "nanquantile", "polar"), torch, torch.Tensor
-)
-HIGH_ON_CUDA = _named(
+LOW = frozenset(  # computed in autocast's own dtype
     (
-        *("softmax", "softmin", "log_softmax", "layer_norm", "group_norm", "nll_loss", "cross_entropy", "l1_loss"),
-        *("mse_loss", "smooth_l1_loss", "kl_div", "cosine_similarity", "cosine_embedding_loss", "huber_loss"),
-        *("binary_cross_entropy_with_logits", "softplus", "poisson_nll_loss", "gaussian_nll_loss", "rms_norm"),
-    ),
-    functional,
-) | _named(
-    (
-        *("softmax", "log_softmax", "exp", "expm1", "log", "log10", "log2", "log1p", "pow", "__pow__", "rsqrt"),
-        *("reciprocal", "sum", "prod", "cumsum", "cumprod", "norm", "acos", "asin", "cosh", "sinh", "tan"),
-        *("erfinv", "logsumexp", "dist", "cdist", "renorm"),
-    ),
-    torch,
-    torch.Tensor,
+        *("_convolution", "convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d"),
+        *("conv_transpose2d", "conv_transpose3d", "prelu", "addmm", "_addmm_activation", "addmv", "addr", "matmul"),
+        *("einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul"),
+        *("linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell"),
+        *("rnn_tanh_cell", "rnn_relu_cell", "mkldnn_rnn_layer", "mkldnn_reorder_linear_weight"),
+        *("_native_multi_head_attention", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention"),
+        *("cudnn_convolution", "cudnn_convolution_transpose"),
+    )
 )
+WIDEST = frozenset(  # in the widest dtype that is given
+    (
+        *("stack", "cat", "index_copy", "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot"),
+        *("grid_sampler", "index_put", "tensordot", "scatter_add"),
+    )
+)
+TOLD = frozenset(  # told on CUDA to give float32, and given what there is
+    (*("prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum"),)
+)  # all others in float32
 
 
 @contextmanager
-def _autocast(low: frozenset[Any], high: frozenset[Any]) -> Iterator[None]:
-    """torch's own goes by the dispatch keys of real devices. What is in force of this one stands in `_Cast.active`."""
-    from torch.utils import checkpoint
+def _autocast(device: str) -> Iterator[None]:
+    cast = _Autocast(device)
+    kind = torch.amp.autocast_mode.autocast  # itself, since its users have imported it by many names
 
-    class Autocast(_Cast):
-        LOW, HIGH = low, high
+    def enabled(device_type: str | None = None) -> bool:
+        return cast.enabled if cast.is_of(device_type or "cuda") else was_enabled(device_type or "cuda")
 
-    def state(device_type: str = "cuda") -> tuple[dict[str, Any], dict[str, Any]]:
-        now = _Cast.active[-1] if _Cast.active else None
-        device = {"enabled": now is not None and now.enabled, "dtype": now.dtype if now else torch.bfloat16}
-        return {**device, "cache_enabled": True}, {"enabled": False, "dtype": torch.bfloat16, "cache_enabled": True}
+    def dtype(device_type: str) -> torch.dtype:
+        return cast.dtype if cast.is_of(device_type) else was_dtype(device_type)
 
     def available(device_type: str) -> bool:
         return True
 
+    was_enabled, was_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     with (
-        _replaced(torch, autocast=Autocast),
-        _replaced(torch.amp, autocast=Autocast, is_autocast_available=available),
-        _replaced(checkpoint, _get_autocast_kwargs=state),  # layers that recompute do it in the forward's precision
+        _replaced(kind, __init__=_begin, __enter__=_enter, __exit__=_exit),
+        _replaced(torch, is_autocast_enabled=enabled, get_autocast_dtype=dtype),
+        _replaced(torch.amp, is_autocast_available=available),
+        cast.registered(),
     ):
-        yield
+        IN_FORCE.append(cast)
+        try:
+            yield
+        finally:
+            IN_FORCE.pop()
+            cast.set(False, cast.dtype)
 
 
-class _Cast(TorchFunctionMode):
-    """Within it products are computed in `dtype`, and what would lose too much in it in float32.
+class _Autocast:
+    """What is in force, and the weights that it has cast.
 
     A weight is cast once, and its copy kept until the outermost one is left: with every weight's, it is the largest
     thing that autocast adds.
     """
 
-    LOW: frozenset[Any]
-    HIGH: frozenset[Any]
-    active: ClassVar[list[_Cast]] = []
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.enabled, self.dtype = False, torch.bfloat16 if device == "cpu" else torch.float16
+        self.depth = 0
+        self.copies: Any = WeakTensorKeyDictionary()
 
-    def __init__(
-        self,
-        device_type: str,
-        dtype: torch.dtype | None = None,
-        enabled: bool = True,
-        cache_enabled: bool | None = None,
-    ) -> None:
-        super().__init__()
-        self.dtype = dtype or (torch.bfloat16 if device_type == "cpu" else torch.float16)
-        # The host's own has nothing to cast where the device is another.
-        self.enabled = enabled
-        self._counts = device_type != "cpu" or enabled
-        self._copies: dict[int, torch.Tensor] = {}
+    def is_of(self, device_type: str) -> bool:
+        return device_type in (self.device, "meta")
 
-    def __enter__(self) -> _Cast:
-        if self._counts:
-            if self.active:
-                self._copies = self.active[0]._copies
-            self.active.append(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
+    def set(self, enabled: bool, dtype: torch.dtype) -> None:
+        self.enabled, self.dtype = enabled, dtype
+        torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOCAST, not enabled)
+        torch._C._dispatch_tls_set_dispatch_key_included(AUTOCAST, enabled)
 
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        if self._counts:
-            self.active.pop()
-            if not self.active:
-                self._copies.clear()
+    @contextmanager
+    def registered(self) -> Iterator[None]:
+        others = torch._C._dispatch_library("IMPL", "_", AUTOCAST.name)
+        others.fallback_fallthrough(AUTOCAST.name)
+        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY_OF[self.device]):
+            space, _, operator = name.partition("::")
+            if space == "aten":
+                library.impl(operator, self._kernel(operator), AUTOCAST.name)
+        try:
+            yield
+        finally:
+            library._destroy()
+            others.reset()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        # An outer one is still on the stack of modes: the innermost decides.
-        if not self.active or self.active[-1] is not self or not self.enabled:
-            return func(*args, **kwargs)
-        if func in self.LOW or getattr(func, "attends", False):
-            to = self.dtype
-        elif func in self.HIGH and kwargs.get("dtype") is None:
-            to = torch.float32
-        else:
-            return func(*args, **kwargs)
-        with _suspended(self):  # torch's own does not look into an operator that it has cast for
-            return func(*self._cast(args, to), **{name: self._cast(value, to) for name, value in kwargs.items()})
+    def _kernel(self, operator: str) -> Callable[..., Any]:
+        name, _, overload = operator.partition(".")
+        called = getattr(getattr(aten, name), overload or "default")
 
-    def _cast(self, value: Any, to: torch.dtype) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._cast(each, to) for each in value)
-        if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.dtype in (to, torch.float64):
+        def in_dtype(*args: Any, **kwargs: Any) -> Any:
+            return self.called(called, self.dtype, args, kwargs)
+
+        def in_float32(*args: Any, **kwargs: Any) -> Any:
+            return self.called(called, torch.float32, args, kwargs)
+
+        def in_widest(*args: Any, **kwargs: Any) -> Any:
+            given = [leaf.dtype for leaf in tree_iter((args, kwargs)) if self._casts(leaf)]
+            return self.called(called, torch.float32 if torch.float32 in given else self.dtype, args, kwargs)
+
+        def told(*args: Any, **kwargs: Any) -> Any:
+            place = [argument.name for argument in called._schema.arguments].index("dtype")
+            if len(args) <= place and any(self._casts(leaf) for leaf in args):
+                kwargs["dtype"] = kwargs.get("dtype") or torch.float32
+            return self.called(called, None, args, kwargs)
+
+        if name in TOLD and self.device != "cpu":
+            return told
+        return in_dtype if name in LOW else in_widest if name in WIDEST else in_float32
+
+    def called(self, function: Any, to: torch.dtype | None, args: Any, kwargs: Any) -> Any:
+        """Cast, and without autocast: it does not look into an operator that it has cast for."""
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(AUTOCAST)):
+            if to is not None:
+                args, kwargs = tree_map(partial(self._cast, to), (args, kwargs))
+            return function(*args, **kwargs)
+
+    def _casts(self, value: Any) -> bool:
+        return (
+            isinstance(value, torch.Tensor)
+            and (value.is_meta or value.device.type == self.device)
+            and value.is_floating_point()
+            and value.dtype != torch.float64
+        )
+
+    def _cast(self, to: torch.dtype, value: Any) -> Any:
+        if not self._casts(value) or value.dtype == to:
             return value
         kept = value.is_leaf and value.requires_grad and value.dtype == torch.float32 and not value._is_view()
-        if not kept:
+        if not kept or to != self.dtype:
             return value.to(to)
-        copy = self._copies.get(id(value))
-        if copy is None:
-            copy = self._copies[id(value)] = value.to(to)
-        return copy
+        if value not in self.copies:
+            self.copies[value] = value.to(to)
+        return self.copies[value]
 
 
-@contextlib.contextmanager
-def _suspended(cast: _Cast) -> Iterator[None]:
-    cast.active.append(_NONE)
-    try:
-        yield
-    finally:
-        cast.active.pop()
+def _begin(
+    context: Any,
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+) -> None:
+    """In the place of torch.autocast's own methods: this one, and the two below."""
+    context.device, context.fast_dtype = device_type, dtype or torch.get_autocast_dtype(device_type)
+    context._enabled = enabled and context.fast_dtype in (torch.bfloat16, torch.float16)
 
 
-_NONE = _Cast("meta", enabled=False)
+def _enter(context: Any) -> Any:
+    cast = IN_FORCE[-1]
+    context.prev = cast.enabled, cast.dtype
+    cast.depth += 1
+    if cast.is_of(context.device):
+        cast.set(context._enabled, context.fast_dtype)
+    return context
+
+
+def _exit(context: Any, *raised: Any) -> bool:
+    cast = IN_FORCE[-1]
+    cast.depth -= 1
+    if not cast.depth:
+        cast.copies.clear()
+    cast.set(*context.prev)
+    return False
 
 
 # --- lists of tensors -------------------------------------------------------------------------------------------------
@@ -310,6 +343,16 @@ def lists_in_optimizers() -> AbstractContextManager[None]:
     return _replaced(
         optimizer, _get_foreach_kernels_supported_devices=supported, _get_fused_kernels_supported_devices=supported
     )
+
+
+def fused_optimizers() -> AbstractContextManager[None]:
+    """A CPU has them, and goes over lists only if it is told to."""
+    from torch.optim import optimizer
+
+    def supported() -> list[str]:
+        return ["cpu", "meta"]
+
+    return _replaced(optimizer, _get_fused_kernels_supported_devices=supported)
 
 
 def lists_in_norms() -> AbstractContextManager[None]:

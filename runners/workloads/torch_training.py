@@ -42,8 +42,6 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
         _bitsandbytes()
     if precision not in PRECISIONS:
         raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
-    if precision is not None and device == "meta":  # autocast goes by the device, and would leave these tensors alone
-        raise Unavailable(f"workload.precision={precision}: autocast does not work on tensors without data")
     if precision == "float16" and values["dtype"] == "float16" and workload["method"] == "full":
         raise ValueError("workload.precision=float16 scales the gradients, which dtype=float16 leaves no room for")
     if values["batch"] % workload["accumulate"]:

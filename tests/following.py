@@ -1,0 +1,36 @@
+"""The same work on tensors without data and with data: what follows of it, and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+from runners.meters.torch_device_rules import CpuRules
+from runners.meters.torch_following import Follower
+from runners.meters.torch_tensors import ALIGNMENT, TensorFollower
+
+Work = Callable[[str], Any]  # is given the device to make its tensors on
+
+
+def events(work: Work) -> list[int]:
+    follower = Follower(CpuRules())
+    with follower.around_workload():
+        work("meta")
+    return list(follower.events)
+
+
+def peak(work: Work) -> int:
+    sizes: list[int] = []
+    changes = []
+    for event in events(work):
+        if event >= 0:
+            sizes.append(-(-event // ALIGNMENT) * ALIGNMENT)
+        changes.append(sizes[-1] if event >= 0 else -sizes[-event - 1])
+    return max(accumulate(changes))
+
+
+def real_peak(work: Work) -> int:
+    with TensorFollower() as following:
+        work("cpu")
+    return following.peak
