@@ -14,7 +14,8 @@ from runners.point import Attempt
 from runners.refusals import Refusal, refusal_in
 
 OUR_OWN_BYTES = 2**20
-CPU, CALCULATED_CPU = "cpu", "sim:cpu"
+CALCULATED = "sim:"  # how a device is called that is calculated and not measured
+CPU, CALCULATED_CPU = "cpu", f"{CALCULATED}cpu"
 START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # by its name: a user's class may be called the same
@@ -89,6 +90,7 @@ class Outcome:
     budget_kind: str | None = None
     budget_bytes: int | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
+    unlimited: Mapping[str, int] = field(default_factory=dict)  # calculated peaks, as if the device had no end
     metrics: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     tokens: int | None = None
@@ -111,6 +113,16 @@ class Outcome:
             own = self.oom_scope == "device" or self.device in (CPU, CALCULATED_CPU)
             return False if own else None
         return None
+
+    @property
+    def unlimited_peak_bytes(self) -> int | None:
+        """Of a calculated attempt: the peak of the deciding counter as if the device had no end."""
+        return self.unlimited.get(self.deciding) if self.status is Status.OOM else self._calculated_peak
+
+    @property
+    def _calculated_peak(self) -> int | None:
+        is_calculated = self.device.startswith(CALCULATED) and self.status is Status.OK
+        return self.peak(self.deciding) if is_calculated else None
 
     def peak(self, counter: str) -> int | None:
         """The highest reading of one counter over all phases, in bytes; of one device, where there are several.
@@ -196,6 +208,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Map
         "environment": surroundings.get("record", {}),
         "budget_kind": budget.get("budget_kind"),
         "budget_bytes": budget.get("budget_bytes"),
+        "unlimited": facts.get("unlimited", {}).get("peak", {}),
         "model": {key: value for key, value in facts.get("model", {}).items() if key not in ("kind", "t")},
         "pid": exit.get("pid") or surroundings.get("pid"),
         "started_at": exit.get("started_at"),

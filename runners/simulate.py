@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -63,8 +63,17 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told
         followed = follow(attempt, workload, told)
         if attempt.followed:
             followed.write(path)
-    for line in decided(followed, attempt.device, device_of(card, attempt.point.get("budget"))):
+    budget = attempt.point.get("budget")
+    if budget is not None:
+        kind = "tensors" if card["architecture"] == CPU else "allocator"
+        journal.write({"kind": "budget", "budget_kind": kind, "budget_bytes": budget})
+    refused = False
+    for line in decided(followed, attempt.device, device_of(card, budget)):
         journal.write(line)
+        refused = refused or line["kind"] == "failed"
+    if refused:
+        unlimited = decided(followed, attempt.device, device_of(card, None, endless=True))
+        journal.write({"kind": "unlimited", "peak": _peaks(unlimited)})
 
 
 def describe(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,20 +196,33 @@ class Device(Protocol):
     def boundary(self) -> Reading: ...
 
 
-def device_of(card: Mapping[str, Any], budget: int | None) -> Device:
-    return _Host(budget) if card["architecture"] == CPU else _Card(card, budget)
+def device_of(card: Mapping[str, Any], budget: int | None, endless: bool = False) -> Device:
+    """Under a budget; or without any end, to see what a point that was refused would have taken."""
+    return _Host(budget) if card["architecture"] == CPU else _Card(card, budget, endless)
+
+
+def _peaks(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """The highest of each counter; nothing if the workload did not come to its end."""
+    highest: dict[str, int] = {}
+    for line in lines:
+        if line["kind"] == "failed":
+            return {}
+        for counters in line.get("counters", {}).values():
+            for counter, value in counters.get("peak", {}).items():
+                highest[counter] = max(value, highest.get(counter, 0))
+    return highest
 
 
 class _Card:
     """A card with its allocator: what is left of it beside the context, the libraries and others."""
 
-    def __init__(self, card: Mapping[str, Any], budget: int | None) -> None:
+    def __init__(self, card: Mapping[str, Any], budget: int | None, endless: bool) -> None:
         from runners.meters import torch_cuda_kernels, torch_device_rules
 
         self._workspace = torch_cuda_kernels.workspace_bytes(torch_device_rules.architecture(card))
         self._outside = card["context_bytes"] + (card.get("used_by_others_bytes") or 0)
         self._allocator = CachingAllocator(
-            capacity=card["total_bytes"] - self._outside,
+            capacity=None if endless else card["total_bytes"] - self._outside,
             total=card["total_bytes"],
             limit=budget,
             settings=Settings.parse(card.get("settings") or ""),

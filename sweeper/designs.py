@@ -8,49 +8,66 @@ its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from runners.outcome import Outcome, Status
-from runners.point import Attempt, canonical
+from runners.point import Attempt, Point, canonical
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Dimension, Plan
-from sweeper.search import GROWING, Interval, LatticePoint, Search, Verdict
+from sweeper.search import GROWING, Interval, LatticePoint, Search, Verdict, interpolated
 
 Choice = Mapping[str, Any]  # a value for each dimension
 Design = Generator[list[Asked], list[Outcome | None], None]
 
 
-def grid(plan: Plan) -> Design:
+@dataclass(frozen=True, slots=True)
+class Calculated:
+    """What a calculated device told of points of the same sweep, for whoever measures them after it: their peaks in
+    bytes, as if nothing had limited them. `total_bytes` is what the device has that measures."""
+
+    itself: bool = False  # the device calculates, and says the same if it is asked again: nothing is to be confirmed
+    total_bytes: int | None = None
+    peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # by the point's id
+
+
+NOTHING = Calculated()
+
+
+def grid(plan: Plan, _: Calculated = NOTHING) -> Design:
     """Every combination, the first dimension outermost, each point one step in one dimension from the one before it."""
     return _each(plan, boustrophedon(plan.dimensions))
 
 
-def axes(plan: Plan) -> Design:
+def axes(plan: Plan, _: Calculated = NOTHING) -> Design:
     """The first value of every dimension, then each dimension varied alone from there."""
     return _each(plan, star(plan.dimensions))
 
 
-def listed(plan: Plan) -> Design:
+def listed(plan: Plan, _: Calculated = NOTHING) -> Design:
     """The points as they were written out."""
     return _each(plan, plan.design_options["points"])
 
 
-def frontier(plan: Plan) -> Design:
+def frontier(plan: Plan, calculated: Calculated = NOTHING) -> Design:
     """Only what decides where the edge is, for each combination of the keys that are not searched.
 
     The searches run in step, so that there is always something to measure. What an attempt implies is not measured, and
-    says which attempt that was.
+    says which attempt that was. What was calculated of the same points is where it begins to look.
     """
     searched = [dimension for dimension in plan.dimensions if grows(dimension)]
     others = [dimension for dimension in plan.dimensions if dimension not in searched]
     _refuse_to_search(plan, searched, others)
     neighbours = Neighbours(plan)
-    hunts = [Hunt(plan, choice, searched) for choice in boustrophedon(others)]
+    for choice in boustrophedon(others):  # a mistake ends here
+        Hunt(plan, choice, searched, NOTHING)
+    written = _written_out(plan, others, searched)
+    told = yield written  # by earlier runs; what is calculated has been by now
+    hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]
     batch: list[Asked] = []
-    if written := _written_out(plan, others, searched):
-        known = {each.point.id: outcome for each, outcome in zip(written, (yield written), strict=True)}
+    if written:
+        known = {each.point.id: outcome for each, outcome in zip(written, told, strict=True)}
         for hunt in hunts:
             hunt.recall(known)
     while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
@@ -63,7 +80,9 @@ def frontier(plan: Plan) -> Design:
         yield batch + [implied for hunt in hunts for implied in hunt.implied()]
 
 
-DESIGNS: Mapping[str, Callable[[Plan], Design]] = {"grid": grid, "axes": axes, "list": listed, "frontier": frontier}
+DESIGNS: Mapping[str, Callable[[Plan, Calculated], Design]] = {
+    "grid": grid, "axes": axes, "list": listed, "frontier": frontier,
+}  # fmt: skip
 
 
 # --- every point ------------------------------------------------------------------------------------------------------
@@ -151,19 +170,37 @@ ONCE_MORE = (Status.KILLED, Status.CRASHED, Status.LOST)
 class Hunt:
     """The search in one combination of what is not searched, in terms of points and outcomes."""
 
-    def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension]) -> None:
+    def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension], calculated: Calculated) -> None:
         self._plan, self._choice = plan, choice
         run = plan.run
         # Points that are measured several times anyway are confirmed by that.
-        confirm = run.confirm if run.repeat_points == 1 else "none"
+        confirm = "none" if run.repeat_points > 1 or calculated.itself else run.confirm
         dimensions = {each.key: _ascending(each.values) for each in searched}
         try:
-            self._search = Search(dimensions, objective=run.objective, confirm=confirm)
+            self._search = Search(
+                dimensions, objective=run.objective, confirm=confirm, **self._expected(dimensions, calculated)
+            )
         except ValueError as error:
             raise Mistake(f"design=frontier: {error}") from None
         self._asked: dict[str, int] = {}  # how often, by point of the lattice
         self._attempts: dict[str, str] = {}  # the last attempt that told, by point of the lattice
         self._at: LatticePoint = {}
+
+    def _expected(self, dimensions: Mapping[str, Sequence[Any]], calculated: Calculated) -> dict[str, Any]:
+        """The predictor that what was calculated of these points makes, and what it is held against."""
+        known = []
+        for point, peak in calculated.peaks.values():
+            at = {key: point.get(key) for key in dimensions}
+            there = all(at[key] in values for key, values in dimensions.items())
+            if there and self._plan.settle({**self._choice, **at}).id == point.id:
+                known.append((at, float(peak)))
+        if not known:
+            return {}
+        first = self._plan.settle({**self._choice, **known[0][0]})
+        return {
+            "predictor": interpolated(dimensions, known),
+            "limit_bytes": first.get("budget") or calculated.total_bytes,
+        }
 
     def asks(self) -> list[tuple[Choice, int]]:
         """What is to be measured next, and the how manieth attempt at it; nothing where the search is over."""

@@ -46,7 +46,7 @@ from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper import devices
 from sweeper.cards import Cards
-from sweeper.designs import DESIGNS
+from sweeper.designs import DESIGNS, NOTHING
 from sweeper.errors import Mistake
 from sweeper.plan import (
     LISTS,
@@ -606,7 +606,7 @@ class _Planning:
         )
         if written:
             plan = replace(plan, design_options={**options, "points": self._with_typed(written)})
-        points = tuple({asked.point.id: asked.point for asked in next(DESIGNS[design](plan))}.values())
+        points = tuple({asked.point.id: asked.point for asked in next(DESIGNS[design](plan, NOTHING))}.values())
         _check_objective(run.objective, points)
         self._check_references(points)
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.say, self.cards)

@@ -6,6 +6,7 @@ Version (in each file's metadata, `sweeper.schema`):
         memory at the end, memory pressure, and the processes a workload started
     3   new in points and attempts: attention_used, the lengths of inputs of one's own, the quality columns,
         loss_check, spreads, allocator_peaks_differ; in frontier: confirmed, margin_bytes, the side with_margin
+    4   new in points and attempts: unlimited_peak_bytes
 
 Every table has the same fixed columns whatever happened, also when every point failed. Counters are nullable int64,
 never floats: a double keeps 53 bits, and is what pandas makes of a nullable integer it is not told about. So a `pandas`
@@ -25,12 +26,11 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from runners.outcome import Outcome, Phase
+from runners.outcome import CALCULATED, Outcome, Phase
 from runners.point import Attempt, Point
 from sweeper import quality
 
-VERSION = 3
-CALCULATED = "sim:"  # how a device is called that is calculated and not measured
+VERSION = 4
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
@@ -258,6 +258,9 @@ ENDED = (
     _outcome("exit_code", INT, "the exit code of the process"),
     _outcome("requested_bytes", INT, "what the refused allocation asked for", "bytes"),
     _outcome("needs_at_least_bytes", INT, "held plus requested when it was refused: a lower bound", "bytes"),
+    _outcome(
+        "unlimited_peak_bytes", INT, "calculated: the peak of the deciding counter if nothing were refused", "bytes"
+    ),
     Column("skipped_because", TEXT, "the attempt that implies this point"),
     Column(
         "spreads",
@@ -297,7 +300,11 @@ PEAKS = (
 )
 LIMITS = (
     _outcome("budget_bytes", INT, "what the workload may take", "bytes"),
-    _outcome("budget_kind", TEXT, "data_limit or guard (RLIMIT_DATA over what is held at its start), allocator"),
+    _outcome(
+        "budget_kind",
+        TEXT,
+        "data_limit or guard (RLIMIT_DATA over what is held at its start), allocator, tensors (calculated, on sim:cpu)",
+    ),
     _outcome(
         "budget_used_bytes",
         INT,

@@ -872,6 +872,28 @@ class Expectation:
         return equations.nonnegative([i for i, cost in enumerate(self._costs or ()) if cost])
 
 
+def interpolated(dimensions: Mapping[str, Sequence[Value]], known: Sequence[tuple[LatticePoint, float]]) -> Predictor:
+    """The bytes of a few points as they are, and of all others by the costs that explain those."""
+    lattice = Lattice(dimensions)
+    forms = _forms(lattice)
+    names = list(dimensions)
+
+    def parts(point: Mapping[str, Value]) -> list[float]:
+        return [float(math.prod(point[name] ** power for name, power in form)) for form in forms]
+
+    equations, exact = Equations(len(forms)), {}
+    for point, total in known:
+        exact[tuple(point[name] for name in names)] = total
+        equations.add(parts(point), total)
+    costs = equations.nonnegative()
+
+    def predict(point: Mapping[str, Value]) -> float:
+        told = exact.get(tuple(point[name] for name in names))
+        return sum(map(mul, costs, parts(point))) if told is None else told
+
+    return predict
+
+
 class Error:
     """The relative error of a source, from its misses: recent ones count more, the claimed error like three of them."""
 

@@ -19,10 +19,10 @@ from typing import Any
 import sweeper
 from runners import journal
 from runners.engines.local import EngineFailed, Local
-from runners.outcome import Outcome, Status, outcome_of
+from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.surroundings import code_names
-from sweeper.designs import DESIGNS
+from sweeper.designs import DESIGNS, Calculated
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Dimension, Plan
 from sweeper.progress import Show, show_for
@@ -74,7 +74,8 @@ class Sweep:
         self.order = 0
         self.planned = self.tables.pairs()  # by runs before this one
         self.asked: set[tuple[str, str]] = set()  # by this one
-        self.lanes = [Lane(device, DESIGNS[plan.design](plan)) for device in plan.devices]
+        self.calculated = {device.name: dict[str, tuple[Point, int]]() for device in plan.devices if device.card}
+        self.lanes = [Lane(device, DESIGNS[plan.design](plan, self._calculated_for(device))) for device in plan.devices]
         self.cwd = os.getcwd()
 
     def run(self) -> int:
@@ -183,7 +184,11 @@ class Sweep:
             engine.close()
 
     def _turn(self, lane: Lane) -> bool:
-        """Whether the lane may measure now: on cpu only when no other lane does, unless parallel=true."""
+        """Whether the lane may measure now: on cpu only when no other lane does, unless parallel=true; and where it
+        begins to look by what is calculated beside it, only when that is known."""
+        like = None if lane.device.card is not None else self._like(lane.device)
+        if like is not None and any(other.device is like and not other.done for other in self.lanes):
+            return False
         if self.plan.run.parallel or lane.device.kind != "cpu":
             return True
         return all(other.done for other in self.lanes if other is not lane and other.device.unavailable is None)
@@ -305,8 +310,23 @@ class Sweep:
                 self.tables.write_if_grown()
         self.show.tick()
 
+    def _like(self, device: Device) -> Device | None:
+        """The calculated device of this sweep that stands for a measured one."""
+        of_cpu = device.kind == "cpu"
+        calculated = (each for each in self.plan.devices if each.card is not None)
+        return next((each for each in calculated if (each.name == CALCULATED_CPU) == of_cpu), None)
+
+    def _calculated_for(self, device: Device) -> Calculated:
+        if device.card is not None:
+            return Calculated(itself=True)
+        like = self._like(device)
+        peaks = {} if like is None else self.calculated[like.name]
+        return Calculated(total_bytes=device.total_bytes, peaks=peaks)
+
     def _settled(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
         lane.outcomes.append(outcome)
+        if outcome.unlimited_peak_bytes is not None:
+            self.calculated[lane.device.name][point.id] = point, outcome.unlimited_peak_bytes
         self.show.settled(lane.device.name, point, outcome, recalled)
         if not recalled and self._stops(lane, outcome):
             lane.done = True
