@@ -58,7 +58,13 @@ class CudaRules:
         self._temporaries = cuda_kernels.temporaries(architecture)
 
     def applied(self) -> AbstractContextManager[Any]:
-        return _in_force(attention_by(self._attention), _autocast("cuda"), lists_in_norms(), lists_in_optimizers())
+        return _in_force(
+            attention_by(self._attention),
+            _autocast("cuda"),
+            lists_in_norms(),
+            lists_in_optimizers(),
+            masks_in_dropout(),
+        )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         rule = self._temporaries.get(operator)
@@ -363,3 +369,20 @@ def lists_in_norms() -> AbstractContextManager[None]:
         return True
 
     return _replaced(clip_grad, _device_has_foreach_support=supported, _has_foreach_support=supported)
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def masks_in_dropout() -> AbstractContextManager[None]:
+    """On CUDA dropout is one kernel that keeps a mask of a byte each (aten/src/ATen/native/Dropout.cpp,
+    is_fused_kernel_acceptable); elsewhere it keeps what it multiplied by, in the input's dtype."""
+    composite, variants = torch.dropout, vars(functional)["_VF"]
+
+    def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        if train and 0 < p < 1 and input.is_meta and input.numel():
+            dropped: torch.Tensor = torch.native_dropout(input, p, train)[0]
+            return dropped
+        return composite(input, p, train)
+
+    return _in_force(_replaced(torch, dropout=dropout), _replaced(variants, dropout=dropout))

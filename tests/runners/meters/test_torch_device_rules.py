@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runners.meters.torch_cuda_kernels import Architecture
 from runners.meters.torch_device_rules import CpuRules, CudaRules
+from runners.meters.torch_following import Follower
 from tests.following import peak, real_peak
 
 BFLOAT16 = torch.bfloat16
@@ -218,3 +219,23 @@ def test_a_scaler_of_gradients_is_followed() -> None:
         assert optimizer.state[layer.weight]["exp_avg"].shape == (64, 64)
 
     assert peak(work) == pytest.approx(real_peak(work), abs=512)
+
+
+def test_dropout_on_cuda_keeps_a_byte_for_each_number() -> None:
+    """And on a CPU what it multiplied by, in the input's dtype."""
+
+    def held(rules: Any) -> int:
+        sizes: list[int] = []
+        follower = Follower(rules)
+        with follower.around_workload():
+            x = torch.empty(1024, dtype=BFLOAT16, device="meta", requires_grad=True)
+            dropped = [functional.dropout(x, 0.1), nn.Dropout(0.1)(x), torch.dropout(x, 0.1, True)]
+            for event in follower.events:
+                sizes += [event] if event >= 0 else []
+            dead = sum(sizes[-event - 1] for event in follower.events if event < 0)
+            held = sum(sizes) - dead - 2 * 1024  # without x
+            del dropped
+        return held
+
+    assert held(CudaRules(Architecture("nvidia", (8, 0)))) == 3 * (2 + 1) * 1024
+    assert held(CpuRules()) == 3 * (2 + 2) * 1024
