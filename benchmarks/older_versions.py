@@ -35,13 +35,18 @@ def replaced(where: Any, **names: Any) -> Iterator[None]:
 
 @contextmanager
 def attention_replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """And no mask made for it: what such a function needs of one it makes itself."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    ALL_ATTENTION_FUNCTIONS[name] = function
+    mappings: Any = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+    for mapping, value in zip(mappings, (function, lambda **_: None), strict=True):
+        mapping[name] = value
     try:
         yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS[name]
+        for mapping in mappings:
+            del mapping[name]
 
 
 def rules_of(row: Mapping[str, str], model_type: str, transformers: Version | None) -> list[Rule]:
@@ -59,6 +64,7 @@ def rules_of(row: Mapping[str, str], model_type: str, transformers: Version | No
         (transformers < (4, 54), first_keys_as_they_are),
         (model_type in ("llama", "qwen2") and transformers < (4, 39), rope_tables_in_every_layer),
         (row["workload"].startswith("train") and transformers < (4, 49), shifted_logits_copied),
+        (row["workload"].startswith("train") and "accelerate" in row["versions"], loss_within_the_pass),
     ]
     return [rule for needed, rule in asked if needed]
 
@@ -132,29 +138,66 @@ def eager_softmax_in_one_kernel() -> AbstractContextManager[None]:
 
 
 @contextmanager
+def built_with(change: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Changes every network and its module where they are built."""
+    from runners.workloads import transformers_models
+
+    build = transformers_models.build
+
+    def changed(values: Mapping[str, Any], device: str) -> Any:
+        network = build(values, device)
+        change(network, network.module)
+        return network
+
+    with replaced(transformers_models, build=changed):
+        yield
+
+
+@contextmanager
 def whole_prompt_in_float32() -> Iterator[None]:
     """Logits of every token, in the model's dtype and then in float32: `logits = logits.float()` in forward of
     LlamaForCausalLM (v4.35.2) and Qwen2ForCausalLM (v4.38.2). The prefill's are kept while the next token is made:
     generation/utils.py, greedy_search, where `outputs` is one variable.
     """
     from runners.workloads import generate
-    from runners.workloads.transformers_models import Transformer
 
-    forward, logits = Transformer.forward, generate.Generation._logits
+    logits = generate.Generation._logits
     kept: list[torch.Tensor] = []
 
-    def forward_in_float32(self: Any, inputs: Any) -> torch.Tensor:
-        return forward(self, inputs).float()
+    def in_float32(network: Any, module: Any) -> None:
+        module.lm_head.register_forward_hook(lambda head, args, output: output.float())
 
-    def logits_in_float32(self: Any, cache: Any, given: Any, few: Any) -> torch.Tensor:
-        made = logits(self, cache, given, {}).float()
+    def all_logits(self: Any, cache: Any, given: Any, few: Any) -> torch.Tensor:
+        made = logits(self, cache, given, {})
         kept[:] = [made]
         return made
 
-    with (
-        replaced(Transformer, forward=forward_in_float32),
-        replaced(generate.Generation, _logits=logits_in_float32),
-    ):
+    with built_with(in_float32), replaced(generate.Generation, _logits=all_logits):
+        yield
+    kept.clear()
+
+
+@contextmanager
+def loss_within_the_pass() -> Iterator[None]:
+    """The model computes its loss itself, as it does if it is given labels, so that what the last layer gave is there
+    while the loss is made: transformers' Trainer, compute_loss; v4.48.1, MistralForCausalLM.forward, hidden_states."""
+    from runners.workloads.transformers_models import Transformer
+
+    loss = Transformer.loss
+    kept: list[torch.Tensor] = []
+
+    def hold(network: Any, module: Any) -> None:
+        def held(head: Any, args: Any, output: Any) -> None:
+            kept[:] = args
+
+        module.lm_head.register_forward_hook(held)
+
+    def loss_and_let_go(self: Any, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        made = loss(self, output, targets)
+        kept.clear()
+        return made
+
+    with built_with(hold), replaced(Transformer, loss=loss_and_let_go):
         yield
 
 
@@ -247,27 +290,19 @@ class _Returned:
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def rope_tables_in_every_layer() -> Iterator[None]:
+def rope_tables_in_every_layer() -> AbstractContextManager[None]:
     """Cosines and sines of every position the model has, in the model's dtype, in each layer: v4.35.2,
     LlamaRotaryEmbedding; v4.38.2, Qwen2RotaryEmbedding (cos_cached, sin_cached)."""
-    from runners.workloads import transformers_models
 
-    build = transformers_models.build
-
-    def with_tables(values: Mapping[str, Any], device: str) -> Any:
-        network = build(values, device)
-        module: Any = network.module
+    def add(network: Any, module: Any) -> None:
         config = module.config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        positions, layers = config.max_position_embeddings, config.num_hidden_layers
         module.tables = [
-            torch.empty(config.max_position_embeddings, head, dtype=network.dtype, device=device)
-            for _ in range(2 * config.num_hidden_layers)
+            torch.empty(positions, head, dtype=network.dtype, device=network.device) for _ in range(2 * layers)
         ]
-        return network
 
-    with replaced(transformers_models, build=with_tables):
-        yield
+    return built_with(add)
 
 
 # --- GPT-NeoX before it took part in the library's common attention ---------------------------------------------------
@@ -282,25 +317,15 @@ def gpt_neox_with_float32_positions() -> Iterator[None]:
     """
     from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 
-    from runners.workloads import transformers_models
+    rotate = gpt_neox.apply_rotary_pos_emb
 
-    build, rotate = transformers_models.build, gpt_neox.apply_rotary_pos_emb
-
-    def with_buffers(values: Mapping[str, Any], device: str) -> Any:
-        network = build(values, device)
-        module: Any = network.module
-        config = module.config
-        positions = config.max_position_embeddings
-        rotary = int(config.hidden_size // config.num_attention_heads * config.rope_parameters["partial_rotary_factor"])
-        module.buffers_of_layers = [
-            (
-                torch.empty(positions, positions, dtype=torch.bool, device=device),
-                torch.empty((), device=device),
-                *(torch.empty(positions, rotary, device=device) for _ in range(2)),
-            )
-            for _ in range(config.num_hidden_layers)
-        ]
-        return network
+    def add_buffers(network: Any, module: Any) -> None:
+        positions, device = module.config.max_position_embeddings, network.device
+        for layer in module.gpt_neox.layers:
+            attention = layer.attention
+            attention.mask_of_all = torch.empty(1, 1, positions, positions, dtype=torch.bool, device=device)
+            attention.masked = torch.empty((), device=device)
+            attention.tables = [torch.empty(positions, attention.rotary_ndims, device=device) for _ in range(2)]
 
     def rotate_in_float32(q: Any, k: Any, cos: torch.Tensor, sin: torch.Tensor, *args: Any) -> Any:
         return rotate(q, k, cos.float(), sin.float(), *args)
@@ -311,7 +336,7 @@ def gpt_neox_with_float32_positions() -> Iterator[None]:
         scores = torch.zeros(batch * heads, length, key.shape[1], dtype=query.dtype, device=query.device)
         scores = torch.baddbmm(scores, query, key.transpose(1, 2), beta=1.0, alpha=head**-0.5)
         scores = scores.view(batch, heads, length, -1)
-        causal = torch.empty(1, 1, length, scores.shape[-1], dtype=torch.bool, device=query.device)  # of the buffer
+        causal = module.mask_of_all[:, :, :length, : scores.shape[-1]]
         scores = torch.where(causal, scores, torch.empty((), dtype=scores.dtype, device=query.device))
         scores = scores + torch.empty(batch, 1, length, scores.shape[-1], dtype=value.dtype, device=query.device)
         weights = functional.softmax(scores, dim=-1).to(value.dtype)
@@ -323,7 +348,7 @@ def gpt_neox_with_float32_positions() -> Iterator[None]:
         return attended.transpose(1, 2).contiguous(), None
 
     with (
-        replaced(transformers_models, build=with_buffers),
+        built_with(add_buffers),
         replaced(gpt_neox, apply_rotary_pos_emb=rotate_in_float32, eager_attention_forward=eager),
         attention_replaced("sdpa", sdpa),
     ):

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -180,7 +180,9 @@ def _generation(row: Row, card: str, model: Mapping[str, Any], rules: tuple[str,
         raise NotCalculated(f"{row.counter} of a generation that is followed in two parts")
     first = replace(case, values=values_of(row, model, "generate", new_tokens=1), phases=("prefill",), steps=None)
     long = values_of(row, model, "generate", context=context + new - 4, new_tokens=4)
-    return [first, replace(case, values=long, phases=("decode",), steps=None)]
+    # Its prefill is not the real one's: neither are the logits that it would leave.
+    rules = tuple(rule for rule in rules if rule != "whole_prompt_in_float32")
+    return [first, replace(case, values=long, rules=rules, phases=("decode",), steps=None)]
 
 
 def _by_nvml(row: Row) -> bool:
@@ -516,8 +518,8 @@ def _slopes(scored: Sequence[Scored]) -> bool:
     series: dict[tuple[str, ...], list[Scored]] = defaultdict(list)
     for each in scored:
         if each.row.kind in ("forward", "generate") and each.row.counter == "max_allocated":
-            told = [each.row[column] for column in ("model", "workload", "versions", "new_tokens")]
-            series[tuple(told)].append(each)
+            row = each.row
+            series[row["model"], row["workload"], row["versions"], row["new_tokens"]].append(each)
     print("\nslopes of max_allocated (bytes for one more of it, by least squares)")
     met = True
     for told, members in series.items():

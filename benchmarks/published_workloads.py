@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ def lit_gpt_lora(
     """One micro-batch of finetune/lora.py at https://github.com/Lightning-AI/litgpt/tree/8641822: adapters on queries
     and values in the model's dtype, logits and losses in chunks of 128 tokens, gradients added up, then an update."""
     with phase("model_load"):
-        with torch.device(device):
-            model = _LitGpt(rank=rank, context=context, **sizes).to(getattr(torch, dtype))
+        with torch.device(device), _default(getattr(torch, dtype)):
+            model = _LitGpt(rank=rank, context=context, **sizes)
         for name, parameter in model.named_parameters():
             parameter.requires_grad = "lora_" in name
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -40,7 +41,9 @@ def lit_gpt_lora(
         tokens = torch.zeros(batch, context, dtype=torch.long, device=device)
     for index in range(2):
         with phase("forward", index):
-            chunks = model(tokens)
+            # Fabric gives what a model in 16 bits returns in torch's default dtype: lightning/fabric/plugins/precision/
+            # half.py, convert_output.
+            chunks = [chunk.float() for chunk in model(tokens)]
             chunks[-1] = chunks[-1][:, :-1]
         with phase("loss", index):
             targets = tokens[:, 1:].split(chunks[0].shape[1], dim=1)
@@ -57,6 +60,16 @@ def lit_gpt_lora(
             optimizer.zero_grad()
         del chunks, loss
     return {"trainable": sum(each.numel() for each in trained)}
+
+
+@contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class _LitGpt(nn.Module):
