@@ -28,6 +28,7 @@ class Calculated:
     bytes, as if nothing had limited them. `total_bytes` is what the device has that measures."""
 
     itself: bool = False  # the device calculates, and says the same if it is asked again: nothing is to be confirmed
+    comes_first: bool = False  # and is waited for
     total_bytes: int | None = None
     peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # by the point's id
 
@@ -60,21 +61,21 @@ def frontier(plan: Plan, calculated: Calculated = NOTHING) -> Design:
     others = [dimension for dimension in plan.dimensions if dimension not in searched]
     _refuse_to_search(plan, searched, others)
     neighbours = Neighbours(plan)
-    for choice in boustrophedon(others):  # a mistake ends here
-        Hunt(plan, choice, searched, NOTHING)
+    hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]  # a mistake ends here
     written = _written_out(plan, others, searched)
-    told = yield written  # by earlier runs; what is calculated has been by now
-    hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]
+    known: dict[str, Outcome | None] = {}
+    if written or calculated.comes_first:
+        earlier = yield written
+        known = {each.point.id: outcome for each, outcome in zip(written, earlier, strict=True)}
+        hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]
+    for hunt in hunts:
+        hunt.recall(known)
     batch: list[Asked] = []
-    if written:
-        known = {each.point.id: outcome for each, outcome in zip(written, told, strict=True)}
-        for hunt in hunts:
-            hunt.recall(known)
     while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
         batch += [neighbours.of(choice, nth) for _, asks in hunting for choice, nth in asks]
         outcomes = iter((yield batch))
         for hunt, asks in hunting:
-            hunt.hear([told for _ in asks if (told := next(outcomes)) is not None])
+            hunt.hear([outcome for _ in asks if (outcome := next(outcomes)) is not None])
         batch = []
     if not any(isinstance(dimension.values, Interval) for dimension in searched):
         yield batch + [implied for hunt in hunts for implied in hunt.implied()]
@@ -218,7 +219,7 @@ class Hunt:
 
         Not where each point is to be measured several times: one attempt of an earlier run does not stand for them.
         """
-        if self._plan.run.repeat_points > 1:
+        if self._plan.run.repeat_points > 1 or not known:
             return
         dimensions = self._search.lattice.dimensions
         for values in product(*dimensions.values()):

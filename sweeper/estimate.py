@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper.designs import DESIGNS
+from sweeper.designs import DESIGNS, NOTHING
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Plan, did_you_mean, typed
 from sweeper.run_folder import POINTS
@@ -542,7 +542,7 @@ def main(plan: Plan, json: bool = False) -> int:
 
 def _first_asked(plan: Plan) -> list[Asked]:
     """What the design asks for before it has been told anything: all of it, unless it searches."""
-    return list(next(iter(DESIGNS[plan.design](plan)), []))
+    return list(next(iter(DESIGNS[plan.design](plan, NOTHING)), []))
 
 
 def _measured(plan: Plan, points: Iterable[Point]) -> set[tuple[str, str]]:

@@ -22,7 +22,7 @@ from runners.engines.local import EngineFailed, Local
 from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.surroundings import code_names
-from sweeper.designs import DESIGNS, Calculated
+from sweeper.designs import DESIGNS, NOTHING, Calculated
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Dimension, Plan
 from sweeper.progress import Show, show_for
@@ -320,8 +320,9 @@ class Sweep:
         if device.card is not None:
             return Calculated(itself=True)
         like = self._like(device)
-        peaks = {} if like is None else self.calculated[like.name]
-        return Calculated(total_bytes=device.total_bytes, peaks=peaks)
+        if like is None:
+            return NOTHING
+        return Calculated(comes_first=True, total_bytes=device.total_bytes, peaks=self.calculated[like.name])
 
     def _settled(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
         lane.outcomes.append(outcome)
