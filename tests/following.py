@@ -25,12 +25,17 @@ def peak(work: Work) -> int:
     changes = []
     for event in events(work):
         if event >= 0:
-            sizes.append(-(-event // ALIGNMENT) * ALIGNMENT)
+            sizes.append(aligned(event))
         changes.append(sizes[-1] if event >= 0 else -sizes[-event - 1])
     return max(accumulate(changes))
 
 
 def real_peak(work: Work) -> int:
+    """Of tensors, without what kernels have for themselves."""
     with TensorFollower() as following:
         work("cpu")
     return following.peak
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from runners.meters import torch_cuda_kernels as cuda_kernels
+from runners.meters.torch_following import replaced
 
 aten = torch.ops.aten
 COMPOSITE = functional.scaled_dot_product_attention
@@ -85,18 +86,6 @@ def _in_force(*rules: AbstractContextManager[Any]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _replaced(where: Any, **names: Any) -> Iterator[None]:
-    before = {name: getattr(where, name) for name in names}
-    for name, value in names.items():
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(where, name, value)
-
-
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +116,7 @@ def attention_by(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[
         attended: torch.Tensor = cast.called(kernel, cast.dtype, given, {})
         return attended
 
-    return _replaced(functional, scaled_dot_product_attention=attend)
+    return replaced(functional, scaled_dot_product_attention=attend)
 
 
 def _attention_on_cpu(
@@ -207,9 +196,9 @@ def _autocast(device: str) -> Iterator[None]:
 
     was_enabled, was_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     with (
-        _replaced(kind, __init__=_begin, __enter__=_enter, __exit__=_exit),
-        _replaced(torch, is_autocast_enabled=enabled, get_autocast_dtype=dtype),
-        _replaced(torch.amp, is_autocast_available=available),
+        replaced(kind, __init__=_begin, __enter__=_enter, __exit__=_exit),
+        replaced(torch, is_autocast_enabled=enabled, get_autocast_dtype=dtype),
+        replaced(torch.amp, is_autocast_available=available),
         cast.registered(),
     ):
         IN_FORCE.append(cast)
@@ -346,7 +335,7 @@ def lists_in_optimizers() -> AbstractContextManager[None]:
     def supported() -> list[str]:
         return ["cuda", "meta"]
 
-    return _replaced(
+    return replaced(
         optimizer, _get_foreach_kernels_supported_devices=supported, _get_fused_kernels_supported_devices=supported
     )
 
@@ -358,7 +347,7 @@ def fused_optimizers() -> AbstractContextManager[None]:
     def supported() -> list[str]:
         return ["cpu", "meta"]
 
-    return _replaced(optimizer, _get_fused_kernels_supported_devices=supported)
+    return replaced(optimizer, _get_fused_kernels_supported_devices=supported)
 
 
 def lists_in_norms() -> AbstractContextManager[None]:
@@ -368,7 +357,7 @@ def lists_in_norms() -> AbstractContextManager[None]:
     def supported(*_: Any, **__: Any) -> bool:
         return True
 
-    return _replaced(clip_grad, _device_has_foreach_support=supported, _has_foreach_support=supported)
+    return replaced(clip_grad, _device_has_foreach_support=supported, _has_foreach_support=supported)
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -385,4 +374,4 @@ def masks_in_dropout() -> AbstractContextManager[None]:
             return dropped
         return composite(input, p, train)
 
-    return _in_force(_replaced(torch, dropout=dropout), _replaced(variants, dropout=dropout))
+    return _in_force(replaced(torch, dropout=dropout), replaced(variants, dropout=dropout))

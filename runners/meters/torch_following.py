@@ -13,12 +13,12 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from runners.phases import Unavailable
@@ -82,7 +82,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
-        with self._rules.applied(), _without_inference_mode(), self:
+        with self._rules.applied(), _without_inference_mode(), self._constants_known(), self:
             yield
         if self.lost is not None:  # raised before, and caught by the workload
             raise Unavailable(self.lost)
@@ -101,6 +101,8 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._copied(args[0], kwargs)
         if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # nothing is born, and no kernel runs
+        if torch.Tag.dynamic_output_shape in func.tags and _asks_values(func, args):
+            return self._by_values(func, args, kwargs)
         signature = _signature(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
@@ -119,7 +121,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return func(*args, **kwargs)
+            return INSTEAD.get(func, func)(*args, **kwargs)
         except NotImplementedError as error:
             raise self._cannot(func, str(error).partition("\n")[0]) from error
 
@@ -159,7 +161,12 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
         elif tensor.layout is not torch.strided:
             raise self._cannot(func, "it gives a sparse tensor")
-        storage = tensor.untyped_storage()
+        key, size = self._held(tensor.untyped_storage())
+        if _may_be_known(tensor):
+            self._compute(key, size, func, args, kwargs)
+
+    def _held(self, storage: torch.UntypedStorage) -> tuple[int, int]:
+        """Its address and bytes, once it is known that it is there."""
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is None:
@@ -169,8 +176,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages[key] = size, self._born(size), known[2]
             if known[0]:
                 self.events.append(-known[1] - 1)
-        if tensor.is_meta and (size <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())):
-            self._compute(key, size, func, args, kwargs)
+        return key, size
 
     def _born(self, size: int) -> int:
         if not size:
@@ -186,6 +192,28 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     # --- whole and single numbers ---
 
+    @contextmanager
+    def _constants_known(self) -> Iterator[None]:
+        """Numbers from Python: torch leaves them out on `meta`, before any operator."""
+
+        def knowing(make: Any, given: int) -> Any:
+            def made(*args: Any, **kwargs: Any) -> Any:
+                tensor = make(*args, **kwargs)
+                if _may_be_known(tensor) and not any(
+                    isinstance(each, torch.Tensor) for each in tree_iter(args[given:])
+                ):
+                    with _disable_current_modes():
+                        value = torch.tensor(*args[given:], **{**kwargs, "device": HOST, "dtype": tensor.dtype})
+                    key, _ = self._held(tensor.untyped_storage())
+                    self._values[key] = value.untyped_storage()
+                return tensor
+
+            return made
+
+        makers = {"tensor": knowing(torch.tensor, 0), "as_tensor": knowing(torch.as_tensor, 0)}
+        with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=knowing(torch.Tensor.new_tensor, 1)):
+            yield
+
     def _item(self, tensor: torch.Tensor) -> Any:
         return self._known(tensor, aten._local_scalar_dense.default).item()
 
@@ -198,6 +226,42 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if value is None:
             raise self._cannot(func, "it asks for numbers (.item(), .cpu()) that are not computed")
         return _on_cpu(tensor, value)
+
+    def _by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator gives whose numbers decide how many it gives: of whole numbers that are known."""
+        if func is aten.index.Tensor:
+            indices, counts = self._without_masks(args[1], func)
+            result = func(args[0], indices)
+            self._follow_all(result, func, args, kwargs)
+            self._take(counts)
+            return result
+        if func is aten.masked_select.default:
+            mask = self._known(args[1], func)
+            shape: Any = torch.broadcast_shapes(args[0].shape, mask.shape)  # type: ignore[no-untyped-call]
+            result = args[0].new_empty(int(mask.expand(shape).count_nonzero()))
+        else:
+            if any(leaf.is_floating_point() for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)):
+                raise self._cannot(func, "how much it gives depends on numbers that are not computed")
+            made = func(*tree_map(partial(self._if_known, func), args), **kwargs)
+            result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
+        self._follow_all(result, func, args, kwargs)
+        return result
+
+    def _without_masks(self, indices: Any, func: Any) -> tuple[list[Any], list[int]]:
+        """Positions in the places of masks, as the kernel makes them, and the bytes that it takes for them."""
+        found: list[Any] = []
+        counts = []
+        for index in indices:
+            if not _is_mask(index):
+                found.append(index)
+                continue
+            count = int(self._known(index, func).count_nonzero())
+            found += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.ndim)]
+            counts.append(count * index.ndim * torch.int64.itemsize)
+        return found, counts
+
+    def _if_known(self, func: Any, leaf: Any) -> Any:
+        return self._known(leaf, func) if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _changed(self, func: Any, args: Any) -> None:
         """By an operator that returns nothing: what it changed is not known any more."""
@@ -311,16 +375,22 @@ def _again(made: Any) -> Any:
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
-@contextmanager
-def _without_inference_mode() -> Iterator[None]:
+def _without_inference_mode() -> AbstractContextManager[None]:
     """As without gradients, which takes the same memory: in inference mode composite operators arrive whole, and to
     take them apart here takes four times as long."""
-    before = torch.inference_mode
-    torch.inference_mode = torch.no_grad  # type: ignore[misc, assignment]
+    return replaced(torch, inference_mode=torch.no_grad)
+
+
+@contextmanager
+def replaced(where: Any, **names: Any) -> Iterator[None]:
+    before = {name: getattr(where, name) for name in names}
+    for name, value in names.items():
+        setattr(where, name, value)
     try:
         yield
     finally:
-        torch.inference_mode = before  # type: ignore[misc]
+        for name, value in before.items():
+            setattr(where, name, value)
 
 
 @cache
@@ -331,6 +401,28 @@ def _is_composite(func: Any) -> bool:
     return not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
 
 
+def _may_be_known(tensor: torch.Tensor) -> bool:
+    if not tensor.is_meta:
+        return False
+    return tensor.untyped_storage().nbytes() <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _asks_values(func: Any, args: Any) -> bool:
+    """Positions give as many as there are; masks as many as are true."""
+    return func is not aten.index.Tensor or any(map(_is_mask, args[1]))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.is_meta and index.dtype in (torch.bool, torch.uint8)
+
+
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """torch's own for tensors without data knows bfloat16 alone, which devices do not insist on."""
+    groups = () if (a.ndim == 2) != (b.ndim == 2) else (len(offs),) if a.ndim == 2 else (len(a),)
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=out_dtype)
+
+
+INSTEAD = {aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}
 NUMBERS = frozenset({aten._local_scalar_dense.default, aten.item.default})
 # Their numbers mean nothing: memory as it is found, or drawn.
 UNKNOWN = frozenset(
@@ -343,6 +435,8 @@ UNKNOWN = frozenset(
         aten.randint.default,
         aten.randint.low,
         aten.random_.default,
+        aten.random_.to,
+        aten.random_.__getattr__("from"),
         aten.multinomial.default,
         aten.bernoulli.default,
     }
