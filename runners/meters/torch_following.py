@@ -28,6 +28,7 @@ EMPTY_CACHE = 2**62 + 1  # torch.cuda.empty_cache()
 LARGEST_VALUE = 2**23  # bytes of whole numbers that are computed: positions and masks, but no mask of a length squared
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+ALONE = (4, 2)  # references to a tensor and its storage where autograd has the only one: the others are this call's
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
 
@@ -103,6 +104,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)  # nothing is born, and no kernel runs
         if torch.Tag.dynamic_output_shape in func.tags and _asks_values(func, args):
             return self._by_values(func, args, kwargs)
+        accumulated = func is aten.add.Tensor and _is_last_of_a_gradient(*args)
         signature = _signature(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
@@ -115,6 +117,8 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else _again(call.made)
         if call.takes_a_handle:
             self._take_handle()
+        if accumulated:
+            self._take_over(args[0], result)
         self._follow_all(result, func, args, kwargs)
         self._take(call.temporaries)
         return result
@@ -177,6 +181,13 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if known[0]:
                 self.events.append(-known[1] - 1)
         return key, size
+
+    def _take_over(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """With data, autograd adds to a gradient in its place: the sum has its storage."""
+        key, storage = old.untyped_storage()._cdata, new.untyped_storage()
+        size, number, reference = self._storages[key]
+        self._storages[key] = 0, -1, reference
+        self._storages[storage._cdata] = size, number, weakref.ref(storage, partial(self._died, storage._cdata))
 
     def _born(self, size: int) -> int:
         if not size:
@@ -391,6 +402,18 @@ def replaced(where: Any, **names: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(where, name, value)
+
+
+def _is_last_of_a_gradient(old: torch.Tensor, new: Any) -> bool:
+    """Whether autograd sums up gradients, and nobody else has the first (torch/csrc/autograd/input_buffer.cpp,
+    can_accumulate_inplace). Under a dispatch mode it does not go by that, and adds to a new tensor."""
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not isinstance(new, torch.Tensor):
+        return False
+    if old.shape != new.shape or old.dtype != new.dtype or not old.is_meta or not hasattr(old, "_use_count"):
+        return False
+    storage = old.untyped_storage()
+    alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == ALONE
+    return alone and storage.nbytes() == old.nbytes
 
 
 @cache

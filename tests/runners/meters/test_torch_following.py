@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from runners.meters.torch_device_rules import CpuRules
 from runners.meters.torch_following import Follower
 from runners.phases import Unavailable
-from tests.following import Work, events, peak, real_peak
+from tests.following import Work, counted, events, peak, real_peak
 
 KIB = 2**10
 
@@ -102,6 +102,24 @@ def test_layers_that_recompute_take_what_they_take_with_data() -> None:
         x.sum().backward()
 
     assert peak(work) == real_peak(work)
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda h: h.exp() * h.sin() * h.cos(),  # the first gradient is nobody else's: it is added to in its place
+        lambda h: h + h.exp(),
+        lambda h: h.t().exp() + h.t().sin(),
+        lambda h: h.view(-1)[: 2**15].exp().sum() + h.t().exp().sum(),
+        lambda h: (h[:64].exp() + h[64:128]).sum() + h.exp().sum(),
+    ],
+)
+def test_gradients_add_up_as_they_do_with_data(used: Any) -> None:
+    def work(device: str) -> None:
+        x = torch.ones(256, 256, device=device, requires_grad=True)
+        used(x * 2).sum().backward()
+
+    assert peak(work) == pytest.approx(counted(work), abs=256)
 
 
 # --- numbers ---
