@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from runners.journal import BETWEEN, QUALITY
-from runners.outcome import OUR_OWN_BYTES, Status
+from runners.outcome import CALCULATED_CPU, OUR_OWN_BYTES, Status, deciding_counter
 from sweeper import schema
 from sweeper.errors import Mistake
 from sweeper.estimate import DTYPE_BITS
@@ -30,7 +30,7 @@ CALCULATED, MEASURED = "calculated", "measured"
 PEAKS = tuple(column.name for column in schema.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # The counters that costs are fitted to, the one to look at first. `tensor` is exact, and of the workload alone;
 # `resident` is what a budget of cpu comes nearest to. Of a GPU allocated, which reserved follows in jumps.
-DECIDING = {"cpu": ("tensor", "resident")}
+DECIDING = {"cpu": ("tensor", "resident"), CALCULATED_CPU: ("tensor",)}
 ALLOCATED = ("allocated",)
 # By less than this no phase takes over from another: resident memory repeats to 0.3-1.7 MiB at its best.
 UNSTEADY = {"resident": 2 * 2**20}
@@ -38,6 +38,7 @@ FARTHEST = 8  # times the largest measured: fits were tried on points of 1.2 to 
 SIZE = ("batch", "context")
 
 NEEDS = (
+    "unlimited_peak_bytes",
     *("run", "point_id", "device", "kind", "attempt"),
     *(column.name for column in schema.DIMENSIONS),
     *("config", "order", "changed", "status", "fits", "flaky", "contaminated", "failed_phase"),
@@ -132,7 +133,10 @@ def _difference(
     changes: dict[str, int | None] = {}
     for column in PEAKS:
         reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in pair)), None)
-        changes[column] = None if reason else after[column] - before[column]
+        if reason is not None and None not in (wanted := [_unlimited(row, column) for row in pair]):
+            reason, changes[column] = None, wanted[1] - wanted[0]
+        else:
+            changes[column] = None if reason else after[column] - before[column]
         because |= {column: reason} if reason else {}
     times = [_repeat(row, of_attempt.get((row["point_id"], row["device"]), ())) for row in pair]
     reason = next((time for time in times if isinstance(time, str)), None)
@@ -156,6 +160,11 @@ def _difference(
         time_of=time_of,
         because=because | ({"seconds": reason} if reason else {}),
     )
+
+
+def _unlimited(row: Row, column: str) -> Any:
+    """A calculated peak as if the device had no end: also of a point that was refused."""
+    return row.get("unlimited_peak_bytes") if column == f"peak_{deciding_counter(row['device'])}_bytes" else None
 
 
 def why_not(row: Row, column: str = "") -> str | None:

@@ -92,10 +92,11 @@ def effects(points: Sequence[Row], phases: Iterable[Row], at: Mapping[str, int] 
     Raises Mistake if `at` leaves open a key that was varied.
     """
     phases = list(phases)
-    found = families(points, phases)
+    found, steps = families(points, phases), differences(points, phases)
+    told = any(change is not None for step in steps for change in step.bytes.values())
     return {
-        "nothing": None if found else _nothing(points),
-        "differences": [_difference_as_json(each) for each in differences(points, phases)],
+        "nothing": None if found or told else _nothing(points),
+        "differences": [_difference_as_json(step) for step in steps],
         "families": [_family_as_json(family, title(family, found), at) for family in found],
     }
 

@@ -42,8 +42,9 @@ FROM_ROW = (
 NEEDS = (
     *FROM_ROW,
     *("config", "status", "fits", "flaky", "oom_scope", "failed_phase", "error_type", "error_message"),
-    *("needs_at_least_bytes", "skipped_because", "device_total_bytes", "budget_used_bytes", "peak_phase"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_resident_bytes", "spreads"),
+    *("needs_at_least_bytes", "unlimited_peak_bytes", "skipped_because", "device_total_bytes", "budget_used_bytes"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
+    *("peak_phase", "spreads"),
 )
 
 Row = Mapping[str, Any]
@@ -444,7 +445,11 @@ def why(row: Row) -> str:
         whose = "host memory" if row["fits"] is None else "memory"
         said = f"out of {whose}{phase}"
         needs = row.get("needs_at_least_bytes")
-        said += "" if needs is None else f", needs at least {readable(needs)}"
+        wants = row.get("unlimited_peak_bytes") if row["kind"] == "calculated" else None
+        if wants is not None:
+            said += f", would take {readable(wants)} {deciding_counter(row['device'])}"
+        elif needs is not None:
+            said += f", needs at least {readable(needs)}"
         return f"{said}; a smaller batch would not help" if _is_of_any_batch(row) else said
     message = _message(row)
     return f"{row['status']}{phase}" + (f": {message}" if message else "")

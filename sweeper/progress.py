@@ -150,6 +150,8 @@ def told(outcome: Outcome) -> str:
     peak = outcome.peak(outcome.deciding)
     if peak is not None:
         text += f", {peak / GIB:.2f} GiB {outcome.deciding}{' so far' if outcome.peak_is_partial else ''}"
+    if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
+        text += f"; it would take {outcome.unlimited_peak_bytes / GIB:.2f} GiB"
     if outcome.fits is None and outcome.error_message:
         text += f": {outcome.error_type + ': ' if outcome.error_type else ''}{_first_line(outcome.error_message)}"
     return text
