@@ -126,12 +126,14 @@ def eager_softmax_in_one_kernel() -> AbstractContextManager[None]:
         groups = getattr(module, "num_key_value_groups", 1)
         key, value = _repeated(key, groups), _repeated(value, groups)
         weights = torch.matmul(query, key.transpose(2, 3)) / math.sqrt(query.shape[-1])
-        batch, _, length, _ = query.shape
-        weights = weights + query.new_zeros(batch, 1, length, key.shape[2])
-        weights = aten._softmax(weights, -1, query.dtype == torch.float16).to(query.dtype)
-        return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+        weights = weights + query.new_zeros(len(query), 1, query.shape[2], key.shape[2])
+        if query.dtype == torch.float16:
+            weights = aten._softmax(weights, -1, True)
+        else:
+            weights = functional.softmax(weights, dim=-1, dtype=torch.float32)
+        return torch.matmul(weights.to(query.dtype), value).transpose(1, 2).contiguous(), None
 
-    return attention_replaced("sdpa", attend)
+    return attention_replaced("eager", attend)
 
 
 # --- logits and losses ------------------------------------------------------------------------------------------------
@@ -317,7 +319,7 @@ def gpt_neox_with_float32_positions() -> Iterator[None]:
     """
     from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 
-    rotate = gpt_neox.apply_rotary_pos_emb
+    rotate: Callable[..., Any] = gpt_neox.apply_rotary_pos_emb
 
     def add_buffers(network: Any, module: Any) -> None:
         positions, device = module.config.max_position_embeddings, network.device

@@ -1,6 +1,6 @@
 """How near calculated peaks come to what others measured on GPUs and published.
 
-    python benchmarks/published.py [benchmarks/published/peaks.csv] [--only TEXT] [--processes 2]
+    python benchmarks/published.py [benchmarks/published/peaks.csv] [--only TEXT] [--as-installed] [--processes 2]
 
 Each row is calculated by the product's own workloads on a card of its kind, under the rules of older_versions.py that
 its versions ask for, and scored with its own counter: max_allocated, max_reserved or nvidia_smi. Nothing is fitted.
@@ -168,7 +168,7 @@ def _training(row: Row, card: str, model: Mapping[str, Any], rules: tuple[str, .
 
 def _generation(row: Row, card: str, model: Mapping[str, Any], rules: tuple[str, ...]) -> list[Case]:
     if "static" in row["attention"]:
-        raise NotCalculated("a decoder of torchao's own with a static cache")
+        return [_torchao(row, card, model)]
     new, context = int(row["new_tokens"]), int(row["context"])
     values = values_of(row, model, "generate", new_tokens=min(new, 8))
     case = Case(values=values, card=card, rules=rules, phases=("cold_",), steps=new - 1, at_end=_by_nvml(row))
@@ -204,6 +204,20 @@ def _lit_gpt(row: Row, card: str, sizes: Mapping[str, Any]) -> Case:
     return Case(values=custom(row, "lit_gpt_lora", params), card=card)
 
 
+def _torchao(row: Row, card: str, model: Mapping[str, Any]) -> Case:
+    """Published by torchao of a decoder of its own: read after the generation, from the first prefill on."""
+    size = re.search(r"cache_size (\d+)", row["context"])
+    if "pytorch/ao" not in row["source_url"] or not size:
+        raise NotCalculated("a static cache of an unknown decoder")
+    params = {
+        "cache_size": int(size[1]),
+        "quantized": "int8" in row["attention"],
+        "linear_mask": "linear causal mask" in row["attention"],
+        "config": model["config"],
+    }
+    return Case(values=custom(row, "torchao_generate", params), card=card)
+
+
 def custom(row: Row, function: str, params: Mapping[str, Any]) -> dict[str, Any]:
     values = values_of(row, {"name": "none", "library": "torch"}, "custom", **_sizes(row))
     values["workload"] |= {"target": f"published_workloads:{function}", "params": dict(params)}
@@ -218,22 +232,24 @@ def values_of(row: Row, model: Mapping[str, Any], workload: str, **options: Any)
     """A point's values: the workload's own defaults, and what the row says."""
     conf = yaml.safe_load((ROOT / "conf" / "workload" / f"{workload}.yaml").read_text())["workload"]
     keys = {key: value for key, value in conf.items() if key not in ("uses", "choices", "at_least", "only_with")}
-    sizes = {**_sizes(row), **{name: options.pop(name) for name in ("batch", "context") if name in options}}
+    sizes = {name: options.pop(name, size) for name, size in _sizes(row).items()}
+    fixed: dict[str, Any] = {"cache": "keep", "phases": "each", "budget": None, "quality": {"target": None}}
     return {
         "model": dict(model),
         "inputs": {"name": "synthetic"},
         "workload": keys | options,
         "dtype": DTYPES[row["weight_dtype"]],
-        "attention": None if workload == "custom" or row["workload"] == "weights_only" else _attention(row, model),
+        "attention": None if workload == "custom" or row["workload"] == "weights_only" else _attention(row),
         **sizes,
         **{"quantize": "none", "warmup": 0, "repeats": 1 if workload == "train" else 0, "seed": 0},
-        **{"cache": "keep", "phases": "each", "budget": None, "quality": {"target": None}},
+        **fixed,
     }
 
 
-def _attention(row: Row, model: Mapping[str, Any]) -> str:
-    """Eager attention of llama is a rule in sdpa's place, so that its softmax is the one that CUDA has."""
-    return "eager" if row["attention"] == "eager" and model["model_type"] == "gpt_neox" else "sdpa"
+def _attention(row: Row) -> str:
+    """The package flash-attn is not here: torch's kernel stands for it, as a rule in sdpa's place."""
+    asked = row["attention"].partition(" ")[0]
+    return "sdpa" if asked == "flash_attention_2" else asked
 
 
 def model_named(name: str) -> dict[str, Any]:
@@ -263,7 +279,7 @@ class Calculated:
     def counter(self, name: str, case: Case) -> int:
         if name == "used" and case.at_end:
             reserve = NOMINAL[case.card] - card_named(case.card)["total_bytes"]
-            return self.end[name] + reserve
+            return self.end[name] + int(reserve)
         return self.peak[name]
 
 
@@ -540,7 +556,7 @@ def _slopes(scored: Sequence[Scored]) -> bool:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def score(rows: Iterable[Row], processes: int) -> tuple[list[Scored], dict[str, str]]:
+def score(rows: Iterable[Row], processes: int, as_installed: bool = False) -> tuple[list[Scored], dict[str, str]]:
     wanted: dict[str, list[Case]] = {}
     scored: list[Scored] = []
     left_out: dict[str, str] = {}
@@ -550,7 +566,7 @@ def score(rows: Iterable[Row], processes: int) -> tuple[list[Scored], dict[str, 
             if row["workload"] == "kv_only":
                 scored.append(Scored(row, by_formula(row)))
             else:
-                wanted[row.id] = cases(row)
+                wanted[row.id] = [replace(case, rules=()) if as_installed else case for case in cases(row)]
         except NotCalculated as why:
             left_out[row.id] = str(why)
     distinct = {case.key: case for group in wanted.values() for case in group}
@@ -587,11 +603,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("path", nargs="?", type=Path, default=HERE / "published" / "peaks.csv")
     parser.add_argument("--only", default="", help="rows with this in their id")
+    parser.add_argument("--as-installed", action="store_true", help="under no rule: what newer versions would take")
     parser.add_argument("--processes", type=int, default=2)
     asked = parser.parse_args(arguments)
     with asked.path.open(newline="") as file:
         rows = [Row(told) for told in csv.DictReader(file)]
-    scored, left_out = score((row for row in rows if re.search(asked.only, row.id)), asked.processes)
+    scored, left_out = score(
+        (row for row in rows if re.search(asked.only, row.id)), asked.processes, asked.as_installed
+    )
     print(f"{'row':<52}{'counter':<14}{'':<7}{'calculated':>10} {'published':>10} {'off':>8}   (GB, 10**9 bytes)")
     for each in scored:
         print(_line(each))

@@ -46,7 +46,7 @@ def lit_gpt_lora(
             chunks = [chunk.float() for chunk in model(tokens)]
             chunks[-1] = chunks[-1][:, :-1]
         with phase("loss", index):
-            targets = tokens[:, 1:].split(chunks[0].shape[1], dim=1)
+            targets = torch.split(tokens[:, 1:], chunks[0].shape[1], dim=1)
             losses = [
                 functional.cross_entropy(chunk.reshape(-1, chunk.shape[-1]), target.reshape(-1), reduction="none")
                 for chunk, target in zip(chunks, targets, strict=True)
@@ -93,21 +93,25 @@ class _LitGpt(nn.Module):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.cos, self.sin)
-        return [self.head(part) for part in self.norm(x).split(128, dim=1)]
+        return [self.head(part) for part in torch.split(self.norm(x), 128, dim=1)]
 
 
 class _Norm(nn.Module):
     """lit_gpt/rmsnorm.py: in the model's dtype throughout."""
+
+    in_float32 = False  # as from 6178c7c on: what is kept for the backward pass is then a copy of twice the bytes
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dtype = x.dtype
+        x = x.float() if self.in_float32 else x
         mean = torch.mean(x * x, dim=-1, keepdim=True)
         normed = x * torch.rsqrt(mean + 1e-5)
         scaled: torch.Tensor = self.weight * normed
-        return scaled
+        return scaled.to(dtype)
 
 
 class _Block(nn.Module):
@@ -152,7 +156,7 @@ class _Attention(nn.Module):
     def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         qkv = self._adapted(x).view(batch, length, self.heads, 3, width // self.heads).permute(0, 2, 3, 1, 4)
-        q, k, v = (part.reshape(batch, -1, length, width // self.heads) for part in qkv.split((1, 1, 1), dim=2))
+        q, k, v = (part.reshape(batch, -1, length, width // self.heads) for part in torch.split(qkv, [1, 1, 1], dim=2))
         q, k = self._rotated(q, cos, sin), self._rotated(k, cos, sin)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
         attended: torch.Tensor = self.out(y.reshape(batch, length, width))
@@ -178,3 +182,148 @@ class _Attention(nn.Module):
         turned = torch.cat((-part[..., size // 2 :], part[..., : size // 2]), dim=-1)
         roped = ((part * cos) + (turned * sin)).to(x.dtype)
         return torch.cat((roped, x[..., size:]), dim=-1)
+
+
+# --- torchao ----------------------------------------------------------------------------------------------------------
+
+
+def torchao_generate(
+    device: str,
+    dtype: str,
+    cache_size: int,
+    quantized: bool,
+    linear_mask: bool,
+    config: Mapping[str, Any],
+    phase: Phases,
+) -> None:
+    """torchao/_models/llama/generate.py and model.py at https://github.com/pytorch/ao/tree/00109449, not compiled: a
+    prompt of six tokens, room for `cache_size` taken at once, then tokens by the composite attention. Three of them:
+    each takes what the one before took."""
+    with phase("model_load"), torch.device(device), _default(getattr(torch, dtype)):
+        model = _Ao(config)
+    with torch.inference_mode():
+        with phase("caches"), torch.device(device), _default(getattr(torch, dtype)):
+            model.make_room(cache_size, quantized, linear_mask)
+        with phase("prefill"):
+            token = model(torch.zeros(1, PROMPT, dtype=torch.int, device=device), PROMPT)[:, -1].argmax(
+                -1, keepdim=True
+            )
+        with phase("decode"), nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+            for _ in range(3):
+                token = model(token, 1)[:, -1].argmax(-1, keepdim=True)
+
+
+PROMPT = 6  # tokens of "Hello, my name is"
+
+
+class _Ao(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, vocabulary = config["hidden_size"], config["vocab_size"]
+        self.positions = config["max_position_embeddings"]
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.head = width // config["num_attention_heads"]
+        self.layers = nn.ModuleList(_AoLayer(config) for _ in range(config["num_hidden_layers"]))
+        self.norm = _AoNorm(width)
+        self.output = nn.Linear(width, vocabulary, bias=False)
+
+    def make_room(self, size: int, quantized: bool, linear_mask: bool) -> None:
+        self.linear = linear_mask
+        if linear_mask:
+            self.mask = torch.zeros(1, 1, 1, size, dtype=torch.bool)
+        else:
+            self.mask = torch.ones(size, size, dtype=torch.bool).tril()
+        layer: Any
+        for layer in self.layers:
+            layer.make_room(size, quantized)
+        self.frequencies = self._frequencies()
+
+    def _frequencies(self) -> torch.Tensor:
+        """model.py, precompute_freqs_cis: of all positions that the model has."""
+        angles = torch.outer(torch.arange(self.positions), torch.empty(self.head // 2, dtype=torch.float32))
+        turns = torch.polar(torch.ones_like(angles), angles)
+        return torch.stack([turns.real, turns.imag], dim=-1).to(torch.get_default_dtype())
+
+    def forward(self, tokens: torch.Tensor, length: int) -> torch.Tensor:
+        place = torch.zeros(length, dtype=torch.int, device=tokens.device)
+        if not self.linear:
+            mask = self.mask[None, None, place]
+        elif length > 1:
+            mask = torch.ones(length, self.mask.shape[-1], dtype=torch.bool, device=tokens.device).tril()[None, None]
+        else:
+            mask = self.mask
+        turns = self.frequencies[place]
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, turns, mask, place)
+        logits: torch.Tensor = self.output(self.norm(x))
+        return logits
+
+
+class _AoNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        normed = (wide * torch.rsqrt(torch.mean(wide * wide, dim=-1, keepdim=True) + 1e-5)).type_as(x)
+        scaled: torch.Tensor = normed * self.weight
+        return scaled
+
+
+class _AoLayer(nn.Module):
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        width, inner = config["hidden_size"], config["intermediate_size"]
+        self.heads, self.groups = config["num_attention_heads"], config["num_key_value_heads"]
+        self.head = width // self.heads
+        self.qkv = nn.Linear(width, (self.heads + 2 * self.groups) * self.head, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+        self.norm, self.norm_2 = _AoNorm(width), _AoNorm(width)
+
+    def make_room(self, size: int, quantized: bool) -> None:
+        shape = (1, self.groups, size, self.head)
+        self.kept = [torch.zeros(shape, dtype=torch.int8 if quantized else None) for _ in range(2)]
+        self.scales = [torch.ones(*shape[:-1], 1) for _ in range(2)] if quantized else None
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor, mask: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        h = x + self._attended(self.norm(x), turns, mask, place)
+        y = self.norm_2(h)
+        made: torch.Tensor = h + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return made
+
+    def _attended(self, x: torch.Tensor, turns: torch.Tensor, mask: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        kv = self.groups * self.head
+        q, k, v = torch.split(self.qkv(x), [width, kv, kv], dim=-1)
+        q = self._turned(q.view(batch, length, self.heads, self.head), turns).transpose(1, 2)
+        k = self._turned(k.view(batch, length, self.groups, self.head), turns).transpose(1, 2)
+        v = v.view(batch, length, self.groups, self.head).transpose(1, 2)
+        k, v = (self._kept(index, new, place) for index, new in enumerate((k, v)))
+        k, v = (each.repeat_interleave(self.heads // self.groups, dim=1) for each in (k, v))
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        attended: torch.Tensor = self.out(y.transpose(1, 2).contiguous().view(batch, length, width))
+        return attended
+
+    def _kept(self, index: int, new: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        kept = self.kept[index]
+        if self.scales is None:
+            kept[:, :, place] = new
+            return kept
+        scale = new.abs().amax(-1) / 127
+        kept[:, :, place] = (new / scale[..., None]).to(torch.int8)
+        self.scales[index][:, :, place] = scale[..., None]
+        wide: torch.Tensor = kept * self.scales[index]
+        wide[:, :, place] = new
+        return wide
+
+    @staticmethod
+    def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        pairs = x.float().reshape(*x.shape[:-1], -1, 2)
+        turns = turns.view(1, pairs.shape[1], 1, pairs.shape[3], 2)
+        first = pairs[..., 0] * turns[..., 0] - pairs[..., 1] * turns[..., 1]
+        second = pairs[..., 1] * turns[..., 0] + pairs[..., 0] * turns[..., 1]
+        return torch.stack([first, second], -1).flatten(3).type_as(x)
