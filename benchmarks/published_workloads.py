@@ -130,7 +130,8 @@ class _Block(nn.Module):
         first = self.norm_1(x)
         attended = self.attention(first, cos, sin)
         if self.parallel:
-            return x + attended + self._mlp(first)
+            both: torch.Tensor = x + attended + self._mlp(first)
+            return both
         x = x + attended
         return x + self._mlp(self.norm_2(x))
 
