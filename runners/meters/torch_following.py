@@ -445,7 +445,22 @@ def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = 
     return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=out_dtype)
 
 
-INSTEAD = {aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}
+def _loss_of_elements(operator: Any) -> Any:
+    """The mean of some losses is written into the first of their elements, whose storage it keeps, on any device
+    (aten/src/ATen/native/Loss.cpp): that of a mean squared error is as large as the output."""
+
+    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        mean: torch.Tensor = operator(input, target, *args, **kwargs)
+        shape: Any = torch.broadcast_shapes(input.shape, target.shape)  # type: ignore[no-untyped-call]
+        return mean if mean.ndim else mean.new_empty(shape).as_strided((), ())
+
+    return loss
+
+
+LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
+INSTEAD: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
+if hasattr(aten, "_grouped_mm"):
+    INSTEAD[aten._grouped_mm.default] = _grouped_mm
 NUMBERS = frozenset({aten._local_scalar_dense.default, aten.item.default})
 # Their numbers mean nothing: memory as it is found, or drawn.
 UNKNOWN = frozenset(

@@ -105,6 +105,18 @@ def test_layers_that_recompute_take_what_they_take_with_data() -> None:
 
 
 @pytest.mark.parametrize(
+    "loss", ["mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss", "huber_loss"]
+)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_mean_keeps_the_storage_that_its_elements_had(loss: str, reduction: str) -> None:
+    def work(device: str) -> int:
+        given = torch.full((64, 64), 0.5, device=device)
+        return int(getattr(functional, loss)(given, given, reduction=reduction).untyped_storage().nbytes())
+
+    assert given(work) == work("cpu")
+
+
+@pytest.mark.parametrize(
     "used",
     [
         lambda h: h.exp() * h.sin() * h.cos(),  # the first gradient is nobody else's: it is added to in its place
