@@ -100,6 +100,7 @@ class Outcome:
     contaminated: bool | None = None
     contaminated_by: str | None = None
     contamination_told_by: str | None = None
+    used_before_bytes: int | None = None  # on the device before the attempt began; of several, the most
     instrumented: bool | None = None
     other_processes: int | None = None  # most that the workload had started at once; their memory is in no counter
     other_processes_resident_bytes: int | None = None  # added up: pages that they share count in each
@@ -239,10 +240,12 @@ def _is_of_program(baseline: Mapping[str, Any]) -> bool:
 
 def _contamination(exit: Mapping[str, Any]) -> dict[str, Any]:
     who = exit.get("contaminated")
+    before = (device.get("used_bytes_before") for device in exit.get("devices", ()))
     return {
         "contaminated": None if who is None else bool(who),
         "contaminated_by": who or None,
         "contamination_told_by": exit.get("contamination_told_by"),
+        "used_before_bytes": max((used for used in before if used is not None), default=None),
     }
 
 

@@ -14,12 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from runners.outcome import Status, deciding_counter
-from runners.point import canonical
 from sweeper import schema
-from sweeper.margin import Term, outside, terms
+from sweeper.margin import Beside, Margin, Term, as_json, outside, without
 from sweeper.search import GROWING, ranking
 
 ALWAYS = ("batch", "context")
@@ -44,7 +43,7 @@ NEEDS = (
     *("config", "status", "fits", "flaky", "oom_scope", "failed_phase", "error_type", "error_message"),
     *("needs_at_least_bytes", "unlimited_peak_bytes", "skipped_because", "device_total_bytes", "budget_used_bytes"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
-    *("peak_phase", "spreads"),
+    *("peak_phase", "spreads", "beyond_training", "used_by_others_bytes"),
 )
 
 Row = Mapping[str, Any]
@@ -62,7 +61,10 @@ def frontier(
 
     A search in which nothing told has no row. One in which nothing fits has one whose point is null, and its failures.
     """
-    return [edge for search in searches(rows, along) if search.told for edge in search.edges(objective, margin or {})]
+    rows = list(rows)
+    beside = Beside(rows)
+    told = (search for search in searches(rows, along) if search.told)
+    return [edge for search in told for edge in search.edges(objective, Margin(margin or {}, search.rows, beside))]
 
 
 def searches(rows: Iterable[Row], along: Sequence[str] | None = None) -> list[Search]:
@@ -72,7 +74,7 @@ def searches(rows: Iterable[Row], along: Sequence[str] | None = None) -> list[Se
     found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
-        found[row["device"], row["kind"], ",".join(mine), rest_of(row, mine)].append(row)
+        found[row["device"], row["kind"], ",".join(mine), without(row["config"], mine)].append(row)
     return [Search(tuple(key[2].split(",")) if key[2] else (), group) for key, group in found.items()]
 
 
@@ -87,18 +89,6 @@ def _growing(rows: Sequence[Row]) -> tuple[str, ...]:
 def _numbers_vary(values: Iterable[Any]) -> bool:
     different = {value for value in values if value is not None}
     return len(different) > 1 and all(isinstance(value, int | float) and value is not True for value in different)
-
-
-def rest_of(row: Row, along: Sequence[str]) -> str:
-    """Everything settled but the keys that are searched, as one text."""
-    values = json.loads(row["config"])
-    for key in along:
-        inner = values
-        *groups, last = key.split(".")
-        for group in groups:
-            inner = inner.get(group) or {}
-        inner.pop(last, None)
-    return canonical(values)
 
 
 @dataclass(frozen=True)
@@ -197,11 +187,11 @@ class Search:
     def say(self, at: At) -> str:
         return " ".join(f"{key}={value}" for key, value in zip(self.along, at, strict=True))
 
-    def edges(self, objective: str, margin: Mapping[str, int | str]) -> list[dict[str, Any]]:
+    def edges(self, objective: str, margin: Margin) -> list[dict[str, Any]]:
         largest = self.largest(objective)
         fits = [self._fits(at, at == largest) for at in sorted(self.largest_fitting)] or [self._none_fits()]
         fails = [self._fails(at) for at in sorted(self.smallest_failing)]
-        return fits + fails + ([self._with_margin(objective, margin)] if margin and self.headrooms else [])
+        return fits + fails + ([self._with_margin(objective, margin)] if margin.asked and self.headrooms else [])
 
     def _fits(self, at: At, largest: bool) -> dict[str, Any]:
         row = self.fitting[at]
@@ -213,28 +203,35 @@ class Search:
             "untested_between": sum(_at_least(other, at) for other in self.untested),
         }
 
-    def margin(self, asked: Mapping[str, int | str]) -> list[Term]:
-        counters = (headroom(row)[1] for row in self.fitting.values())
-        return terms(asked, self.rows, next(filter(None, counters), None))
-
     @cached_property
     def headrooms(self) -> dict[At, int]:
         """What each point that fits left of its limit, where that is known."""
         left = ((at, headroom(row)[0]) for at, row in self.fitting.items())
         return {at: free for at, free in left if free is not None}
 
-    def largest_with(self, margin: Sequence[Term], objective: str) -> At | None:
+    def largest_with(self, margin: Margin, objective: str) -> Left:
         """The largest point that was measured and leaves the margin."""
-        wanted = sum(term.bytes or 0 for term in margin)
-        enough = [at for at, free in self.headrooms.items() if free >= wanted]
-        return self._best(enough, objective)
+        rank = ranking(objective, self.along)
+        largest_first = sorted(
+            self.headrooms, key=lambda at: rank(dict(zip(self.along, at, strict=True))), reverse=True
+        )
+        silent: list[tuple[At, list[Term]]] = []
+        terms: list[Term] = []
+        for at in largest_first:
+            terms = margin.at(self.fitting[at], headroom(self.fitting[at])[1])
+            if any(term.fails for term in terms) or self.headrooms[at] < sum(term.to_leave for term in terms):
+                continue
+            if all(term.told for term in terms):
+                return Left(at, terms, silent)
+            silent.append((at, terms))
+        return Left(None, silent[0][1] if silent else terms, silent)
 
-    def _with_margin(self, objective: str, asked: Mapping[str, int | str]) -> dict[str, Any]:
-        margin = self.margin(asked)
-        at = self.largest_with(margin, objective)
-        edge = self._none_fits() if at is None else self._fits(at, False)
-        known = sum(term.bytes or 0 for term in margin)
-        return edge | {"side": "with_margin", "largest": None, "margin_bytes": known}
+    def _with_margin(self, objective: str, margin: Margin) -> dict[str, Any]:
+        left = self.largest_with(margin, objective)
+        edge = self._none_fits() if left.at is None else self._fits(left.at, False)
+        limit = {"limit": "unknown"} if left.at is None and left.silent else {}
+        known = {"margin_bytes": left.bytes, "margin_terms": as_json(left.terms)}
+        return edge | limit | {"side": "with_margin", "largest": None} | known
 
     def _none_fits(self) -> dict[str, Any]:
         nothing = dict.fromkeys((*map(schema.column_of, self.along), "point_id", "attempt", "budget_bytes"))
@@ -255,12 +252,24 @@ class Search:
             "limit": self._open_end(row) if in_the_way is None else limit_of(in_the_way),
             "limiting_phase": None if in_the_way is None else in_the_way.get("failed_phase"),
             "monotone": self.monotone,
-            **dict.fromkeys(("largest", "headroom_bytes", "headroom_counter", "margin_bytes")),
+            **dict.fromkeys(("largest", "headroom_bytes", "headroom_counter", "margin_bytes", "margin_terms")),
         }
 
     def _open_end(self, row: Row) -> str:
         """Where nothing stands in the way: whether that is because nothing told."""
         return "unknown" if any(_at_least(other, self.at(row)) for other in self.untested) else "not_reached"
+
+
+class Left(NamedTuple):
+    """The largest point that leaves a margin, its terms there, and the larger ones of which a term was not told."""
+
+    at: At | None
+    terms: Sequence[Term]  # without a point, of the largest that could still be it, else of the smallest there is
+    silent: Sequence[tuple[At, Sequence[Term]]]
+
+    @property
+    def bytes(self) -> int:
+        return sum(term.to_leave for term in self.terms)
 
 
 LIMITS = ("memory", "host_memory", "other")
@@ -314,12 +323,24 @@ def _negative(at: At) -> At:
     return tuple(-value for value in at)
 
 
-def frontier_text(rows: Iterable[Row], objective: str = "tokens", margin: Mapping[str, int | str] | None = None) -> str:
-    """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why."""
+def frontier_text(
+    rows: Iterable[Row],
+    objective: str = "tokens",
+    margin: Mapping[str, int | str] | None = None,
+    beside: Iterable[Row] | None = None,
+) -> str:
+    """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why.
+
+    `beside`: all rows of the run, where these are some of them: a margin can be made of the others.
+    """
+    rows = list(rows)
     found = searches(rows)
     told = [search for search in found if search.told]
     names = _names(told)
-    lines = [line for search in told[:LONGEST] for line in _lines(search, names, objective, margin or {})]
+    others = Beside(rows if beside is None else beside)
+    lines = []
+    for search in told[:LONGEST]:
+        lines += _lines(search, names, objective, Margin(margin or {}, search.rows, others))
     if len(told) > LONGEST:
         lines.append(f"... and {len(told) - LONGEST} more, in frontier.parquet")
     return "\n".join([*lines, *_silent_lines([search for search in found if not search.told])])
@@ -337,7 +358,7 @@ def _names(found: Sequence[Search]) -> tuple[str, ...]:
     return tuple(c for c in columns if c not in searched and len({str(s.rows[0].get(c)) for s in found}) > 1)
 
 
-def _lines(search: Search, names: Sequence[str], objective: str, margin: Mapping[str, int | str]) -> list[str]:
+def _lines(search: Search, names: Sequence[str], objective: str, margin: Margin) -> list[str]:
     row = search.rows[0]
     said = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
     if row["device"] == "cpu" and "allocator" not in names:
@@ -354,19 +375,26 @@ def _lines(search: Search, names: Sequence[str], objective: str, margin: Mapping
     return [*lines, *(f"  {remark}" for remark in _remarks(search, objective))]
 
 
-def _margin_lines(search: Search, objective: str, asked: Mapping[str, int | str]) -> list[str]:
+def _margin_lines(search: Search, objective: str, margin: Margin) -> list[str]:
     """What fits with what is to be left, what that is made of, and what it does not cover."""
-    if not asked or not search.fitting:
+    if not margin.asked or not search.fitting:
         return []
-    margin = search.margin(asked)
     if not search.headrooms:
         return ["with a margin:       not known, nothing here says how much of a limit was left"]
-    at = search.largest_with(margin, objective)
-    wanted = readable(sum(term.bytes or 0 for term in margin))
-    said = search.say(at) if at else "none is known to fit"
-    lines = [f"with {wanted} left:  {said}  ({', '.join(map(str, margin))})"]
-    beyond = outside(search.rows[0] if at is None else search.fitting[at])
+    left = search.largest_with(margin, objective)
+    made_of = ", ".join(map(str, left.terms))
+    if left.at is None and left.silent:
+        return [f"with a margin:       not known  ({made_of})"]
+    said = search.say(left.at) if left.at else "none is known to fit"
+    lines = [f"with {readable(left.bytes)} left:  {said}  ({made_of})"]
+    larger = [f"{search.say(at)} ({', '.join(_not_told(terms))})" for at, terms in left.silent[:4]]
+    lines += [f"  not told of:       {'; '.join(larger)}"] if larger else []
+    beyond = outside(search.rows[0] if left.at is None else search.fitting[left.at], left.terms)
     return lines + ([f"  not in it:         {'; '.join(beyond)}"] if beyond else [])
+
+
+def _not_told(terms: Iterable[Term]) -> list[str]:
+    return [term.name for term in terms if not term.told]
 
 
 def _budget(row: Row) -> list[str]:

@@ -24,7 +24,7 @@ from runners.workloads.command import placeholders
 from sweeper import quality
 from sweeper.cards import usable_bytes
 from sweeper.errors import Mistake
-from sweeper.margin import MEASURED
+from sweeper.margin import WORDS
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class RunKeys:
     quality: Mapping[str, Any] | None = None  # how it is compared: sweeper/quality.py
     confirm: str = "edge"  # what a frontier asks once more: edge, all, none
     repeat_points: int = 1  # attempts at every point
-    margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes that are assumed, or `measured`
+    margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes, or measured or calculated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,12 +560,13 @@ def resolutions(config: Mapping[str, Any], intervals: Collection[str]) -> dict[s
 
 
 def _term(name: str, value: Any) -> int | str:
-    """A term of the margin: bytes that the user assumes, or one of those that a run measures."""
-    if value == "measured" and name in MEASURED:
-        return "measured"
-    if value == "measured":
-        raise Mistake(f"margin.{name}=measured: a run measures {', '.join(MEASURED)}; give bytes, as in {SIZE}")
-    return _size(f"margin.{name}", value, least=0)
+    """A term of the margin: bytes that the user assumes, or where rows of the run tell it from."""
+    if not isinstance(value, str) or value not in WORDS:
+        return _size(f"margin.{name}", value, least=0)
+    if name not in WORDS[value]:
+        verb = "measures" if value == "measured" else "calculates"
+        raise Mistake(f"margin.{name}={value}: a run {verb} {', '.join(WORDS[value])}; give bytes, as in {SIZE}")
+    return value
 
 
 def _retry(statuses: Iterable[Any]) -> tuple[str, ...]:

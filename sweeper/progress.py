@@ -61,8 +61,13 @@ class Show:
     def stopped(self, why: str) -> None:
         print(f"sweeper: {why}", file=sys.stderr)
 
-    def ended(self, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
-        """Counts per status that add up to the points asked for, the frontier, and where everything is."""
+    def ended(
+        self, rows: Sequence[Mapping[str, Any]], folder: Path, beside: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Counts per status that add up to the points asked for, the frontier, and where everything is.
+
+        `beside`: all rows of the run, also of points that this sweep did not ask for.
+        """
         from sweeper.frontier import frontier_text
 
         counts = Counter(str(row["status"]) for row in rows)
@@ -70,7 +75,7 @@ class Show:
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
         self._line(f"{sum(counts.values())} points: {told}")
         self._line("")
-        self._line(frontier_text(rows, self._objective, self._margin))
+        self._line(frontier_text(rows, self._objective, self._margin, beside))
         self._line("")
         self._line(f"tables: {_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier")
 
@@ -122,9 +127,11 @@ class TerminalShow(Show):
             words.append(f"about {_duration(left * sum(self._seconds) / len(self._seconds))} left")
         self._live.update(Text(" · ".join(words), style="dim", overflow="ellipsis", no_wrap=True), refresh=True)
 
-    def ended(self, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    def ended(
+        self, rows: Sequence[Mapping[str, Any]], folder: Path, beside: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
         self._live.stop()
-        super().ended(rows, folder)
+        super().ended(rows, folder, beside)
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

@@ -7,6 +7,8 @@ Version (in each file's metadata, `sweeper.schema`):
     3   new in points and attempts: attention_used, the lengths of inputs of one's own, the quality columns,
         loss_check, spreads, allocator_peaks_differ; in frontier: confirmed, margin_bytes, the side with_margin
     4   new in points and attempts: unlimited_peak_bytes
+    5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
+        counts the values of an interval
 
 Every table has the same fixed columns whatever happened, also when every point failed. Counters are nullable int64,
 never floats: a double keeps 53 bits, and is what pandas makes of a nullable integer it is not told about. So a `pandas`
@@ -30,7 +32,7 @@ from runners.outcome import CALCULATED, Outcome, Phase
 from runners.point import Attempt, Point
 from sweeper import quality
 
-VERSION = 4
+VERSION = 5
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
@@ -71,6 +73,9 @@ class Planned:
     line: Mapping[str, Any]
 
 
+AFTER_TRAINING = ("evaluation", "export")  # phases, of sweeper's own workloads and of anybody's that calls them so
+
+
 @dataclass(frozen=True)
 class Settled:
     """What the columns of an attempt are taken from. Its peaks are looked for once."""
@@ -97,6 +102,36 @@ class Settled:
         return highest
 
     @property
+    def beyond_training(self) -> dict[str, dict[str, int]]:
+        """Of each phase that follows the training: how far its peaks lie above all there were before, 0 if they do not.
+
+        Of several devices the highest peak, like the columns of peaks.
+        """
+        names = [phase.name for phase in self.outcome.phases if phase.counts]
+        if not any(name in AFTER_TRAINING for name in names):
+            return {}
+        training: dict[str, int] = {}
+        after: dict[str, dict[str, int]] = {}
+        for phase in self.outcome.phases:
+            if phase.name in AFTER_TRAINING:
+                _keep_highest(after.setdefault(phase.name, {}), phase)
+            elif not after and phase.counts:
+                _keep_highest(training, phase)
+        finished = {phase.name for phase in self.outcome.phases if phase.completed}
+        return {
+            name: {counter: max(0, peak - training[counter]) for counter, peak in peaks.items() if counter in training}
+            for name, peaks in after.items()
+            if training and name in finished
+        }
+
+    @property
+    def used_by_others(self) -> int | None:
+        if self.attempt.card is not None:
+            others: int | None = self.attempt.card.get("used_by_others_bytes")
+            return others
+        return self.outcome.used_before_bytes
+
+    @property
     def quality(self) -> float | None:
         """What the user's metric gave, if that was a finite number."""
         number = self._assessed.get("quality")
@@ -116,6 +151,13 @@ class Settled:
     def lengths(self) -> Mapping[str, Any]:
         """What the phase that made the inputs says of them; measured as a whole, the workload's one phase says it."""
         return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
+
+
+def _keep_highest(peaks: dict[str, int], phase: Phase) -> None:
+    readings = [phase.peak, *({"used": each["used"]} for each in (phase.baseline, phase.end) if "used" in each)]
+    for reading in readings:
+        for counter, value in reading.items():
+            peaks[counter] = max(value, peaks.get(counter, value))
 
 
 class Measured(NamedTuple):  # a million are made of a large run, in a third of a frozen dataclass's time
@@ -297,6 +339,14 @@ PEAKS = (
     ),
     _outcome("peak_phase", TEXT, "the first phase that reached the peak (allocated; resident on cpu)"),
     _outcome("peak_is_partial", BOOL, "whether a phase did not complete, so that the true peak may be higher"),
+    Column(
+        "beyond_training",
+        TEXT,
+        "of the phases evaluation and export, how far their peaks lie above those of all phases before, by counter, in "
+        "bytes, JSON; 0 where they do not; null without such a phase",
+        None,
+        lambda settled: as_text(settled.beyond_training),
+    ),
 )
 LIMITS = (
     _outcome("budget_bytes", INT, "what the workload may take", "bytes"),
@@ -313,6 +363,14 @@ LIMITS = (
     ),
     Column("device_total_bytes", INT, "the device's memory", "bytes"),
     Column("device_uuid", TEXT, "the device's own identity", None, lambda settled: settled.attempt.device_uuid),
+    Column(
+        "used_by_others_bytes",
+        INT,
+        "used on the device before the attempt began, as its driver counts: whoever used it, and what the driver keeps "
+        "for itself; calculated: what the card's file says; null on cpu, and where nobody tells",
+        "bytes",
+        lambda settled: settled.used_by_others,
+    ),
 )
 MODEL = (
     _model("parameters", INT, "parameters of the model, shared ones once", "parameters"),
@@ -512,7 +570,8 @@ FRONTIER = (
         "limit",
         TEXT,
         "why nothing larger fits: memory, host_memory, other (a limit of the model or a kernel, a timeout, ...), "
-        "unknown (what is larger did not tell), not_reached (nothing larger was asked for)",
+        "unknown (what is larger did not tell; of with_margin: a term that nothing told), not_reached (nothing larger "
+        "was asked for)",
     ),
     Column("limiting_phase", TEXT, "the phase in which the next larger one failed, or this one"),
     Column("monotone", BOOL, "false if something fails that is smaller than something that fits"),
@@ -524,6 +583,12 @@ FRONTIER = (
     ),
     Column("headroom_counter", TEXT, "the column of points.parquet that decides"),
     Column("margin_bytes", INT, "the terms of the margin that are known, added up; of with_margin alone", "bytes"),
+    Column(
+        "margin_terms",
+        TEXT,
+        "each term with its bytes (null: nothing told), its source (measured, calculated, assumed), and whether the "
+        "point's peak holds it already, so that it is not added; JSON, of with_margin alone",
+    ),
     Column(
         "untested_between",
         INT,

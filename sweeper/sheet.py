@@ -64,7 +64,7 @@ def sheet(folder: Path) -> dict[str, Any]:
         "observed": {
             "points": _statuses(measured),
             "frontier": [edge for edge in edges if edge["kind"] == "measured"],
-            "frontier_text": frontier_text(measured, objective, margin),
+            "frontier_text": frontier_text(measured, objective, margin, rows),
             "loads": [_load(chosen, found) for chosen in _loads(measured, objective)],
             "smaller_peaks": list(_smaller_peaks(points, swept)),
         },
@@ -72,7 +72,7 @@ def sheet(folder: Path) -> dict[str, Any]:
             "estimates": _estimates(found["estimates"], points, swept),
             "points": _statuses(calculated),
             "frontier": [edge for edge in edges if edge["kind"] == "calculated"],
-            "frontier_text": frontier_text(calculated, objective, margin),
+            "frontier_text": frontier_text(calculated, objective, margin, rows),
         },
         "assumed": [*_assumed(found["estimates"], rows), *_not_assessed(points)],
         "environment": [_plain(row) for row in found["environment"].to_pylist()],

@@ -97,8 +97,9 @@ class Sweep:
                 self.run_folder.check()
                 self.tables.write()
             return 3
-        rows = [row for row in self.tables.rows() if (row["point_id"], row["device"]) in self.asked]
-        self.show.ended(rows, self.run_folder.path)
+        beside = self.tables.rows()
+        rows = [row for row in beside if (row["point_id"], row["device"]) in self.asked]
+        self.show.ended(rows, self.run_folder.path, beside)
         if self.signals.caught:
             return 128 + self.signals.caught[0]
         if rows and all(row["status"] == Status.UNAVAILABLE for row in rows):
@@ -176,9 +177,10 @@ class Sweep:
                 for lane in measurable:
                     if lane.under_way is None and self._turn(lane):
                         self._start_next(engine, lane)
-                if not any(lane.under_way for lane in measurable):
+                if all(lane.done for lane in measurable):
                     return
-                self._hear(engine)
+                if any(lane.under_way for lane in measurable):  # else the last one made way for another
+                    self._hear(engine)
             self._stop(engine)
         finally:
             engine.close()
