@@ -81,6 +81,15 @@ def frontier(plan: Plan, calculated: Calculated = NOTHING) -> Design:
         yield batch + [implied for hunt in hunts for implied in hunt.implied()]
 
 
+def searched(plan: Plan) -> list[Point]:
+    """A point of each search that has an interval: of what it asked for is known in which dimensions, and no more."""
+    if plan.design != "frontier" or not any(isinstance(each.values, Interval) for each in plan.dimensions):
+        return []
+    first = {each.key: each.values[0] for each in plan.dimensions if grows(each)}
+    others = boustrophedon([each for each in plan.dimensions if not grows(each)])
+    return [plan.settle({**choice, **first}) for choice in others]
+
+
 DESIGNS: Mapping[str, Callable[[Plan, Calculated], Design]] = {
     "grid": grid, "axes": axes, "list": listed, "frontier": frontier,
 }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -20,6 +20,7 @@ from runners.outcome import Status, deciding_counter
 from sweeper import schema
 from sweeper.margin import Beside, Margin, Term, as_json, outside, without
 from sweeper.search import GROWING, ranking
+from sweeper.untested import Searched, Untested, Values
 
 ALWAYS = ("batch", "context")
 
@@ -55,34 +56,45 @@ def frontier(
     objective: str = "tokens",
     along: Sequence[str] | None = None,
     margin: Mapping[str, int | str] | None = None,
+    searched: Iterable[Searched] = (),
 ) -> list[dict[str, Any]]:
     """The rows of frontier.parquet. `along`: the keys that are searched, if not the ones that grow and vary. `margin`:
-    what is to be left, by name (sweeper.margin).
+    what is to be left, by name (sweeper.margin). `searched`: what was asked for and has no row, in intervals.
 
     A search in which nothing told has no row. One in which nothing fits has one whose point is null, and its failures.
     """
     rows = list(rows)
     beside = Beside(rows)
-    told = (search for search in searches(rows, along) if search.told)
+    told = (search for search in searches(rows, along, searched) if search.told)
     return [edge for search in told for edge in search.edges(objective, Margin(margin or {}, search.rows, beside))]
 
 
-def searches(rows: Iterable[Row], along: Sequence[str] | None = None) -> list[Search]:
+def searches(
+    rows: Iterable[Row], along: Sequence[str] | None = None, searched: Iterable[Searched] = ()
+) -> list[Search]:
     """The rows, by what they have in common, in the order they come in."""
-    rows = list(rows)
-    keys = _growing(rows) if along is None else tuple(along)
+    rows, searched = list(rows), list(searched)
+    asked = {key for each in searched for key in each.dimensions}
+    keys = _growing(rows, asked) if along is None else tuple(along)
     found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
         found[row["device"], row["kind"], ",".join(mine), without(row["config"], mine)].append(row)
-    return [Search(tuple(key[2].split(",")) if key[2] else (), group) for key, group in found.items()]
+    asked_of: dict[str, dict[str, list[Searched]]] = defaultdict(lambda: defaultdict(list))
+    for names in {key[2] for key in found} if searched else ():
+        for each in searched:
+            asked_of[names][each.rest(names.split(","))].append(each)
+    return [
+        Search(tuple(names.split(",")) if names else (), group, asked_of[names][rest] if searched else ())
+        for (_, _, names, rest), group in found.items()
+    ]
 
 
-def _growing(rows: Sequence[Row]) -> tuple[str, ...]:
-    """The keys to search along: batch, context and swept ones that grow, as far as they vary."""
+def _growing(rows: Sequence[Row], asked: Collection[str]) -> tuple[str, ...]:
+    """The keys to search along: batch, context and swept ones that grow, as far as they vary or were asked to."""
     swept = [name for name in (rows[0] if rows else {}) if name not in schema.FIXED and not name.startswith("dim.")]
     growing = (key for key in (*ALWAYS, *swept) if key.rpartition(".")[2] in GROWING)
-    varying = [key for key in growing if _numbers_vary(row.get(key) for row in rows)]
+    varying = [key for key in growing if key in asked or _numbers_vary(row.get(key) for row in rows)]
     return tuple(varying) or ALWAYS
 
 
@@ -97,6 +109,7 @@ class Search:
 
     along: tuple[str, ...]
     rows: Sequence[Row]
+    searched: Sequence[Searched] = ()
 
     def at(self, row: Row) -> At:
         return tuple(row[schema.column_of(key)] for key in self.along)
@@ -133,14 +146,23 @@ class Search:
         return [_negative(at) for at in _maximal(map(_negative, self.failing))]
 
     @cached_property
-    def untested(self) -> list[At]:
-        """What did not tell, and is not implied by what did."""
-        return [
+    def untested(self) -> Untested:
+        """What did not tell, and is not implied by what did: by nothing that is contradicted, or told both ways."""
+        largest, smallest = self.largest_fitting, self.smallest_failing
+        fits = _maximal(at for at in self.fitting if not any(_at_least(at, fails) for fails in smallest))
+        fails = [
             at
-            for at in self.silent
-            if not any(_at_least(at, failing) for failing in self.smallest_failing)
-            and not any(_at_least(fitting, at) for fitting in self.largest_fitting)
+            for at, row in self.failing.items()
+            if not row.get("flaky") and not any(_at_least(fits, at) for fits in largest)
         ]
+        minimal = [_negative(at) for at in _maximal(map(_negative, fails))]
+        told = [*self.fitting, *self.failing, *self.sometimes]
+        return Untested(self._lattices, fits, minimal, told, list(self.silent))
+
+    @property
+    def _lattices(self) -> list[tuple[Values, ...]]:
+        found = (each.lattice(self.along) for each in self.searched)
+        return [lattice for lattice in found if lattice is not None]
 
     @cached_property
     def contradictions(self) -> list[At]:
@@ -200,7 +222,7 @@ class Search:
             "largest": largest,
             "headroom_bytes": left,
             "headroom_counter": counter,
-            "untested_between": sum(_at_least(other, at) for other in self.untested),
+            "untested_between": self.untested.count(above=at),
         }
 
     @cached_property
@@ -240,8 +262,7 @@ class Search:
 
     def _fails(self, at: At) -> dict[str, Any]:
         row = self.failing[at]
-        between = sum(_at_least(at, other) for other in self.untested)
-        return self._edge(row, "fails", row) | {"untested_between": between}
+        return self._edge(row, "fails", row) | {"untested_between": self.untested.count(below=at)}
 
     def _edge(self, row: Row, side: str, in_the_way: Row | None) -> dict[str, Any]:
         swept = [name for name in row if name not in schema.FIXED]
@@ -257,7 +278,7 @@ class Search:
 
     def _open_end(self, row: Row) -> str:
         """Where nothing stands in the way: whether that is because nothing told."""
-        return "unknown" if any(_at_least(other, self.at(row)) for other in self.untested) else "not_reached"
+        return "unknown" if self.untested.count(above=self.at(row)) else "not_reached"
 
 
 class Left(NamedTuple):
@@ -328,13 +349,15 @@ def frontier_text(
     objective: str = "tokens",
     margin: Mapping[str, int | str] | None = None,
     beside: Iterable[Row] | None = None,
+    searched: Iterable[Searched] = (),
 ) -> str:
     """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why.
 
-    `beside`: all rows of the run, where these are some of them: a margin can be made of the others.
+    `beside`: all rows of the run, where these are some of them: a margin can be made of the others. `searched`: as of
+    frontier.
     """
     rows = list(rows)
-    found = searches(rows)
+    found = searches(rows, searched=searched)
     told = [search for search in found if search.told]
     names = _names(told)
     others = Beside(rows if beside is None else beside)

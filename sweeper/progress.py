@@ -14,6 +14,7 @@ from typing import Any
 from runners.outcome import Outcome, Status
 from runners.point import Point
 from sweeper.plan import Plan
+from sweeper.untested import Searched
 
 GIB = 2**30
 SAYS = {
@@ -62,11 +63,15 @@ class Show:
         print(f"sweeper: {why}", file=sys.stderr)
 
     def ended(
-        self, rows: Sequence[Mapping[str, Any]], folder: Path, beside: Sequence[Mapping[str, Any]] | None = None
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        folder: Path,
+        beside: Sequence[Mapping[str, Any]] | None = None,
+        searched: Sequence[Searched] = (),
     ) -> None:
         """Counts per status that add up to the points asked for, the frontier, and where everything is.
 
-        `beside`: all rows of the run, also of points that this sweep did not ask for.
+        `beside`: all rows of the run, also of points that this sweep did not ask for. `searched`: in intervals.
         """
         from sweeper.frontier import frontier_text
 
@@ -75,7 +80,7 @@ class Show:
         told = ", ".join(f"{count} {status}" for status, count in counts.items())
         self._line(f"{sum(counts.values())} points: {told}")
         self._line("")
-        self._line(frontier_text(rows, self._objective, self._margin, beside))
+        self._line(frontier_text(rows, self._objective, self._margin, beside, searched))
         self._line("")
         self._line(f"tables: {_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier")
 
@@ -128,10 +133,14 @@ class TerminalShow(Show):
         self._live.update(Text(" · ".join(words), style="dim", overflow="ellipsis", no_wrap=True), refresh=True)
 
     def ended(
-        self, rows: Sequence[Mapping[str, Any]], folder: Path, beside: Sequence[Mapping[str, Any]] | None = None
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        folder: Path,
+        beside: Sequence[Mapping[str, Any]] | None = None,
+        searched: Sequence[Searched] = (),
     ) -> None:
         self._live.stop()
-        super().ended(rows, folder, beside)
+        super().ended(rows, folder, beside, searched)
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

@@ -593,7 +593,7 @@ FRONTIER = (
         "untested_between",
         INT,
         "points asked for that did not tell, larger than this one that fits (smaller than this one that fails), and "
-        "not implied by another that told",
+        "not implied by another that told and that nothing contradicts; of an interval every value at its resolution",
         "points",
     ),
 )

@@ -18,6 +18,7 @@ from sweeper import schema, tables
 from sweeper.errors import Mistake
 from sweeper.frontier import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, readable, searches, why
 from sweeper.quality import SAME
+from sweeper.untested import searched_in
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),
@@ -52,6 +53,8 @@ def sheet(folder: Path) -> dict[str, Any]:
     objective, margin = keys.get("objective") or "tokens", keys.get("margin") or {}
     points = found["points"]
     swept = [name for name in points.column_names if name not in schema.FIXED]
+    lines = (line for line in journal.read(folder / "plan.jsonl") if line["kind"] == "searched")
+    searched = [searched_in(line) for line in lines]
     rows = points.select([*NEEDS, *swept]).to_pylist()
     measured = [row for row in rows if row["kind"] == "measured"]
     calculated = [row for row in rows if row["kind"] == "calculated"]
@@ -64,7 +67,7 @@ def sheet(folder: Path) -> dict[str, Any]:
         "observed": {
             "points": _statuses(measured),
             "frontier": [edge for edge in edges if edge["kind"] == "measured"],
-            "frontier_text": frontier_text(measured, objective, margin, rows),
+            "frontier_text": frontier_text(measured, objective, margin, rows, searched),
             "loads": [_load(chosen, found) for chosen in _loads(measured, objective)],
             "smaller_peaks": list(_smaller_peaks(points, swept)),
         },
@@ -72,7 +75,7 @@ def sheet(folder: Path) -> dict[str, Any]:
             "estimates": _estimates(found["estimates"], points, swept),
             "points": _statuses(calculated),
             "frontier": [edge for edge in edges if edge["kind"] == "calculated"],
-            "frontier_text": frontier_text(calculated, objective, margin, rows),
+            "frontier_text": frontier_text(calculated, objective, margin, rows, searched),
         },
         "assumed": [*_assumed(found["estimates"], rows), *_not_assessed(points)],
         "environment": [_plain(row) for row in found["environment"].to_pylist()],

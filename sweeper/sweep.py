@@ -22,7 +22,7 @@ from runners.engines.local import EngineFailed, Local
 from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.surroundings import code_names
-from sweeper.designs import DESIGNS, NOTHING, Calculated
+from sweeper.designs import DESIGNS, NOTHING, Calculated, grows, searched
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Dimension, Plan
 from sweeper.progress import Show, show_for
@@ -99,7 +99,7 @@ class Sweep:
             return 3
         beside = self.tables.rows()
         rows = [row for row in beside if (row["point_id"], row["device"]) in self.asked]
-        self.show.ended(rows, self.run_folder.path, beside)
+        self.show.ended(rows, self.run_folder.path, beside, self.tables.searched)
         if self.signals.caught:
             return 128 + self.signals.caught[0]
         if rows and all(row["status"] == Status.UNAVAILABLE for row in rows):
@@ -121,6 +121,9 @@ class Sweep:
             keys=keys,
             started_at=datetime.now(timezone.utc).isoformat(),
         )
+        for point in searched(plan):
+            dimensions = [_as_line(each) for each in plan.dimensions if grows(each)]
+            self._plan_line(kind="searched", values=point.values, dimensions=dimensions)
         for lane in self.lanes:
             device = lane.device
             self._plan_line(

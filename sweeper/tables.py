@@ -35,6 +35,7 @@ from sweeper.errors import Mistake
 from sweeper.frontier import NEEDS, frontier
 from sweeper.losses import Trained, compared, trained
 from sweeper.schema import Column, Estimated, Measured, Planned, Settled
+from sweeper.untested import Searched, searched_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,6 +105,7 @@ class Tables:
         self.objective = "tokens"
         self.quality: Mapping[str, Any] | None = None  # how it is compared, as the first run here that did fixed it
         self.margin: Mapping[str, int | str] = {}
+        self.searched: list[Searched] = []  # in intervals
         self._plan, self._results = Rows(schema.PLAN), Rows(schema.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = Rows(schema.PHASES), Rows(schema.ESTIMATES)
         self._asked: dict[tuple[str, str | None], int] = {}  # point and device (None: each) -> row of the plan
@@ -140,6 +142,10 @@ class Tables:
             self._ask(line["id"], Point(values=line["values"]), line.get("device"), line)
         elif kind == "neighbour":
             self._neighbours.setdefault((line["id"], line["device"]), line)  # of a run that goes on, the first
+        elif kind == "searched":
+            searched = searched_in(line)
+            if searched not in self.searched:
+                self.searched.append(searched)
         elif kind == "skipped":
             self._skipped[line["id"], line.get("device")] = line["because"]
 
@@ -263,7 +269,7 @@ class Tables:
         for table in self._joined(schema.POINTS, points, swept):
             rows += table.select(kept).to_pylist()
             yield table
-        edges += frontier(rows, self.objective, margin=self.margin)
+        edges += frontier(rows, self.objective, margin=self.margin, searched=self.searched)
 
     def _points(self) -> list[Row]:
         """Every planned point on every device of the run, in the plan's order, with the attempt that counts."""

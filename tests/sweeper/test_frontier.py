@@ -269,7 +269,10 @@ def test_the_edge_is_what_its_definition_says_whatever_was_found(found: dict[tup
     for edge, one in zip(edges, [*at["fits"], *at["fails"]], strict=True):
         if edge["side"] == "fits" and edge["point_id"] is not None:
             silent = set(found) - fitting - failing
-            between = {each for each in silent if below(one, each) and not any(below(low, each) for low in failing)}
+            implying = {low for low in failing if not any(below(low, each) for each in fitting)}
+            between = {each for each in silent if below(one, each) and not any(below(low, each) for low in implying)}
+            implying = {high for high in fitting if not any(below(each, high) for each in failing)}
+            between = {each for each in between if not any(below(each, high) for high in implying)}
             assert edge["untested_between"] == len(between)
 
 
