@@ -110,8 +110,14 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
         phases.close(completed=True)
         lines.write({"kind": "finished", **finished})
     except BaseException as error:
-        lines.write({"kind": "failed", **told(Unavailable(follower.lost) if follower.lost else error)})
-    return Followed(lines.lines, follower.events)
+        lines.write({"kind": "failed", **told(error)})
+    if follower.lost is None:
+        return Followed(lines.lines, follower.events)
+    # Wherever it went from there, it went by what nobody knows.
+    until = follower.lost_at
+    known = [line for line in lines.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
+    failed = {"kind": "failed", **told(Unavailable(follower.lost)), EVENT: until}
+    return Followed([*known, failed], follower.events[:until])
 
 
 class _Place:

@@ -10,7 +10,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +22,7 @@ from runners.engines.local import EngineFailed, Local
 from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.surroundings import code_names
-from sweeper.designs import DESIGNS, NOTHING, Calculated, grows, searched
+from sweeper.designs import DESIGNS, NOTHING, Calculated, Design, grows, searched
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Dimension, Plan
 from sweeper.progress import Show, show_for
@@ -41,7 +41,7 @@ class Lane:
     """One device and the queue in front of it: a design that asks, and the outcomes it waits for."""
 
     device: Device
-    design: Generator[list[Asked], list[Outcome | None], None]
+    design: Design
     asked: list[Asked] = field(default_factory=list)  # the batch under way
     outcomes: list[Outcome | None] = field(default_factory=list)  # of its points, in the same order
     under_way: Attempt | None = None
@@ -75,7 +75,7 @@ class Sweep:
         self.planned = self.tables.pairs()  # by runs before this one
         self.asked: set[tuple[str, str]] = set()  # by this one
         self.calculated = {device.name: dict[str, tuple[Point, int]]() for device in plan.devices if device.card}
-        self.lanes = [Lane(device, DESIGNS[plan.design](plan, self._calculated_for(device))) for device in plan.devices]
+        self.lanes = [Lane(device, self._design_for(device)) for device in plan.devices]
         self.cwd = os.getcwd()
 
     def run(self) -> int:
@@ -320,6 +320,10 @@ class Sweep:
         of_cpu = device.kind == "cpu"
         calculated = (each for each in self.plan.devices if each.card is not None)
         return next((each for each in calculated if (each.name == CALCULATED_CPU) == of_cpu), None)
+
+    def _design_for(self, device: Device) -> Design:
+        earlier = self.tables.tried(device.name) if searched(self.plan) else []
+        return DESIGNS[self.plan.design](self.plan, self._calculated_for(device), earlier)
 
     def _calculated_for(self, device: Device) -> Calculated:
         if device.card is not None:

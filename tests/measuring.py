@@ -50,12 +50,16 @@ class Lab:
         trace: bool = False,
         device: str = "cpu",
         device_uuid: str | None = None,
+        card: Mapping[str, Any] | None = None,
+        followed: Path | None = None,
     ) -> Attempt:
         self.number += 1
         attempt = Attempt(
             point=Point(values=values),
             device=device,
             device_uuid=device_uuid,
+            card=card,
+            followed=None if followed is None else str(followed),
             number=self.number,
             cwd=str(self.cwd),
             environ=environ or {"OMP_WAIT_POLICY": "PASSIVE"},

@@ -64,6 +64,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.events = array("q")
         self.lost: str | None = None  # why what comes now means nothing: an operator that could not be followed
+        self.lost_at = 0  # how many events there were before
         self._rules = rules
         self._births = 0
         # By the address of a live StorageImpl: its bytes, its number, and the reference that tells when it dies.
@@ -288,7 +289,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         keys = [leaf.untyped_storage()._cdata for leaf in given if leaf.is_meta]
         if key in keys and not func._schema.is_mutable:
             return  # a view
-        if size > LARGEST_VALUE or not all(each in self._values for each in keys) or func in UNKNOWN:
+        if size > LARGEST_VALUE or not all(each in self._values for each in keys) or _is_unknown(func):
             self._values.pop(key, None)
             return
         values = self._values
@@ -306,8 +307,10 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             values[key] = made.untyped_storage()
 
     def _cannot(self, func: Any, why: str) -> Unavailable:
-        self.lost = f"{func} cannot be followed without data: {why}"
-        return Unavailable(self.lost)
+        said = f"{func} cannot be followed without data: {why}"
+        if self.lost is None:
+            self.lost, self.lost_at = said, len(self.events)
+        return Unavailable(said)
 
 
 # --- the same call once more ------------------------------------------------------------------------------------------
@@ -463,22 +466,21 @@ if hasattr(aten, "_grouped_mm"):
     INSTEAD[aten._grouped_mm.default] = _grouped_mm
 NUMBERS = frozenset({aten._local_scalar_dense.default, aten.item.default})
 # Their numbers mean nothing: memory as it is found, or drawn.
-UNKNOWN = frozenset(
+UNDEFINED = frozenset(
     {
         aten.empty.memory_format,
         aten.empty_strided.default,
         aten.empty_like.default,
         aten.new_empty.default,
         aten.new_empty_strided.default,
-        aten.randint.default,
-        aten.randint.low,
-        aten.random_.default,
-        aten.random_.to,
-        aten.random_.__getattr__("from"),
-        aten.multinomial.default,
-        aten.bernoulli.default,
     }
 )
+
+
+@cache
+def _is_unknown(func: Any) -> bool:
+    return func in UNDEFINED or torch.Tag.nondeterministic_seeded in func.tags
+
 
 # That the gradients of float16 are finite is assumed: a step with others leaves the update out, and takes no more.
 FINITE = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})

@@ -93,10 +93,9 @@ class Mlp(Network):
     def _random(self, seed: int) -> torch.Tensor:
         """Sample by sample, so that a batch has the content of a smaller one, and more."""
         drawn = generator(seed)
-        numbers = torch.empty(
-            (self._values["batch"], self._values["context"], self._values["model"]["width"]), dtype=self.dtype
-        )
-        for sample in numbers:
+        shape = (self._values["batch"], self._values["context"], self._values["model"]["width"])
+        numbers = torch.empty(shape, dtype=self.dtype, device=first_device(self.device))
+        for sample in numbers if not numbers.is_meta else ():
             sample.normal_(generator=drawn)
         return numbers.to(self.device)
 

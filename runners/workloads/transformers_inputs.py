@@ -29,17 +29,21 @@ class Input:
     draw: Callable[[torch.Tensor, torch.Generator], object]
     joined: bool = False  # the samples' parts follow one another along the first dimension, which is no batch's
 
-    def of(self, batch: int) -> torch.Tensor:
-        return torch.empty((batch, *self.shape), dtype=self.dtype)
+    def of(self, batch: int, device: str) -> torch.Tensor:
+        """On the CPU, where it is drawn; but numbers that only a calculated device would have are not there at all.
+        Tokens are: what is made of them (a mask, a length) can decide what happens."""
+        without_data = device == "meta" and self.dtype.is_floating_point
+        return torch.empty((batch, *self.shape), dtype=self.dtype, device="meta" if without_data else "cpu")
 
 
-def drawn(inputs: Mapping[str, Input], batch: int, seed: int) -> dict[str, torch.Tensor]:
-    """A batch on the CPU."""
+def drawn(inputs: Mapping[str, Input], batch: int, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """A batch, to be moved to that device."""
     numbers = generator(seed)
-    tensors = {name: each.of(batch) for name, each in inputs.items()}
+    tensors = {name: each.of(batch, device) for name, each in inputs.items()}
     for sample in range(batch):
         for name, each in inputs.items():
-            each.draw(tensors[name][sample], numbers)
+            if not tensors[name].is_meta:
+                each.draw(tensors[name][sample], numbers)
     return {name: tensor.flatten(0, 1) if inputs[name].joined else tensor for name, tensor in tensors.items()}
 
 

@@ -53,7 +53,7 @@ class Transformer(Network):
             read = transformers_real_inputs.real_inputs(self._values, self._config)
             self.told, self._lengths = read.told, read.lengths
             return {name: tensor.to(self.device) for name, tensor in read.tensors.items()}
-        drawn = transformers_inputs.drawn(self._described, self._values["batch"], self._values["seed"])
+        drawn = transformers_inputs.drawn(self._described, self._values["batch"], self._values["seed"], self.device)
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
 
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -1,0 +1,119 @@
+"""Calculated devices on the command line: whole sweeps, and what a person gets of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MLP = ["model=mlp", "workload=forward", "model.width=1024"]
+
+
+def sweep(folder: Path, *words: str, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "sweeper", *words, f"outputs={folder}", "name=run"],
+        capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
+    )  # fmt: skip
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def rows(folder: Path, table: str = "points") -> pd.DataFrame:
+    return pd.read_parquet(folder / "run" / f"{table}.parquet")
+
+
+@pytest.fixture(scope="module")
+def three_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    folder = tmp_path_factory.mktemp("three")
+    devices = "devices=[sim:h100-80gb,sim:a100-80gb,sim:a100-40gb]"
+    said = sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", devices).stdout
+    return folder, said
+
+
+def test_one_run_tells_on_which_cards_each_point_fits(three_cards: tuple[Path, str]) -> None:
+    points = rows(three_cards[0])
+    fits = points.pivot_table(index=["batch", "context"], columns="device", values="fits", aggfunc="first")
+    assert fits.loc[(8, 4096)].all()
+    assert dict(fits.loc[(1, 2097152)]) == {"sim:a100-40gb": True, "sim:a100-80gb": True, "sim:h100-80gb": True}
+    assert not fits.loc[(8, 2097152)].any()
+
+
+def test_every_row_says_that_it_is_calculated_and_has_nothing_that_was_not(three_cards: tuple[Path, str]) -> None:
+    points, phases = rows(three_cards[0]), rows(three_cards[0], "phases")
+    assert set(points.kind) == {"calculated"}
+    assert points.peak_allocated_bytes.notna().all()
+    for column in ("peak_resident_bytes", "peak_tensor_bytes", "process_baseline_bytes"):
+        assert points[column].isna().all()
+    assert phases.elapsed_s.isna().all()
+    assert three_cards[1].count("(calculated, not measured)") == 3
+
+
+def test_cards_of_one_architecture_share_what_was_followed(three_cards: tuple[Path, str]) -> None:
+    followed = list((three_cards[0] / "run" / "points").glob("*/*.followed"))
+    assert len(followed) == 4 * 2  # points, and sm_80 and sm_90
+
+
+def test_the_environment_names_the_card_and_its_bytes(three_cards: tuple[Path, str]) -> None:
+    environment = rows(three_cards[0], "environment")
+    assert "NVIDIA H100 80GB HBM3" in set(environment.device_name)
+    assert set(environment.allocator_backend) == {"calculated"}
+
+
+def test_the_same_again_calculates_nothing(three_cards: tuple[Path, str]) -> None:
+    folder, _ = three_cards
+    before = sorted(path.name for path in (folder / "run" / "points").glob("*/*"))
+    sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", "devices=[sim:h100-80gb,sim:a100-80gb]")
+    assert sorted(path.name for path in (folder / "run" / "points").glob("*/*")) == before
+
+
+def test_a_search_asks_a_calculated_device_nothing_twice_and_begins_a_measured_one_at_its_edge(tmp_path: Path) -> None:
+    words = ["batch=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16", "context=2048", "budget=200MiB", "start=warm"]
+    sweep(tmp_path, *MLP, *words, "design=frontier", "devices=[cpu,sim:cpu]", "allocator=repeatable")
+    points, attempts = rows(tmp_path), rows(tmp_path, "attempts")
+    asked = attempts[attempts.device == "sim:cpu"]
+    assert not asked.duplicated("point_id").any()
+    calculated, measured = (points[points.device == device] for device in ("sim:cpu", "cpu"))
+    largest = [frame[frame.fits.fillna(False)].batch.max() for frame in (calculated, measured)]
+    assert abs(largest[0] - largest[1]) <= 1
+    tried = attempts[attempts.device == "cpu"].batch
+    assert tried.iloc[0] in range(largest[0] - 1, largest[0] + 3)  # not in the middle of what is asked, as without
+
+
+def test_a_setting_of_the_allocator_moves_what_is_calculated(tmp_path: Path) -> None:
+    def reserved(name: str, **environ: str) -> Any:
+        folder = tmp_path / name
+        folder.mkdir()
+        sweep(folder, *MLP, "batch=1", "context=1500", "devices=[sim:rtx-4090]", **environ)
+        return rows(folder).peak_reserved_bytes[0]
+
+    assert reserved("large", PYTORCH_ALLOC_CONF="large_segment_size_mb:64") > reserved("as-it-is")
+
+
+def test_a_card_of_ones_own_is_a_file_beside_the_others(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "card").mkdir(parents=True)
+    card = {"name": "mine", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2**31, "context_bytes": 2**29}
+    (tmp_path / "mine" / "card" / "tiny.yaml").write_text(json.dumps(card))
+    sweep(tmp_path, *MLP, "batch=1", "context=4096", "devices=[sim:tiny]", "--config-dir", str(tmp_path / "mine"))
+    assert rows(tmp_path).device_total_bytes[0] == 2**31
+
+
+def test_a_misspelt_card_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    done = sweep(tmp_path, *MLP, "devices=[sim:h100-80g]", code=2)
+    assert done.stderr.strip().splitlines() == [
+        "sweeper: devices=sim:h100-80g: no such card (did you mean h100-80gb?)"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_budget_named_after_a_card_is_what_its_allocator_could_reserve(tmp_path: Path) -> None:
+    sweep(tmp_path, *MLP, "batch=1", "context=64", "budget=card:t4-16gb", "devices=[sim:h100-80gb]")
+    row = rows(tmp_path).iloc[0]
+    assert 15 * 10**9 < row.budget_bytes < 16 * 10**9
+    assert row.budget_kind == "allocator"
