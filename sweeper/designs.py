@@ -36,37 +36,42 @@ class Calculated:
 NOTHING = Calculated()
 
 
-def grid(plan: Plan, _: Calculated = NOTHING) -> Design:
+def grid(plan: Plan, *_: Any) -> Design:
     """Every combination, the first dimension outermost, each point one step in one dimension from the one before it."""
     return _each(plan, boustrophedon(plan.dimensions))
 
 
-def axes(plan: Plan, _: Calculated = NOTHING) -> Design:
+def axes(plan: Plan, *_: Any) -> Design:
     """The first value of every dimension, then each dimension varied alone from there."""
     return _each(plan, star(plan.dimensions))
 
 
-def listed(plan: Plan, _: Calculated = NOTHING) -> Design:
+def listed(plan: Plan, *_: Any) -> Design:
     """The points as they were written out."""
     return _each(plan, plan.design_options["points"])
 
 
-def frontier(plan: Plan, calculated: Calculated = NOTHING) -> Design:
+def frontier(plan: Plan, calculated: Calculated = NOTHING, earlier: Sequence[Point] = ()) -> Design:
     """Only what decides where the edge is, for each combination of the keys that are not searched.
 
     The searches run in step, so that there is always something to measure. What an attempt implies is not measured, and
-    says which attempt that was. What was calculated of the same points is where it begins to look.
+    says which attempt that was. What was calculated of the same points is where it begins to look. `earlier`: points
+    that the run has attempts at, of which an interval knows those that lie on it.
     """
     searched = [dimension for dimension in plan.dimensions if grows(dimension)]
     others = [dimension for dimension in plan.dimensions if dimension not in searched]
     _refuse_to_search(plan, searched, others)
     neighbours = Neighbours(plan)
     hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]  # a mistake ends here
-    written = _written_out(plan, others, searched)
-    known: dict[str, Outcome | None] = {}
-    if written or calculated.comes_first:
-        earlier = yield written
-        known = {each.point.id: outcome for each, outcome in zip(written, earlier, strict=True)}
+    if _have_interval(searched):
+        later = [Asked(point=each, later=True) for each in earlier if any(hunt.place(each) for hunt in hunts)]
+    else:
+        later = _written_out(plan, others, searched)
+    known: dict[str, tuple[Point, Outcome]] = {}
+    if later or calculated.comes_first:
+        outcomes_before = yield later
+        before = zip(later, outcomes_before, strict=True)
+        known = {each.point.id: (each.point, outcome) for each, outcome in before if outcome is not None}
         hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]
     for hunt in hunts:
         hunt.recall(known)
@@ -77,20 +82,21 @@ def frontier(plan: Plan, calculated: Calculated = NOTHING) -> Design:
         for hunt, asks in hunting:
             hunt.hear([outcome for _ in asks if (outcome := next(outcomes)) is not None])
         batch = []
-    if not any(isinstance(dimension.values, Interval) for dimension in searched):
+    if not _have_interval(searched):
         yield batch + [implied for hunt in hunts for implied in hunt.implied()]
 
 
 def searched(plan: Plan) -> list[Point]:
     """A point of each search that has an interval: of what it asked for is known in which dimensions, and no more."""
-    if plan.design != "frontier" or not any(isinstance(each.values, Interval) for each in plan.dimensions):
+    along = [each for each in plan.dimensions if grows(each)]
+    others = [each for each in plan.dimensions if not grows(each)]
+    if plan.design != "frontier" or not _have_interval(along) or _have_interval(others):
         return []
-    first = {each.key: each.values[0] for each in plan.dimensions if grows(each)}
-    others = boustrophedon([each for each in plan.dimensions if not grows(each)])
-    return [plan.settle({**choice, **first}) for choice in others]
+    first = {each.key: each.values[0] for each in along}
+    return [plan.settle({**choice, **first}) for choice in boustrophedon(others)]
 
 
-DESIGNS: Mapping[str, Callable[[Plan, Calculated], Design]] = {
+DESIGNS: Mapping[str, Callable[..., Design]] = {  # of a plan, what was calculated, and the points of earlier runs
     "grid": grid, "axes": axes, "list": listed, "frontier": frontier,
 }  # fmt: skip
 
@@ -200,9 +206,8 @@ class Hunt:
         """The predictor that what was calculated of these points makes, and what it is held against."""
         known = []
         for point, peak in calculated.peaks.values():
-            at = {key: point.get(key) for key in dimensions}
-            there = all(at[key] in values for key, values in dimensions.items())
-            if there and self._plan.settle({**self._choice, **at}).id == point.id:
+            at = self._place(point, dimensions)
+            if at is not None:
                 known.append((at, float(peak)))
         if not known:
             return {}
@@ -223,21 +228,40 @@ class Hunt:
         self._asked[canonical(ask.point)] = count
         return [({**self._choice, **ask.point}, nth) for nth in range(before + 1, count + 1)]
 
-    def recall(self, known: Mapping[str, Outcome | None]) -> None:
+    def place(self, point: Point) -> LatticePoint | None:
+        """Where a point lies, if it is one of those that are searched here."""
+        return self._place(point, self._search.lattice.dimensions)
+
+    def _place(self, point: Point, dimensions: Mapping[str, Sequence[Any]]) -> LatticePoint | None:
+        at = {key: point.get(key) for key in dimensions}
+        there = all(at[key] in values for key, values in dimensions.items())
+        return at if there and self._plan.settle({**self._choice, **at}).id == point.id else None
+
+    def recall(self, known: Mapping[str, tuple[Point, Outcome]]) -> None:
         """What earlier runs told, by point: it closes others like what is measured now.
 
         Not where each point is to be measured several times: one attempt of an earlier run does not stand for them.
         """
         if self._plan.run.repeat_points > 1 or not known:
             return
-        dimensions = self._search.lattice.dimensions
-        for values in product(*dimensions.values()):
-            at = dict(zip(dimensions, values, strict=True))
-            outcome = known.get(self._plan.settle({**self._choice, **at}).id)
-            if outcome is not None and outcome.fits is not None:
+        for at, outcome in self._placed(known):
+            if outcome.fits is not None:
                 self._note(at, outcome)
                 self._asked[canonical(at)] = 1
                 self._search.know(at, self._verdict(outcome))
+
+    def _placed(self, known: Mapping[str, tuple[Point, Outcome]]) -> Iterator[tuple[LatticePoint, Outcome]]:
+        """Those that lie on the lattice: looked up for each of its points, or each looked for on an interval."""
+        dimensions = self._search.lattice.dimensions
+        if any(isinstance(values, Interval) for values in dimensions.values()):
+            places = ((self.place(point), outcome) for point, outcome in known.values())
+            yield from ((at, outcome) for at, outcome in places if at is not None)
+            return
+        for values in product(*dimensions.values()):
+            at = dict(zip(dimensions, values, strict=True))
+            found = known.get(self._plan.settle({**self._choice, **at}).id)
+            if found is not None:
+                yield at, found[1]
 
     def hear(self, outcomes: Sequence[Outcome]) -> None:
         """The outcomes of what was asked for last."""
@@ -280,6 +304,10 @@ def grows(dimension: Dimension) -> bool:
     return isinstance(values, Interval) or all(isinstance(each, int | float) and each is not True for each in values)
 
 
+def _have_interval(dimensions: Iterable[Dimension]) -> bool:
+    return any(isinstance(each.values, Interval) for each in dimensions)
+
+
 def _ascending(values: Sequence[Any]) -> Sequence[Any]:
     return values if isinstance(values, Interval) else sorted(values)
 
@@ -299,7 +327,5 @@ def _refuse_to_search(plan: Plan, searched: Sequence[Dimension], others: Sequenc
 
 def _written_out(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[Asked]:
     """Every point, where each has values that can be listed: what was not measured has its row too."""
-    if any(isinstance(dimension.values, Interval) for dimension in searched):
-        return []
     points = {point.id: point for choice in boustrophedon([*others, *searched]) for point in [plan.settle(choice)]}
     return [Asked(point=point, later=True) for point in points.values()]

@@ -201,6 +201,12 @@ class Tables:
         """Every planned point with every device that it is planned on."""
         return {(row.point, row.device) for row in self._points()}
 
+    def tried(self, device: str) -> list[Point]:
+        """The points that there are attempts at on a device."""
+        places = [self._row_of(point, on) for point, on in self._made if on == device]
+        configs = self._plan.table()["config"].take(pa.array(places, pa.int64())).to_pylist() if places else []
+        return [Point(values=json.loads(config)) for config in configs]
+
     def _size(self) -> int:
         return len(self._plan) + len(self._results) + len(self._skipped) + len(self._devices)
 

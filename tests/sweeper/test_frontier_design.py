@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point
-from sweeper.designs import DESIGNS
+from sweeper.designs import DESIGNS, NOTHING
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Dimension, Plan, RunKeys
 from sweeper.search import Interval
@@ -54,7 +54,7 @@ class Told:
 def held(asked: Plan, ends: Ends, known: Mapping[int, Status] | None = None) -> Told:
     """The dialogue to its end. `known`: what an earlier run told, by batch."""
     told = Told()
-    design = DESIGNS["frontier"](asked)
+    design = DESIGNS["frontier"](asked, NOTHING, [Point(values={"batch": batch}) for batch in known or ()])
     outcomes: list[Outcome | None] | None = None
     while True:
         try:
@@ -179,6 +179,15 @@ def test_what_an_earlier_run_told_is_not_asked_again_and_closes_others() -> None
     assert told.statuses(batch=7) == [Status.OOM]  # once more, to confirm it
     assert {values["batch"] for values, _, _ in told.attempts} <= {3, 4, 5, 6, 7}
     assert Point(values={"batch": 7}).id in told.skipped[Point(values={"batch": 8}).id]
+
+
+def test_on_an_interval_what_an_earlier_run_told_closes_what_it_implies() -> None:
+    told = held(plan(batch=Interval(1, 512)), up_to(300), known={256: Status.OK, 320: Status.OOM, 600: Status.OK})
+    assert {values["batch"] for values, _, _ in told.attempts} <= set(range(257, 320))
+    assert told.statuses(batch=300) == [Status.OK, Status.OK]
+    assert Point(values={"batch": 600}).id not in told.planned
+    whole = held(plan(batch=Interval(1, 512)), up_to(300), known={300: Status.OK, 301: Status.OOM})
+    assert [(values["batch"], nth) for values, nth, _ in whole.attempts] == [(300, 2), (301, 2)]  # to confirm them
 
 
 def test_what_an_earlier_run_contradicts_is_measured_and_not_inferred() -> None:
