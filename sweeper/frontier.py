@@ -463,8 +463,10 @@ def _remarks(search: Search, objective: str) -> list[str]:
         listed = "; ".join(map(search.say, others[:4])) + ("; ..." if len(others) > 4 else "")
         remarks.append(f"also at the edge:    {listed}")
     if not search.monotone:
-        below = "; ".join(map(search.say, sorted(search.contradictions)[:4]))
-        remarks.append(f"not monotone:        {below} fails, and something larger fits")
+        below = sorted(search.contradictions)
+        larger = next(at for at in search.largest_fitting if _at_least(at, below[0]))
+        said = "; ".join(map(search.say, below[:4])) + ("; ..." if len(below) > 4 else "")
+        remarks.append(f"not monotone:        {said} {'fail' if below[1:] else 'fails'}, and {search.say(larger)} fits")
     flaky = sum(bool(row.get("flaky")) for row in search.rows)
     if flaky:
         remarks.append(f"flaky:               {flaky} passed once and failed once, and do not count as fitting")

@@ -103,6 +103,36 @@ def test_the_same_search_again_measures_nothing(searched: Ran) -> None:
     assert len(again.table("attempts")) == attempts
 
 
+def test_a_wider_interval_measures_only_what_the_narrower_one_left_open(sweep: Sweep) -> None:
+    words = [*workload("threshold", limit=20), "context=1", "design=frontier"]
+    narrow = sweep(*words, "batch=interval(1,8)")
+    assert narrow.table("frontier")["limit"].tolist() == ["not_reached"]
+    attempts = len(narrow.table("attempts"))
+    assert len(sweep(*words, "batch=interval(1,8)").table("attempts")) == attempts
+    wide = sweep(*words, "batch=interval(1,64)")
+    found = wide.table("frontier").set_index("side")
+    assert found["batch"].to_dict() == {"fits": 20, "fails": 21}
+    assert found["untested_between"].tolist() == [0, 0]
+    assert (wide.table("attempts")["batch"][attempts:] > 8).all()
+
+
+def test_a_gap_in_what_fits_is_shown_and_nothing_is_inferred_from_its_sides(sweep: Sweep) -> None:
+    """A search that knows of 6 and 16 has a contradiction: what those two would close is measured."""
+    grid = sweep(*workload("hole"), "batch=6,16")
+    assert grid.table("frontier")["monotone"].tolist() == [False, False]
+    assert "not monotone:        batch=6 fails, and batch=16 fits" in grid.out
+    ran = sweep(*workload("hole"), "batch=1,2,4,5,6,7,8,16", "design=frontier", "confirm=none")
+    found = ran.table("frontier").set_index("side")
+    assert found["batch"].to_dict() == {"fits": 16, "fails": 5}
+    assert not found["monotone"].any()
+    assert "not monotone:        batch=5; batch=6; batch=7 fail, and batch=16 fits" in ran.out
+    status = ran.points.set_index("batch")["status"].to_dict()
+    assert {batch: status[batch] for batch in (5, 6, 7, 8, 16)} == {5: "oom", 6: "oom", 7: "oom", 8: "ok", 16: "ok"}
+    assert set(status.values()) == {"ok", "oom", "skipped"}
+    skipped = ran.points[ran.points["status"] == "skipped"]
+    assert (skipped["batch"] < 4).all()  # by 4, which nothing contradicts
+
+
 def test_the_largest_that_leaves_a_margin_stands_beside_the_largest(sweep: Sweep) -> None:
     words = ["design=frontier", "batch=1,2,3,4,5,6,7,8", "budget=600MiB", "margin.next_release=100MiB"]
     ran = sweep(*workload("grows"), *words, "margin.spread=measured")

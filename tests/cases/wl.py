@@ -73,6 +73,14 @@ def threshold(batch=1, context=1, limit=8192, **_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
+def hole(batch=1, low=5, high=7, **_):
+    """Fails from low to high, and fits with more."""
+    import torch
+
+    if low <= batch <= high:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 def alloc64(batch=1, **_):
     """Really refused: `batch` pieces of 64 MiB where the kernel gives the process so much more of address space."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
