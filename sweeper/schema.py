@@ -358,7 +358,8 @@ LIMITS = (
     _outcome(
         "budget_used_bytes",
         INT,
-        "what a budget counts, at its highest: reserved; on cpu the growth of the address space, null unless it passed",
+        "what a budget counts, at its highest: reserved; on cpu an upper bound of it, the growth of the address space, "
+        "which counts what a thread's arena only reserves; null unless it passed, and where that is beyond the budget",
         "bytes",
     ),
     Column("device_total_bytes", INT, "the device's memory", "bytes"),
