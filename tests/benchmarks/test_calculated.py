@@ -1,0 +1,67 @@
+"""What kernels take for themselves, by the benchmark's rules and by PyTorch's own counter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from benchmarks import calculated
+from runners.meters.torch_device_rules import CpuRules
+from tests.following import counted, peak
+
+
+def image(device: str, channels: int) -> torch.Tensor:
+    return torch.ones(8, channels, 32, 32, device=device)
+
+
+def convolve(device: str, channels: int, groups: int = 1) -> None:
+    weight = torch.ones(32, channels // groups, 3, 3, device=device)
+    functional.conv2d(image(device, channels), weight, padding=1, groups=groups)
+
+
+def learn_to_convolve(device: str, stride: int = 1, of_input: bool = False) -> None:
+    weight = torch.ones(32, 16, 3, 3, device=device, requires_grad=True)
+    given = image(device, 16).requires_grad_(of_input)
+    functional.conv2d(given, weight, padding=1, stride=stride).square().sum().backward()
+
+
+def attend(device: str, length: int) -> None:
+    with torch.no_grad():
+        functional.scaled_dot_product_attention(*(torch.ones(2, 4, length, 32, device=device) for _ in "qkv"))
+
+
+@pytest.mark.parametrize(
+    ("work", "within"),
+    [
+        (lambda device: functional.mse_loss(image(device, 16), image(device, 16)), 256),
+        (lambda device: functional.mse_loss(image(device, 16), image(device, 16), reduction="none"), 256),
+        (lambda device: convolve(device, 16), 256),
+        (lambda device: convolve(device, 3), 4096),  # a weight of few channels is padded
+        (lambda device: convolve(device, 16, groups=4), 65536),
+        (learn_to_convolve, 256),
+        (lambda device: learn_to_convolve(device, of_input=True), 256),
+        (lambda device: learn_to_convolve(device, stride=2), 256),
+        (
+            lambda device: learn_to_convolve(device, stride=2, of_input=True),
+            32768,
+        ),  # the weights' gradient, not yet there
+        (lambda device: attend(device, 1024), 256),
+        (lambda device: attend(device, 256), 256),
+        (lambda device: attend(device, 16), 256),
+    ],
+)
+def test_a_kernels_own_memory_is_as_its_rule_tells(
+    work: Callable[[str], Any], within: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuRules, "temporaries", lambda self, *call: calculated.scratch(*call))
+    assert peak(work) == pytest.approx(counted(work), abs=within)
+
+
+def test_a_row_is_told_by_its_difference_and_explained_by_scratch() -> None:
+    row = calculated.Compared("train mlp", 10 * 2**20, 8 * 2**20, with_scratch=10 * 2**20)
+    assert (row.equal, row.explained) == (False, True)
+    assert str(row) == "   10.000      8.000     -2.000  train mlp  <- with the kernels' own 10.000"
