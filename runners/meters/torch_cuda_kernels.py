@@ -19,8 +19,7 @@ calculated peak can be lower than a card's:
     AMD          attention (AOTriton), norms, reductions, and hipBLASLt's 76 MiB beside hipBLAS's workspace
 
 And what tensors without data do that CUDA does not, so that it can be higher: the seed and offset of the efficient
-kernel, which are on the host (two blocks); softmax of float16 to float32, which there converts as it goes. Optimizers
-and clip_grad_norm_ choose otherwise too: on a card, if not told, they take all parameters at once (foreach).
+kernel, which are on the host (two blocks).
 """
 
 from __future__ import annotations

@@ -65,6 +65,7 @@ class CudaRules:
             lists_in_norms(),
             lists_in_optimizers(),
             masks_in_dropout(),
+            softmax_in_one_kernel(),
         )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
@@ -375,3 +376,24 @@ def masks_in_dropout() -> AbstractContextManager[None]:
         return composite(input, p, train)
 
     return _in_force(replaced(torch, dropout=dropout), replaced(variants, dropout=dropout))
+
+
+# --- softmax ----------------------------------------------------------------------------------------------------------
+
+
+def softmax_in_one_kernel() -> AbstractContextManager[None]:
+    """Of float16 to float32, as eager attention asks for it, CUDA's kernel converts as it goes; elsewhere the scores
+    are there in float32 too (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype: of float16 alone)."""
+
+    def one_kernel(composite: Any, kernel: Any) -> Any:
+        def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
+            half = input.is_meta and input.dtype is torch.float16 and dtype is torch.float32 and dim is not None
+            return kernel(input, dim, True) if half else composite(input, dim, _stacklevel, dtype)
+
+        return softmax
+
+    return replaced(
+        functional,
+        softmax=one_kernel(functional.softmax, aten._softmax),
+        log_softmax=one_kernel(functional.log_softmax, aten._log_softmax),
+    )

@@ -239,3 +239,13 @@ def test_dropout_on_cuda_keeps_a_byte_for_each_number() -> None:
 
     assert held(CudaRules(Architecture("nvidia", (8, 0)))) == 3 * (2 + 1) * 1024
     assert held(CpuRules()) == 3 * (2 + 2) * 1024
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float16, 0), (BFLOAT16, 1)])
+def test_softmax_to_float32_converts_on_its_way_on_cuda_and_of_float16_alone(dtype: Any, copies: int) -> None:
+    follower = Follower(CudaRules(Architecture("nvidia", (8, 0))))
+    with follower.around_workload():
+        scores = torch.empty(64, 64, dtype=dtype, device="meta")
+        functional.softmax(scores, dim=-1, dtype=torch.float32)
+    born = [event for event in follower.events if event > 0]
+    assert born == [64 * 64 * 2] + [64 * 64 * 4] * (1 + copies)
