@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,12 @@ import pytest
 from tests.measuring import Lab
 
 HERE = Path(__file__).parent
+# A device has one lock for all sweeps of a user, in the folder for temporary files: with one folder for both workers,
+# half of the tests would wait for the other half.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    folder = Path(tempfile.gettempdir(), f"sweeper-tests-{os.getuid()}-{worker}")
+    folder.mkdir(exist_ok=True)
+    os.environ["TMPDIR"], tempfile.tempdir = str(folder), None
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow  # half a minute, of what a benchmark leaves out
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,7 @@ def test_address_space_that_is_not_touched_is_not_resident(every_end: Ran) -> No
     assert -4 <= taken(told(every_end, "untouched")) <= 41
 
 
+@pytest.mark.slow
 def test_no_point_pays_for_the_ones_before_it(sweep: Sweep) -> None:
     """Case 50: a large point first, or last."""
     falling = sweep(*workload("grows"), "batch=8,1", "name=falling")

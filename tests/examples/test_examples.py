@@ -74,6 +74,7 @@ def test_a_lightning_modules_steps_are_phases(tmp_path: Path) -> None:
     assert large > small
 
 
+@pytest.mark.slow
 def test_the_side_of_an_image_is_a_dimension_like_any_other(tmp_path: Path) -> None:
     points, phases = run("image_side.py", tmp_path)
     assert list(points["workload.params.side"]) == [32, 64]

@@ -199,6 +199,7 @@ def test_a_file_that_is_not_there_is_refused_before_anything_is_measured(
         run(model=checkpoint, inputs=text(file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "images"])
 def test_no_module_is_imported_while_inputs_are_made(
     settled: Any, checkpoint: Any, vision: Any, corpus: str, images: str, kind: str
