@@ -79,7 +79,7 @@ def searches(
     found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
         mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
-        found[row["device"], row["kind"], ",".join(mine), without(row["config"], mine)].append(row)
+        found[row["device"], row["kind"], ",".join(mine), rest_of(row, mine)].append(row)
     asked_of: dict[str, dict[str, list[Searched]]] = defaultdict(lambda: defaultdict(list))
     for names in {key[2] for key in found} if searched else ():
         for each in searched:
@@ -101,6 +101,11 @@ def _growing(rows: Sequence[Row], asked: Collection[str]) -> tuple[str, ...]:
 def _numbers_vary(values: Iterable[Any]) -> bool:
     different = {value for value in values if value is not None}
     return len(different) > 1 and all(isinstance(value, int | float) and value is not True for value in different)
+
+
+def rest_of(row: Row, along: Sequence[str]) -> str:
+    """Everything settled but the keys that are searched, as one text."""
+    return without(row["config"], along)
 
 
 @dataclass(frozen=True)
