@@ -392,7 +392,7 @@ def _lines(search: Search, names: Sequence[str], objective: str, margin: Margin)
     if row["device"] == "cpu" and "allocator" not in names:
         said.append(f"allocator={row.get('allocator')}")
     said += [f"{name}={row.get(name)}" for name in names]
-    said += _budget(row)
+    said += _budget(next((each for each in search.rows if each.get("budget_bytes") is not None), row))
     if row["kind"] == "calculated":
         said.append("(calculated, not measured)")
     lines = ["  ".join(said), f"  largest that fits:   {_largest_line(search, objective)}"]

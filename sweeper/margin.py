@@ -215,7 +215,7 @@ def outside(row: Row, terms: Sequence[Term]) -> list[str]:
     upto = told["longest_input"].upto if "longest_input" in told else config.get("context")
     if upto is not None and inputs.get("name") != LONGEST:
         found.append(f"inputs longer than {upto}")
-    if row["device"] != CPU:
+    if row["device"] not in (CPU, CALCULATED_CPU):
         found.append("what others put on the device later")
     return found
 

@@ -203,6 +203,11 @@ def test_headroom_is_what_is_left_of_the_limit_in_the_counter_that_decides() -> 
     ]
 
 
+def test_the_budget_is_named_also_where_the_first_point_was_not_measured() -> None:
+    rows = [row("skipped"), row(batch=2, budget_bytes=GIB, budget_kind="data_limit")]
+    assert "budget 1.00 GiB (data_limit)" in frontier_text(rows)
+
+
 def test_points_between_that_did_not_tell_are_counted_unless_others_imply_them() -> None:
     edges = frontier(line({1: "ok", 2: "not_run", 3: "timeout", 4: "oom", 8: "not_run", 16: "oom"}))
     assert [(edge["batch"], edge["untested_between"]) for edge in edges] == [(1, 2), (4, 2)]
