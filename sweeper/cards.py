@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sweeper.errors import Mistake
 
+HERE = Path(__file__).resolve().parent
+# In a wheel conf/ is inside the package, in a checkout beside it. Absolute, so that a conf/ where the command is typed
+# is never taken for it.
+CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
 WHOLE = ("total_bytes", "context_bytes")
 CPU = "cpu"  # sim:cpu, which has no file: what the tensors take on a host
 ALL = "all"
@@ -45,3 +50,12 @@ class Cards(Mapping[str, Mapping[str, Any]]):
 def usable_bytes(card: Mapping[str, Any]) -> int:
     """What an allocator can reserve on a card that nobody else uses: the total less the context and the libraries."""
     return int(card["total_bytes"]) - int(card["context_bytes"])
+
+
+def of_sweeper() -> Cards:
+    """Those that come with it, read without Hydra."""
+    import yaml  # type: ignore[import-untyped]  # omegaconf brings it
+
+    folder = CONF / "card"
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    return Cards(names, lambda name: yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8")))

@@ -94,14 +94,16 @@ def sweep(arguments: Arguments) -> int:
 
 
 def estimate(arguments: Arguments) -> int:
-    from sweeper import estimate
+    from sweeper import quick_budget
 
     as_json = "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--json"]
-    if estimate.is_bare(arguments):
-        return estimate.bare(arguments, as_json)
+    if quick_budget.is_asked(arguments):
+        return quick_budget.main(arguments, as_json)
+    from sweeper import estimate_sheet
+
     plan = _plan(arguments)
-    return 0 if plan is None else estimate.main(plan, as_json)
+    return 0 if plan is None else estimate_sheet.main(plan, as_json)
 
 
 def _plan(arguments: Arguments) -> Plan | None:

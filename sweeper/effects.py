@@ -22,9 +22,9 @@ from runners.journal import BETWEEN, QUALITY
 from runners.outcome import CALCULATED_CPU, OUR_OWN_BYTES, Status, deciding_counter
 from sweeper import schema
 from sweeper.errors import Mistake
-from sweeper.estimate import DTYPE_BITS
 from sweeper.fits import Fit, NotFitted, Size, fit
 from sweeper.frontier import NAMED, VARYING, Row, rest_of
+from sweeper.terms import DTYPE_BITS
 
 CALCULATED, MEASURED = "calculated", "measured"
 PEAKS = tuple(column.name for column in schema.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")

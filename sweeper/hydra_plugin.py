@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
@@ -45,7 +44,7 @@ import sweeper
 from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper import devices
-from sweeper.cards import Cards
+from sweeper.cards import CONF, Cards
 from sweeper.designs import DESIGNS, NOTHING
 from sweeper.errors import Mistake
 from sweeper.plan import (
@@ -68,11 +67,6 @@ from sweeper.plan import (
 )
 from sweeper.probing import Probes
 from sweeper.search import Interval
-
-HERE = Path(__file__).resolve().parent
-# In a wheel conf/ is inside the package, in a checkout beside it. Absolute, so that a conf/ where the command is typed
-# is never taken for it.
-CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
 
 PLANNING = ("design", "experiment")  # groups that say how the sweep is made: no dimensions
 OPEN = "workload.params."  # takes any key; model.config. takes any with a + before it

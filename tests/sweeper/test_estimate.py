@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.point import Attempt, AttemptFolder, Point
-from sweeper import estimate
-from sweeper.errors import Mistake
-from sweeper.estimate import GIB, kv_cache, parameters, terms, weights
+from sweeper import estimate, quick_budget
+from sweeper.architectures import parameters
+from sweeper.estimate import terms
+from sweeper.terms import GIB, Term, amounts, hundredths, kv_cache, weights
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -129,14 +130,14 @@ def odd(name: str) -> dict[str, Any]:
     return {"name": name, "library": "transformers", "model_type": model_type, "config": {**config, **changed}}
 
 
-def by_term(found: list[estimate.Term]) -> dict[str, int]:
+def by_term(found: list[Term]) -> dict[str, int]:
     return {term.term: term.bytes for term in found}
 
 
 def test_weights_of_seven_billion_at_16_bits_are_14_gb_and_13_04_gib() -> None:
     found = weights(7_000_000_000, 16)
     assert found.bytes == 14_000_000_000
-    assert estimate.amounts(found.bytes) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
+    assert amounts(found.bytes) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(4, 2), (8, 3), (16, 6), (32, 12)])
@@ -144,7 +145,7 @@ def test_weights_are_rounded_up_to_the_byte(bits: int, expected: int) -> None:
     assert weights(3, bits).bytes == expected
 
 
-@given(parameters=st.integers(0, 10**18), bits=st.sampled_from(estimate.BITS_ASKED))
+@given(parameters=st.integers(0, 10**18), bits=st.sampled_from(quick_budget.BITS))
 def test_weights_are_exact_at_any_size(parameters: int, bits: int) -> None:
     assert weights(parameters, bits).bytes * 8 - parameters * bits in range(8)
 
@@ -153,7 +154,7 @@ def test_a_cache_counts_key_value_heads_and_not_query_heads() -> None:
     found = kv_cache(layers=32, kv_heads=8, head_dim=128, tokens=8192, sequences=1, element_bytes=2)
     assert found.bytes == 1_073_741_824
     four = kv_cache(layers=32, kv_heads=8, head_dim=128, tokens=8192, sequences=4, element_bytes=2)
-    assert estimate.hundredths(four.bytes, GIB) == "4.00"
+    assert hundredths(four.bytes, GIB) == "4.00"
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -186,6 +187,7 @@ def test_the_closed_forms_count_what_transformers_builds() -> None:
 
 def test_the_bill_of_training_smollm2_135m_is_weights_gradients_and_two_moments() -> None:
     bill = by_term(terms(values(decoder("smollm2-135m"), {"name": "train", "optimizer": "adamw"})))
+    bill = {term: bill[term] for term in ("weights", "gradients", "optimizer")}
     assert bill == {"weights": 538_060_032, "gradients": 538_060_032, "optimizer": 1_076_120_064}
     assert sum(bill.values()) == 2_152_240_128
 
@@ -204,9 +206,38 @@ def test_an_optimizer_keeps_its_own_number_of_states(workload: dict[str, Any], s
     assert found["optimizer"] == states * 6_840_576 * 2
 
 
-def test_a_forward_pass_has_weights_alone() -> None:
-    assert by_term(terms(values(decoder("tiny-llama")))) == {"weights": 27_362_304}
-    assert by_term(terms(values(decoder("tiny-llama"), dtype="float16"))) == {"weights": 13_681_152}
+def test_a_forward_pass_has_weights_and_logits_of_every_token_or_of_the_last() -> None:
+    assert by_term(terms(values(decoder("tiny-llama")))) == {"weights": 27_362_304, "logits": 256 * 1000 * 4}
+    last = values(decoder("tiny-llama"), {"name": "forward", "logits": "last"}, dtype="float16", batch=3)
+    assert by_term(terms(last)) == {"weights": 13_681_152, "logits": 3 * 1000 * 2}
+
+
+def test_what_is_never_alive_at_once_is_never_added() -> None:
+    """By hand, of a training step: no gradient of a weight is there while the loss is computed."""
+    found = estimate.estimate(values(decoder("tiny-llama"), {"name": "train", "optimizer": "adamw"}, repeats=1))
+    of = by_term(list(found.terms))
+    held = of["weights"] + of["optimizer"]
+    assert found.together == {
+        "forward": held + of["activations"] + of["logits"],
+        "loss": held + of["activations"] + of["logits"] + of["log_softmax"],
+        "backward": held + of["activations"] + of["log_softmax"] + of["logits_gradients"],
+        "step": held + of["gradients"],
+    }
+    assert found.at_least == max(found.together.items(), key=lambda moment: moment[1])
+
+
+def test_the_optimizer_is_under_the_activations_only_if_there_is_a_second_step() -> None:
+    asked = {"name": "train", "optimizer": "adamw"}
+    (one, two) = (estimate.estimate(values(decoder("tiny-llama"), asked, repeats=repeats)) for repeats in (0, 1))
+    optimizer = by_term(list(one.terms))["optimizer"]
+    assert one.together == {**{m: two.together[m] - optimizer for m in two.together}, "step": two.together["step"]}
+
+
+@pytest.mark.parametrize("key", [{"accumulate": 2}, {"set_to_none": False}])
+def test_gradients_that_are_kept_are_under_the_activations_too(key: dict[str, Any]) -> None:
+    asked = values(decoder("tiny-llama"), {"name": "train", "optimizer": "sgd", **key}, batch=2)
+    (gradients,) = (term for term in terms(asked) if term.term == "gradients")
+    assert gradients.alive == ("forward", "loss", "backward", "step")
 
 
 def test_generation_keeps_the_prompt_and_what_is_new_for_each_sequence() -> None:
@@ -257,6 +288,8 @@ def test_beyond_a_sliding_window_there_is_no_figure() -> None:
         (values({**decoder("tiny-llama"), "config": {"hidden_size": 256}}), "intermediate_size"),
         (values(decoder("tiny-llama"), {"name": "custom", "target": "mywork:run"}), "workload=custom"),
         (values(decoder("tiny-llama"), dtype="int8"), "dtype=int8"),
+        (values(decoder("tiny-llama"), quantize="nf4"), "quantize=nf4"),
+        (values({**decoder("tiny-llama"), "architecture": "LlamaForSequenceClassification"}), "another head"),
     ],
 )
 def test_what_has_no_closed_form_has_no_term_and_says_so(asked: dict[str, Any], because: str) -> None:
@@ -268,7 +301,8 @@ def test_what_has_no_closed_form_has_no_term_and_says_so(asked: dict[str, Any], 
 
 def test_an_optimizer_that_is_not_known_leaves_the_other_terms() -> None:
     found = estimate.estimate(values(decoder("tiny-llama"), {"name": "train", "optimizer": "muon"}))
-    assert [term.term for term in found.terms] == ["weights", "gradients"]
+    assert "optimizer" not in by_term(list(found.terms))
+    assert {"weights", "gradients", "activations"} <= set(by_term(list(found.terms)))
     assert "muon" in found.not_estimated[0]
 
 
@@ -277,63 +311,7 @@ def test_a_printed_figure_is_the_exact_quotient_rounded_half_up(count: int, unit
     with localcontext() as context:
         context.prec = 120
         exact = (Decimal(count) / unit).quantize(Decimal("0.01"), ROUND_HALF_UP)
-    assert estimate.hundredths(count, unit).replace(",", "") == str(exact)
-
-
-def test_the_bare_form_adds_an_assumed_reserve(capsys: pytest.CaptureFixture[str]) -> None:
-    assert estimate.bare(["parameters=7000000000", "bits=16", "reserve_gib=4"]) == 0
-    printed = capsys.readouterr().out
-    assert "14,000,000,000 bytes = 14.00 GB = 13.04 GiB" in printed
-    assert "18,294,967,296 bytes = 18.29 GB = 17.04 GiB" in printed
-    assert "assumed" in printed
-
-
-def test_the_bare_form_as_json_has_whole_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    estimate.bare(["parameters=3", "bits=4", "reserve_gib=0.1"], json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert {term["term"]: term["bytes"] for term in found["terms"]} == {"weights": 2, "reserve": 107_374_183}
-    assert found["total_bytes"] == 107_374_185
-
-
-@pytest.mark.parametrize(
-    ("typed", "named"),
-    [
-        ("parameters=7e9 bits=16", "parameters=7e9"),
-        ("parameters=7.5 bits=16", "parameters=7.5"),
-        ("parameters=0 bits=16", "parameters=0"),
-        ("parameters=-1 bits=16", "parameters=-1"),
-        ("parameters=\u0667 bits=16", "parameters=\u0667"),
-        (f"parameters={'9' * 5000} bits=16", "parameters=9"),
-        ("parameters=7 bits=12", "bits=12"),
-        ("parameters=7 bits=16.0", "bits=16.0"),
-        ("parameters=7", "bits is missing"),
-        ("bits=16", "parameters is missing"),
-        ("parameters=7 bits=16 reserve_gib=-1", "reserve_gib=-1"),
-        ("parameters=7 bits=16 reserve_gib=nan", "reserve_gib=nan"),
-        ("parameters=7 bits=16 reserve_gib=inf", "reserve_gib=inf"),
-        ("parameters=7 bits=16 reserve_gib=1e999999999", "reserve_gib=1e999999999"),
-        ("parameters=7 bits=16 bits=8", "bits is given twice"),
-        ("parameters=7 bits=16 reserve_gb=4", "did you mean reserve_gib?"),
-        ("parameters=7 bits=16 model=gpt2", "model=gpt2"),
-        ("parameters=7 bits", "'bits'"),
-    ],
-)
-def test_the_bare_form_refuses_in_one_line_what_it_cannot_mean(typed: str, named: str) -> None:
-    with pytest.raises(Mistake) as refused:
-        estimate.bare(typed.split())
-    assert named in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_the_bare_form_needs_neither_torch_nor_hydra() -> None:
-    code = (
-        "import sys\n"
-        "from sweeper.estimate import bare\n"
-        "bare(['parameters=7000000000', 'bits=16', 'reserve_gib=4'])\n"
-        "sys.exit(bool({'torch', 'hydra', 'omegaconf', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert hundredths(count, unit).replace(",", "") == str(exact)
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -356,9 +334,10 @@ def test_the_plan_as_json_has_every_point_with_its_terms(tmp_path: Path) -> None
     found = json.loads(run("batch=1,2", "devices=cpu", "--json", cwd=tmp_path).stdout)
     assert [point["values"]["batch"] for point in found["points"]] == [1, 2]
     assert found["points"][1]["changed"] == ["batch"]
-    (alike,) = found["estimates"]
-    assert alike["points"] == [point["id"] for point in found["points"]]
-    assert alike["terms"][0]["bytes"] == 27_362_304
+    first, second = found["estimates"]
+    assert [*first["points"], *second["points"]] == [point["id"] for point in found["points"]]
+    assert [term["bytes"] for term in first["terms"]] == [27_362_304, 512 * 1000 * 4]
+    assert second["at_least_bytes"] == 27_362_304 + 2 * 512 * 1000 * 4
 
 
 def test_what_a_named_run_has_measured_is_marked(tmp_path: Path) -> None:
