@@ -102,6 +102,8 @@ def estimate(arguments: Arguments) -> int:
         return quick_budget.main(arguments, as_json)
     from sweeper import estimate_sheet
 
+    if estimate_sheet.is_run(arguments):
+        return estimate_sheet.of_run(arguments, as_json)
     plan = _plan(arguments)
     return 0 if plan is None else estimate_sheet.main(plan, as_json)
 

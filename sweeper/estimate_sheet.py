@@ -1,8 +1,8 @@
-"""What `estimate` shows: a plan with its arithmetic before anything runs."""
+"""What `estimate` shows: a plan with its arithmetic before anything runs, and a run with all three kinds beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
@@ -10,7 +10,9 @@ from typing import Any
 
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs import DESIGNS, NOTHING
+from sweeper.errors import Mistake
 from sweeper.estimate import Estimate, estimate
+from sweeper.joined import CALCULATED, MEASURED, NEEDS, Error, Figure, Joined, joined
 from sweeper.plan import Asked, Plan, typed
 from sweeper.run_folder import POINTS
 from sweeper.terms import MOMENTS, amounts, counted
@@ -164,6 +166,122 @@ def _plan_as_json(
 
 def _told(point: Point, keys: Iterable[str]) -> str:
     return " ".join(f"{key}={typed(point.get(key))}" for key in keys)
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+HEADS = ("kind", "device", "counter", "peak", "above what was measured")
+NEVER_ADDED = (
+    "estimate, calculated and measured are three kinds: never added, never averaged. An estimate is of the terms that"
+    " have a closed form, those alive together added: at least so much, without temporaries, inputs and rounding. An"
+    " error is of one point, between figures that count the same bytes; against an estimate those of tensors."
+)
+
+
+def is_run(arguments: Sequence[str]) -> bool:
+    """Whether a folder was named, and no key."""
+    return any("=" not in argument and not argument.startswith(("-", "+", "~")) for argument in arguments)
+
+
+def of_run(arguments: Sequence[str], json: bool = False) -> int:
+    """`estimate RUN [--json]`: each point as it was estimated, calculated and measured, and how far apart that is."""
+    if len(arguments) != 1:
+        raise Mistake(f"estimate takes keys or one run, the folder of a sweep, got {' '.join(arguments)}")
+    from sweeper import schema, tables
+
+    folder = tables.run_folder(arguments[0])
+    found = tables.read(folder)
+    points = found["points"]
+    swept = [name for name in points.column_names if name not in schema.FIXED]
+    usual = [column.name for column in schema.DIMENSIONS]
+    rows = points.select([*NEEDS, *usual, *swept]).to_pylist()
+    environment = found["environment"].select(["environment_id", "device_name"]).to_pylist()
+    names = {row["environment_id"]: row["device_name"] for row in environment}
+    devices = {row["device"]: names.get(row["environment_id"]) for row in rows if row["environment_id"]}
+    at = {row["point_id"]: {key: row[key] for key in (*usual, *swept) if row[key] is not None} for row in rows}
+    every = list(joined(rows))
+    if json:
+        print(dumps({"run": folder.name, "devices": devices, "points": [_joined_as_json(each, at) for each in every]}))
+    else:
+        print("\n".join(_run_lines(folder.name, every, devices, at)))
+    return 0
+
+
+def _run_lines(
+    run: str, every: Sequence[Joined], devices: Mapping[str, str | None], at: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    keys = list(dict.fromkeys(key for values in at.values() for key in values))
+    differing = [key for key in keys if len({canonical(values.get(key)) for values in at.values()}) > 1]
+    shared = [key for key in ("model", "workload", "dtype", "batch", "context") if key in keys and key not in differing]
+    first: Mapping[str, Any] = next(iter(at.values()), {})
+    yield f"{run}: {counted(len(every), 'point')}, {' '.join(f'{key}={typed(first[key])}' for key in shared)}"
+    yield from (f"  {device} is {name}" for device, name in devices.items() if name)
+    for each in every[:LISTED]:
+        yield ""
+        yield " ".join(f"{key}={typed(at[each.point_id].get(key))}" for key in differing) or each.point_id
+        yield from _aligned([HEADS, *(_row(figure, each.errors) for figure in each.figures)])
+        yield from (f"  {device}: {status}" for device, status in each.silent.items())
+    if len(every) > LISTED:
+        yield f"and {len(every) - LISTED:,} more points: --json has every one"
+    yield ""
+    yield from dict.fromkeys(reason for each in every for reason in each.estimate.not_estimated)
+    yield NEVER_ADDED
+
+
+def _row(figure: Figure, errors: Sequence[Error]) -> tuple[str, ...]:
+    said = [
+        f"{error.bytes:+,} bytes = {_percent(error)} of {error.measured.device} {error.measured.counter}"
+        for error in errors
+        if error.of == figure
+    ]
+    note = [] if figure.note is None else [f"({figure.note})"]
+    return figure.kind, figure.device or "", figure.counter, amounts(figure.bytes), "; ".join([*note, *said])
+
+
+def _percent(error: Error) -> str:
+    hundredth = error.hundredths_of_percent
+    return f"{'-' if hundredth < 0 else '+'}{abs(hundredth) // 100}.{abs(hundredth) % 100:02d} %"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield ("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))).rstrip()
+
+
+def _joined_as_json(each: Joined, at: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": each.point_id,
+        "at": at[each.point_id],
+        "estimate": _as_json(each.estimate),
+        **{
+            kind: [
+                {
+                    "device": figure.device,
+                    "status": figure.status,
+                    "counter": figure.counter,
+                    "peak_bytes": figure.bytes,
+                    "note": figure.note,
+                }
+                for figure in each.figures
+                if figure.kind == kind
+            ]
+            for kind in (CALCULATED, MEASURED)
+        },
+        "errors": [
+            {
+                "of": error.of.kind,
+                "device": error.of.device,
+                "against": error.measured.device,
+                "counter": error.measured.counter,
+                "bytes": error.bytes,
+                "measured_bytes": error.measured.bytes,
+                "percent": error.hundredths_of_percent / 100,
+            }
+            for error in each.errors
+        ],
+        "without_a_figure": dict(each.silent),
+    }
 
 
 # --- an estimate ------------------------------------------------------------------------------------------------------
