@@ -1,8 +1,8 @@
 """Which points are asked for, and in which order.
 
-A design is a dialogue without I/O: a generator that yields batches of points and is sent their outcomes in the same
-order; of points whose turn comes later those that an earlier run has told, else None. Every device gets a dialogue of
-its own.
+A design is a dialogue without I/O: a generator that yields batches of points and is sent the answers to them in the
+same order; of points whose turn comes later those that an earlier run has told, else None. Every device gets a dialogue
+of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,33 @@ from sweeper.plan import Asked, Dimension, Plan
 from sweeper.search import GROWING, Interval, LatticePoint, Search, Verdict, interpolated
 
 Choice = Mapping[str, Any]  # a value for each dimension
-Design = Generator[list[Asked], list[Outcome | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a design is told of an attempt. A batch's are kept until it is over: 0.2 KiB each, and 7 KiB if whole."""
+
+    status: Status
+    fits: bool | None
+    device: str
+    attempt: int | None
+    budget_bytes: int | None
+    used_bytes: int | None  # of what the budget counts; without one, what the allocator took from the device
+
+
+Design = Generator[list[Asked], list[Answer | None], None]
+
+
+def answer(outcome: Outcome) -> Answer:
+    limited = outcome.budget_bytes is not None
+    return Answer(
+        status=outcome.status,
+        fits=outcome.fits,
+        device=outcome.device,
+        attempt=outcome.attempt,
+        budget_bytes=outcome.budget_bytes,
+        used_bytes=outcome.budget_used_bytes if limited else outcome.peak("reserved"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +93,20 @@ def frontier(plan: Plan, calculated: Calculated = NOTHING, earlier: Sequence[Poi
         later = [Asked(point=each, later=True) for each in earlier if any(hunt.place(each) for hunt in hunts)]
     else:
         later = _written_out(plan, others, searched)
-    known: dict[str, tuple[Point, Outcome]] = {}
+    known: dict[str, tuple[Point, Answer]] = {}
     if later or calculated.comes_first:
-        outcomes_before = yield later
-        before = zip(later, outcomes_before, strict=True)
-        known = {each.point.id: (each.point, outcome) for each, outcome in before if outcome is not None}
+        answers_before = yield later
+        before = zip(later, answers_before, strict=True)
+        known = {each.point.id: (each.point, told) for each, told in before if told is not None}
         hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]
     for hunt in hunts:
         hunt.recall(known)
     batch: list[Asked] = []
     while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
         batch += [neighbours.of(choice, nth) for _, asks in hunting for choice, nth in asks]
-        outcomes = iter((yield batch))
+        answers = iter((yield batch))
         for hunt, asks in hunting:
-            hunt.hear([outcome for _ in asks if (outcome := next(outcomes)) is not None])
+            hunt.hear([told for _ in asks if (told := next(answers)) is not None])
         batch = []
     if not _have_interval(searched):
         yield batch + [implied for hunt in hunts for implied in hunt.implied()]
@@ -184,7 +210,7 @@ ONCE_MORE = (Status.KILLED, Status.CRASHED, Status.LOST)
 
 
 class Hunt:
-    """The search in one combination of what is not searched, in terms of points and outcomes."""
+    """The search in one combination of what is not searched, in terms of points and answers."""
 
     def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension], calculated: Calculated) -> None:
         self._plan, self._choice = plan, choice
@@ -237,25 +263,25 @@ class Hunt:
         there = all(at[key] in values for key, values in dimensions.items())
         return at if there and self._plan.settle({**self._choice, **at}).id == point.id else None
 
-    def recall(self, known: Mapping[str, tuple[Point, Outcome]]) -> None:
+    def recall(self, known: Mapping[str, tuple[Point, Answer]]) -> None:
         """What earlier runs told, by point: it closes others like what is measured now.
 
         Not where each point is to be measured several times: one attempt of an earlier run does not stand for them.
         """
         if self._plan.run.repeat_points > 1 or not known:
             return
-        for at, outcome in self._placed(known):
-            if outcome.fits is not None:
-                self._note(at, outcome)
+        for at, told in self._placed(known):
+            if told.fits is not None:
+                self._note(at, told)
                 self._asked[canonical(at)] = 1
-                self._search.know(at, self._verdict(outcome))
+                self._search.know(at, _verdict(told))
 
-    def _placed(self, known: Mapping[str, tuple[Point, Outcome]]) -> Iterator[tuple[LatticePoint, Outcome]]:
+    def _placed(self, known: Mapping[str, tuple[Point, Answer]]) -> Iterator[tuple[LatticePoint, Answer]]:
         """Those that lie on the lattice: looked up for each of its points, or each looked for on an interval."""
         dimensions = self._search.lattice.dimensions
         if any(isinstance(values, Interval) for values in dimensions.values()):
-            places = ((self.place(point), outcome) for point, outcome in known.values())
-            yield from ((at, outcome) for at, outcome in places if at is not None)
+            places = ((self.place(point), told) for point, told in known.values())
+            yield from ((at, told) for at, told in places if at is not None)
             return
         for values in product(*dimensions.values()):
             at = dict(zip(dimensions, values, strict=True))
@@ -263,19 +289,19 @@ class Hunt:
             if found is not None:
                 yield at, found[1]
 
-    def hear(self, outcomes: Sequence[Outcome]) -> None:
-        """The outcomes of what was asked for last."""
-        for outcome in outcomes:
-            self._note(self._at, outcome)
-        self._search.tell(*map(self._verdict, outcomes))
+    def hear(self, answers: Sequence[Answer]) -> None:
+        """The answers to what was asked for last."""
+        for told in answers:
+            self._note(self._at, told)
+        self._search.tell(*map(_verdict, answers))
 
-    def _note(self, at: LatticePoint, outcome: Outcome) -> None:
-        limit = self._limit(outcome)
+    def _note(self, at: LatticePoint, told: Answer) -> None:
+        limit = self._limit(told)
         if limit is not None:
             self._search.limit(limit)
-        if outcome.fits is not None and outcome.attempt is not None:
+        if told.fits is not None and told.attempt is not None:
             point = self._plan.settle({**self._choice, **at})
-            self._attempts[canonical(at)] = Attempt(point=point, device=outcome.device, number=outcome.attempt).name
+            self._attempts[canonical(at)] = Attempt(point=point, device=told.device, number=told.attempt).name
 
     def implied(self) -> Iterator[Asked]:
         """The points that were not measured because an attempt told how they would end."""
@@ -284,16 +310,15 @@ class Hunt:
                 point = self._plan.settle({**self._choice, **told.point})
                 yield Asked(point=point, because=self._attempts[canonical(told.implied_by)])
 
-    def _verdict(self, outcome: Outcome) -> Verdict:
-        limited = outcome.budget_bytes is not None
-        used = outcome.budget_used_bytes if limited else outcome.peak("reserved")
-        return Verdict(outcome.fits, used, again=outcome.status in ONCE_MORE)
-
-    def _limit(self, outcome: Outcome) -> int | None:
+    def _limit(self, told: Answer) -> int | None:
         """What the counter that decides may reach on this device."""
-        if outcome.budget_bytes is not None:
-            return outcome.budget_bytes
-        return next((device.total_bytes for device in self._plan.devices if device.name == outcome.device), None)
+        if told.budget_bytes is not None:
+            return told.budget_bytes
+        return next((device.total_bytes for device in self._plan.devices if device.name == told.device), None)
+
+
+def _verdict(told: Answer) -> Verdict:
+    return Verdict(told.fits, told.used_bytes, again=told.status in ONCE_MORE)
 
 
 def grows(dimension: Dimension) -> bool:

@@ -22,7 +22,7 @@ from runners.engines.local import EngineFailed, Local
 from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.surroundings import code_names
-from sweeper.designs import DESIGNS, NOTHING, Calculated, Design, grows, searched
+from sweeper.designs import DESIGNS, NOTHING, Answer, Calculated, Design, answer, grows, searched
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Device, Dimension, Plan
 from sweeper.progress import Show, show_for
@@ -38,12 +38,12 @@ ENDS_AFTER = 5.0  # seconds that attempts have to end when the person stops the 
 
 @dataclass
 class Lane:
-    """One device and the queue in front of it: a design that asks, and the outcomes it waits for."""
+    """One device and the queue in front of it: a design that asks, and the answers it waits for."""
 
     device: Device
     design: Design
     asked: list[Asked] = field(default_factory=list)  # the batch under way
-    outcomes: list[Outcome | None] = field(default_factory=list)  # of its points, in the same order
+    answers: list[Answer | None] = field(default_factory=list)  # of its points, in the same order
     under_way: Attempt | None = None
     seat: str = ""  # the engine's lane that it is under way in: the device's own, or one of those that calculate
     copied: set[str] = field(default_factory=set)  # points that were measured in copies of its present template
@@ -53,7 +53,7 @@ class Lane:
     @property
     def next(self) -> Asked | None:
         """The point whose turn it is."""
-        return self.asked[len(self.outcomes)] if len(self.outcomes) < len(self.asked) else None
+        return self.asked[len(self.answers)] if len(self.answers) < len(self.asked) else None
 
 
 def sweep(plan: Plan) -> int:
@@ -144,7 +144,7 @@ class Sweep:
     def _take(self, lane: Lane, asked: list[Asked]) -> None:
         """The design's next batch."""
         lane.asked = [each for each in asked if each.because is None]
-        lane.outcomes = []
+        lane.answers = []
         for each in asked:
             key = (each.point.id, lane.device.name)
             self.asked.add(key)
@@ -208,7 +208,7 @@ class Sweep:
             point = asked.point
             number, recalled = self._recall(asked, lane.device)
             if asked.later:
-                lane.outcomes.append(recalled)
+                lane.answers.append(None if recalled is None else answer(recalled))
                 continue
             if recalled is not None:
                 self._settled(lane, point, recalled, recalled=True)
@@ -244,9 +244,9 @@ class Sweep:
         return next((seat for core in range(os.cpu_count() or 1) if (seat := f"sim-{core}") not in taken), None)
 
     def _advance(self, lane: Lane) -> None:
-        """Send the outcomes of a batch into the design, and take its next one."""
+        """Send the answers to a batch into the design, and take its next one."""
         try:
-            self._take(lane, lane.design.send(lane.outcomes))
+            self._take(lane, lane.design.send(lane.answers))
         except StopIteration:
             lane.done = True
 
@@ -334,7 +334,7 @@ class Sweep:
         return Calculated(comes_first=True, total_bytes=device.total_bytes, peaks=self.calculated[like.name])
 
     def _settled(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
-        lane.outcomes.append(outcome)
+        lane.answers.append(answer(outcome))
         if outcome.unlimited_peak_bytes is not None:
             self.calculated[lane.device.name][point.id] = point, outcome.unlimited_peak_bytes
         self.show.settled(lane.device.name, point, outcome, recalled)

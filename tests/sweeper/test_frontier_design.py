@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point
-from sweeper.designs import DESIGNS, NOTHING
+from sweeper.designs import DESIGNS, NOTHING, Answer, answer
 from sweeper.errors import Mistake
 from sweeper.plan import Asked, Dimension, Plan, RunKeys
 from sweeper.search import Interval
@@ -55,27 +55,30 @@ def held(asked: Plan, ends: Ends, known: Mapping[int, Status] | None = None) -> 
     """The dialogue to its end. `known`: what an earlier run told, by batch."""
     told = Told()
     design = DESIGNS["frontier"](asked, NOTHING, [Point(values={"batch": batch}) for batch in known or ()])
-    outcomes: list[Outcome | None] | None = None
+    answers: list[Answer | None] | None = None
     while True:
         try:
-            batch = next(design) if outcomes is None else design.send(outcomes)
+            batch = next(design) if answers is None else design.send(answers)
         except StopIteration:
             return told
-        outcomes = []
+        answers = []
         for each in batch:
             told.planned.setdefault(each.point.id, each)
             if each.because is not None:
                 told.skipped[each.point.id] = each.because
             elif each.later:
                 status = (known or {}).get(each.point["batch"])
-                before = Outcome(status=status, device="cpu", attempt=1, oom_scope="device") if status else None
-                outcomes.append(before)
+                answers.append(answered(status, 1) if status else None)
             else:
                 values = dict(each.point.values)
                 status = ends(values, each.nth)
                 told.attempts.append((values, each.nth, status))
-                outcomes.append(Outcome(status=status, device="cpu", attempt=each.nth, oom_scope="device"))
+                answers.append(answered(status, each.nth))
         told.batches.append(sum(not each.later and each.because is None for each in batch))
+
+
+def answered(status: Status, attempt: int) -> Answer:
+    return answer(Outcome(status=status, device="cpu", attempt=attempt, oom_scope="device"))
 
 
 def up_to(limit: float) -> Ends:
