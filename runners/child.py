@@ -81,7 +81,8 @@ def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]
     values = attempt.point.values
     import_libraries(attempt)
     workload = _workload(attempt)
-    if hasattr(workload, "measure"):  # a program of its own, for which this process neither has nor needs torch
+    # A program of its own, for which this process neither has nor needs torch.
+    if hasattr(workload, "measure") and attempt.card is None:
         measured: dict[str, Any] = workload.measure(attempt, journal, trace)
         return measured
     from runners import torch_surroundings

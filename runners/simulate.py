@@ -97,6 +97,9 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
     meter = _Place(attempt.device, follower.events)
     lines = _Lines(meter)
     try:
+        if hasattr(workload, "measure"):
+            name = attempt.point["workload"]
+            raise Unavailable(f"workload={name}: a program of its own cannot be followed without data")
         _refuse_what_it_lacks(attempt)
         workload.prepare(values, "meta")
         phases = Phases(meter, lines, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]

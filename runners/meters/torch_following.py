@@ -21,13 +21,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
+from runners.meters.torch_tensors import COMPOSITE, is_composite
 from runners.phases import Unavailable
 
 WORKSPACE = 2**62  # in the place of a size: what a matrix product's handle takes, which the card decides
 EMPTY_CACHE = 2**62 + 1  # torch.cuda.empty_cache()
 LARGEST_VALUE = 2**23  # bytes of whole numbers that are computed: positions and masks, but no mask of a length squared
 
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 ALONE = (4, 2)  # references to a tensor and its storage where autograd has the only one: the others are this call's
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
@@ -96,7 +96,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func in NUMBERS and args[0].is_meta:
             return self._item(args[0])
-        if _is_composite(func):  # in inference mode they come whole, and the mode would not see what they are made of
+        if is_composite(func):  # in inference mode they come whole, and the mode would not see what they are made of
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
@@ -417,14 +417,6 @@ def _is_last_of_a_gradient(old: torch.Tensor, new: Any) -> bool:
     storage = old.untyped_storage()
     alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == ALONE
     return alone and storage.nbytes() == old.nbytes
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Whether it is made of other operators, and has no kernel of its own beside: silu_backward has both."""
-    if not isinstance(func, torch._ops.OpOverload) or not func.has_kernel_for_dispatch_key(COMPOSITE):
-        return False
-    return not func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
 
 
 def _may_be_known(tensor: torch.Tensor) -> bool:

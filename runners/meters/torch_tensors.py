@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter
 
 from runners.meters.cpu import TensorBytes
 
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 ALIGNMENT = 64  # c10/core/alignment.h, gAlignment
 
 
@@ -57,6 +58,9 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
             # A tensor made of others has an empty storage, as large as if nothing were quantised. Left to its own
             # class, the operator comes back here as those that it is made of.
             return NotImplemented
+        if is_composite(func):  # in inference mode they come whole, and what they are made of would not be seen
+            with self:
+                return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
         if _has_python_kernel(func) and _all_on_cpu(args, kwargs):
             # The mode is off while it handles an operator, and so would miss the weight that this one dequantises.
             with self:
@@ -95,6 +99,14 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
         while self._dead:
             size, _ = self._storages.pop(self._dead.popleft())
             self.live -= size
+
+
+@cache
+def is_composite(operator: Any) -> bool:
+    """Whether it is made of other operators, and has no kernel of its own beside: silu_backward has both."""
+    if not isinstance(operator, torch._ops.OpOverload) or not operator.has_kernel_for_dispatch_key(COMPOSITE):
+        return False
+    return not operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
 
 
 @cache

@@ -152,6 +152,15 @@ def test_an_exception_of_the_workloads_own_is_an_error_as_on_any_device(lab: Lab
     assert (outcome.status, outcome.error_message) == (Status.ERROR, "wrong from the start")
 
 
+def test_a_program_of_its_own_is_not_run_in_place_of_being_calculated(lab: Lab, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    workload = {"name": "command", "argv": ["touch", str(ran)], "threads": None, "environ": {}}
+    attempt = lab.start_values({**SETTLED, "model": None, "workload": workload}, device="sim:card", card=CARD)
+    outcome = lab.settle(attempt).outcome
+    assert outcome.status is Status.UNAVAILABLE
+    assert not ran.exists()
+
+
 def test_a_card_without_the_type_is_no_place_for_the_point_whatever_its_bytes(lab: Lab) -> None:
     outcome = on_card(lab, "block", {**CARD, "architecture": "sm_70"}, dtype="bfloat16")
     assert outcome.status is Status.UNAVAILABLE

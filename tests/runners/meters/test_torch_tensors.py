@@ -139,3 +139,14 @@ def test_an_operator_whose_kernel_is_python_is_followed_into() -> None:
         assert mean_of_copies(meta).is_meta
         assert following.peak == 0
     assert torch.equal(result, given)
+
+
+def test_in_inference_mode_what_a_composite_operator_makes_inside_is_seen() -> None:
+    """A transposed matrix is copied by reshape within matmul, and given back as it ends."""
+    left = torch.ones(2, 512, 512).transpose(0, 1)
+    with torch.inference_mode(), TensorFollower() as following:
+        torch.nn.functional.linear(left, torch.ones(7, 512))
+    inside = following.peak
+    with torch.no_grad(), TensorFollower() as following:
+        torch.nn.functional.linear(left, torch.ones(7, 512))
+    assert inside == following.peak > 2 * 512 * 512 * 4
