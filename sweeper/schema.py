@@ -9,6 +9,7 @@ Version (in each file's metadata, `sweeper.schema`):
     4   new in points and attempts: unlimited_peak_bytes
     5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
         counts the values of an interval
+    6   new in estimates: alive. Not all terms of a point are there at once: their sum over all rows means nothing
 
 Every table has the same fixed columns whatever happened, also when every point failed. Counters are nullable int64,
 never floats: a double keeps 53 bits, and is what pandas makes of a nullable integer it is not told about. So a `pandas`
@@ -32,7 +33,7 @@ from runners.outcome import CALCULATED, Outcome, Phase
 from runners.point import Attempt, Point
 from sweeper import quality
 
-VERSION = 5
+VERSION = 6
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
@@ -543,8 +544,16 @@ def _term(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -
 ESTIMATES = (
     RUN,
     POINT_ID,
-    _term("term", TEXT, "weights, gradients, optimizer, kv_cache, reserve, ..."),
+    _term("term", TEXT, "weights, gradients, optimizer, activations, logits, kv_cache, ...: docs/estimate.md"),
     _term("bytes", INT, "calculated, never measured", "bytes"),
+    Column(
+        "alive",
+        TEXT,
+        "the moments it is alive in, separated by commas: forward, loss, backward, step, decode. Terms of one moment "
+        "may be added, and no others",
+        None,
+        lambda estimated: ",".join(estimated.term.alive) or None,
+    ),
     _term("formula", TEXT, "how it was calculated"),
     _term("assumption", TEXT, "what was assumed"),
     _term("source", TEXT, "where the formula is from"),

@@ -40,7 +40,7 @@ COLUMNS = {  # as design fixes them: what others build on
     ),
     "environment": "environment_id host python torch backend driver libraries device_name device_uuid "
     "device_total_bytes allocator_backend allocator_settings variables",
-    "estimates": "point_id term bytes formula assumption",
+    "estimates": "point_id term bytes alive formula assumption",
     "frontier": "device along side point_id batch context largest limit limiting_phase monotone headroom_bytes "
     "untested_between",
 }
