@@ -54,7 +54,7 @@ def usable_bytes(card: Mapping[str, Any]) -> int:
 
 def of_sweeper() -> Cards:
     """Those that come with it, read without Hydra."""
-    import yaml  # type: ignore[import-untyped]  # omegaconf brings it
+    import yaml  # type: ignore[import-untyped]
 
     folder = CONF / "card"
     names = sorted(path.stem for path in folder.glob("*.yaml"))

@@ -243,7 +243,7 @@ def test_a_key_is_given_once(second: str) -> None:
     assert refused("batch=1,2", second) == "batch is given twice: write batch=A,B to try both"
 
 
-@pytest.mark.parametrize("bad", ["[gpu]", "[cuda:x]", "[CUDA:0]", "[cuda:-1]", "[]", "cpu,gpu", "sim:h100-80gb"])
+@pytest.mark.parametrize("bad", ["[gpu]", "[cuda:x]", "[CUDA:0]", "[cuda:-1]", "[]", "cpu,gpu", "sim:h100"])
 def test_a_bad_device_is_refused(bad: str) -> None:
     assert refused(devices=bad).startswith("devices=")
 

@@ -1,0 +1,95 @@
+"""What calculating takes: a point on one core after the imports, in seconds and memory; a grid on three cards.
+
+    python benchmarks/following.py            # points, and the grid
+    python benchmarks/following.py --points   # points alone
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from runners import simulate  # noqa: E402
+from runners.child import _told  # noqa: E402
+from runners.point import Attempt  # noqa: E402
+
+LLAMA = ["model=llama-3.1-8b", "dtype=bfloat16", "context=2048", "batch=1"]
+POINTS = {
+    "training, 135 million": ["model=smollm2-135m", "workload=train", "batch=8", "context=256"],
+    "training, 8 billion": [*LLAMA, "workload=train"],
+    "training, 8 billion, checkpointing": [*LLAMA, "workload=train", "workload.checkpointing=true"],
+    "a forward pass, 8 billion": [*LLAMA, "workload=forward"],
+    "16 tokens, 8 billion": [*LLAMA, "workload=generate", "workload.new_tokens=16", "warmup=0", "repeats=1"],
+}
+GRID = [
+    *("model=llama-3.1-8b", "workload=train", "dtype=bfloat16"),
+    *("batch=1,2,3,4,6,8", "context=256,512,1024,2048,3072,4096"),
+]
+CARDS = "devices=[sim:h100-80gb,sim:a100-80gb,sim:rtx-4090]"
+
+
+def main(arguments: list[str]) -> None:
+    if arguments[:1] == ["--one"]:
+        return one(Path(arguments[1]))
+    print(f"{'':36}{'follow':>8}{'decide':>8}{'events':>9}{'memory':>10}")
+    for name, words in POINTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            made = sweep(folder, [*words, "devices=[sim:h100-80gb]"])
+            (request,) = made.glob("points/*/*/point.json")
+            told = subprocess.run([sys.executable, __file__, "--one", str(request)], capture_output=True, check=True)
+            row = json.loads(told.stdout)
+        print(
+            f"{name:36}{row['follow']:6.2f} s{row['decide']:6.2f} s{row['events']:9}{row['memory'] / 2**20:6.0f} MiB",
+            flush=True,
+        )
+    if "--points" in arguments:
+        return
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        sweep(folder, [*GRID, CARDS])
+    took = time.monotonic() - began
+    print(f"6 x 6 training points of 8 billion on three cards: {took:.0f} s on {os.cpu_count()} cores")
+
+
+def sweep(folder: str, words: list[str]) -> Path:
+    command = [sys.executable, "-m", "sweeper", *words, f"outputs={folder}", "name=run"]
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    return Path(folder, "run")
+
+
+def one(request: Path) -> None:
+    """Follow a point alone, on one core, and say what that took."""
+    import torch
+
+    torch.set_num_threads(1)
+    attempt = Attempt.from_json({**json.loads(request.read_bytes()), "followed": None})
+    workload = importlib.import_module(f"runners.workloads.{attempt.point['workload']}")
+    for module in workload.imports(attempt.point.values):
+        importlib.import_module(module)
+    card: Any = attempt.card
+    simulate._rules(card)  # imports
+    began = time.process_time()
+    followed = simulate.follow(attempt, workload, _told)
+    middle = time.process_time()
+    lines = list(simulate.decided(followed, attempt.device, simulate.device_of(card, None, endless=True)))
+    ended = time.process_time()
+    assert lines[-1]["kind"] == "finished", lines[-1]
+    print(json.dumps({
+        "follow": middle - began, "decide": ended - middle, "events": len(followed.events),
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
