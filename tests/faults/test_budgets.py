@@ -76,6 +76,24 @@ def test_an_interval_is_searched_for_the_largest_batch_of_each_context(tmp_path:
     assert list(limits.values()) == sorted(limits.values(), reverse=True)
 
 
+@pytest.mark.slow
+def test_the_calculated_grid_tells_at_every_point_what_the_measured_one_tells(tmp_path: Path) -> None:
+    points = sweep(tmp_path, *TRAINING[:-1], "devices=[cpu,sim:cpu]", *GRID)
+    fits = points.pivot(index=["batch", "context"], columns="device", values="fits")
+    assert len(fits) == 32
+    assert (fits["cpu"] == fits["sim:cpu"]).all()
+    assert 0 < fits["cpu"].sum() < 32
+
+
+@pytest.mark.slow
+def test_a_search_that_begins_at_the_calculated_edge_takes_14_attempts_at_most(tmp_path: Path) -> None:
+    sweep(tmp_path, *TRAINING[:-1], "devices=[cpu,sim:cpu]", *GRID, "design=frontier")
+    attempts = pd.read_parquet(tmp_path / "outputs/run/attempts.parquet").query("pid.notna() and device == 'cpu'")
+    assert len(attempts) <= 14
+    edge = pd.read_parquet(tmp_path / "outputs/run/frontier.parquet").query("device == 'cpu'")
+    assert edge[edge["largest"].fillna(False).astype(bool)]["confirmed"].all()
+
+
 def measure(lab: Lab, batch: int, context: int, budget: int | None) -> Measured:
     model = yaml.safe_load((ROOT / "conf/model/small-llama.yaml").read_text())
     workload = yaml.safe_load((ROOT / "conf/workload/train.yaml").read_text())["workload"]

@@ -1,0 +1,103 @@
+"""What is calculated, against the card itself: the allocator event by event, and whole points."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.meters.sim_allocator import CachingAllocator, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+MIB = 2**20
+SETTINGS = ["", "max_split_size_mb:32", "roundup_power2_divisions:4", "expandable_segments:True"]
+
+# Takes and gives back blocks as it is told, and says after each what the allocator counts.
+HISTORY = """
+import json, sys, torch
+COUNTED = [f"{name}_bytes.all.current" for name in ("requested", "allocated", "reserved")]
+told, held = json.load(sys.stdin), {}
+for number, size in told:
+    if size is None:
+        del held[number]
+    else:
+        held[number] = torch.empty(size, dtype=torch.uint8, device="cuda")
+    stats = torch.cuda.memory_stats()
+    print(json.dumps([stats[name] for name in COUNTED]))
+"""
+
+pytestmark = pytest.mark.gpu
+
+
+def history(seed: int, events: int = 600) -> list[tuple[int, int | None]]:
+    """Births with their size and deaths without, of sizes from every rule of the allocator."""
+    draw = random.Random(seed)
+    held: list[int] = []
+    told: list[tuple[int, int | None]] = []
+    for number in range(events):
+        if held and draw.random() < 0.45:
+            told.append((held.pop(draw.randrange(len(held))), None))
+        else:
+            largest = draw.choice([2**10, MIB, 9 * MIB, 64 * MIB])
+            told.append((number, draw.randint(1, largest)))
+            held.append(number)
+    return told
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_the_imitated_allocator_counts_at_every_event_what_the_real_one_counts(settings: str, seed: int) -> None:
+    told = history(seed)
+    environ = {**os.environ, "PYTORCH_ALLOC_CONF": settings} if settings else dict(os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", HISTORY], input=json.dumps(told), env=environ, capture_output=True, text=True, check=True
+    )
+    real = [json.loads(line) for line in done.stdout.splitlines()]
+    imitated, handles, counted = CachingAllocator(None, settings=Settings.parse(settings)), dict[int, int](), []
+    for number, size in told:
+        if size is None:
+            imitated.free(handles.pop(number))
+        else:
+            handles[number] = imitated.allocate(size)
+        counted.append([imitated.requested, imitated.allocated, imitated.reserved])
+    assert counted == real
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["workload=train", "dtype=bfloat16", "batch=8", "context=512"],
+        ["workload=train", "workload.precision=bfloat16", "workload.checkpointing=true", "batch=8", "context=512"],
+        ["workload=forward", "dtype=bfloat16", "batch=16", "context=1024"],
+        ["workload=generate", "dtype=bfloat16", "batch=8", "context=512"],
+    ],
+    ids=" ".join,
+)
+def test_a_point_takes_what_was_calculated_for_its_card(words: list[str], tmp_path: Path) -> None:
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    card: dict[str, Any] = {
+        "name": properties.name,
+        "vendor": "amd" if torch.version.hip else "nvidia",
+        "architecture": properties.gcnArchName.partition(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}",
+        "total_bytes": properties.total_memory,
+        "context_bytes": 512 * MIB,
+    }
+    (tmp_path / "own" / "card").mkdir(parents=True)
+    (tmp_path / "own" / "card" / "this.yaml").write_text(json.dumps(card))
+    own = ["--config-dir", str(tmp_path / "own"), f"outputs={tmp_path}", "name=run"]
+    command = [sys.executable, "-m", "sweeper", "model=smollm2-135m", *words, "devices=[cuda:0,sim:this]", *own]
+    subprocess.run(command, cwd=ROOT, check=True)
+    import pandas as pd
+
+    points = pd.read_parquet(tmp_path / "run" / "points.parquet").set_index("device")
+    for column, off in (("peak_requested_bytes", 0.01), ("peak_allocated_bytes", 0.01), ("peak_reserved_bytes", 0.08)):
+        measured, calculated = points[column]["cuda:0"], points[column]["sim:this"]
+        assert calculated == pytest.approx(measured, rel=off), column
