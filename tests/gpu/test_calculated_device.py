@@ -83,10 +83,11 @@ def test_a_point_takes_what_was_calculated_for_its_card(words: list[str], tmp_pa
     import torch
 
     properties = torch.cuda.get_device_properties(0)
+    amd = torch.version.hip is not None
     card: dict[str, Any] = {
         "name": properties.name,
-        "vendor": "amd" if torch.version.hip else "nvidia",
-        "architecture": properties.gcnArchName.partition(":")[0] if torch.version.hip else f"sm_{properties.major}{properties.minor}",
+        "vendor": "amd" if amd else "nvidia",
+        "architecture": properties.gcnArchName.partition(":")[0] if amd else f"sm_{properties.major}{properties.minor}",
         "total_bytes": properties.total_memory,
         "context_bytes": 512 * MIB,
     }
