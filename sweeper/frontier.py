@@ -366,7 +366,9 @@ def frontier_text(
     told = [search for search in found if search.told]
     names = _names(told)
     others = Beside(rows if beside is None else beside)
-    lines = []
+    lines = _card_lines([search for search in told if search.rows[0]["kind"] == "calculated"], names, objective)
+    if lines:
+        told = [search for search in told if search.rows[0]["kind"] != "calculated"]
     for search in told[:LONGEST]:
         lines += _lines(search, names, objective, Margin(margin or {}, search.rows, others))
     if len(told) > LONGEST:
@@ -375,6 +377,7 @@ def frontier_text(
 
 
 LONGEST = 20  # searches on the screen; frontier.parquet has them all
+MANY = 4  # calculated devices, from which on each has a line, so that they can be held against each other
 NAMED = ("model", "workload", "dtype")
 VARYING = tuple(column.name for column in schema.DIMENSIONS if column.name not in NAMED)
 
@@ -384,6 +387,27 @@ def _names(found: Sequence[Search]) -> tuple[str, ...]:
     columns = [*VARYING, *(name for name in (found[0].rows[0] if found else {}) if name not in schema.FIXED)]
     searched = {schema.column_of(key) for search in found for key in search.along}
     return tuple(c for c in columns if c not in searched and len({str(s.rows[0].get(c)) for s in found}) > 1)
+
+
+def _card_lines(found: Sequence[Search], names: Sequence[str], objective: str) -> list[str]:
+    """A line for each of many cards, by their size: on which of them it fits, and what is the largest that does."""
+    cards = {search.rows[0]["device"] for search in found}
+    if len(cards) < MANY:
+        return []
+    alike: dict[str, list[Search]] = defaultdict(list)
+    for search in found:
+        row = search.rows[0]
+        said = [str(row[name]) for name in NAMED if row.get(name) is not None]
+        alike["  ".join([*said, *(f"{name}={row.get(name)}" for name in names)])].append(search)
+    lines = []
+    for name, searched in alike.items():
+        searched.sort(key=lambda search: (search.rows[0].get("device_total_bytes") or 0, search.rows[0]["device"]))
+        lines.append(f"{name}  (calculated, not measured)")
+        for search in searched:
+            total, told = search.rows[0].get("device_total_bytes"), f"{_largest_line(search, objective)}"
+            size = "" if total is None else readable(total)
+            lines.append(f"  {search.rows[0]['device']:{max(map(len, cards))}}  {size:>10}  {told}")
+    return lines
 
 
 def _lines(search: Search, names: Sequence[str], objective: str, margin: Margin) -> list[str]:

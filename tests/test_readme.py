@@ -89,6 +89,7 @@ def test_each_kind_of_cache_holds_the_bytes_that_are_written_down(tmp_path: Path
         assert phases[1]["peak_tensor_bytes"] == pytest.approx(peak, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_workload_that_is_written_out_runs_as_it_stands(tmp_path: Path) -> None:
     (workload,) = re.findall(r"```python\n(# mywork.py.*?)```", WORKLOADS, re.DOTALL)
     (tmp_path / "mywork.py").write_text(workload)

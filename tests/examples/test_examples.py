@@ -45,6 +45,7 @@ def peaks(points: pd.DataFrame, phases: pd.DataFrame, phase: str, counter: str =
     return [int(of_phase.loc[[point]].max()) for point in points.point_id]
 
 
+@pytest.mark.slow
 def test_a_training_loop_has_its_phases_and_a_larger_batch_its_activations(tmp_path: Path) -> None:
     points, phases = run("training_loop.py", tmp_path)
     names = list(dict.fromkeys(phases.phase))

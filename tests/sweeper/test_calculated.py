@@ -86,6 +86,7 @@ def test_a_search_asks_a_calculated_device_nothing_twice_and_begins_a_measured_o
     assert tried.iloc[0] in range(largest[0] - 1, largest[0] + 3)  # not in the middle of what is asked, as without
 
 
+@pytest.mark.slow
 def test_a_setting_of_the_allocator_moves_what_is_calculated(tmp_path: Path) -> None:
     def reserved(name: str, **environ: str) -> Any:
         folder = tmp_path / name
