@@ -404,8 +404,11 @@ def _card_lines(found: Sequence[Search], names: Sequence[str], objective: str) -
         searched.sort(key=lambda search: (search.rows[0].get("device_total_bytes") or 0, search.rows[0]["device"]))
         lines.append(f"{name}  (calculated, not measured)")
         for search in searched:
-            total, told = search.rows[0].get("device_total_bytes"), f"{_largest_line(search, objective)}"
+            total, told = search.rows[0].get("device_total_bytes"), _largest_line(search, objective)
             size = "" if total is None else readable(total)
+            smallest = _smallest(search, objective)
+            if search.largest(objective) is None and smallest is not None:
+                told += f"; the smallest, {search.say(smallest)}: {why(search.failing[smallest])}"
             lines.append(f"  {search.rows[0]['device']:{max(map(len, cards))}}  {size:>10}  {told}")
     return lines
 

@@ -49,7 +49,7 @@ def architecture(card: Mapping[str, Any]) -> cuda_kernels.Architecture:
 
 
 class CudaRules:
-    """CUDA's, for cards of one architecture. `chosen` are the attention kernels it has chosen so far."""
+    """CUDA's, for cards of one architecture."""
 
     device = "cuda"
     host_counts = False

@@ -282,6 +282,8 @@ def _check_attention(kind: Any, config: Any, values: Mapping[str, Any], device: 
         raise ValueError(f"attention={asked}: {name} has no attention")
     if asked == "flash_attention_2":
         computes_in = (values.get("workload") or {}).get("precision") or values["dtype"]
+        if device == "meta":
+            raise Unavailable(f"attention={asked}: another library's kernels are not followed; sdpa takes torch's own")
         if not device.startswith("cuda"):
             raise Unavailable(f"attention={asked}: its kernels are for CUDA devices, and this is {device}")
         if computes_in not in ("float16", "bfloat16"):

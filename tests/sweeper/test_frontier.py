@@ -398,3 +398,18 @@ def test_where_a_smaller_batch_would_not_help_the_edge_says_so(phase: str, more:
     told = [line for line in text.splitlines() if f"out of memory in {phase}" in line]
     assert len(told) == 1
     assert ("a smaller batch would not help" not in told[0]) is helps
+
+
+def test_many_cards_have_a_line_each_by_their_size_and_what_is_measured_stands_as_ever() -> None:
+    sizes = {"sim:large": 80, "sim:small": 8, "sim:middle": 24, "sim:none": 4}
+    rows = [
+        each
+        for card, size in sizes.items()
+        for each in upto(size // 8, (1, 2, 4), device=card, device_total_bytes=size * GIB)
+    ]
+    text = frontier_text([*rows, *upto(2, (1, 2, 4))]).splitlines()
+    assert text[0] == "mlp  forward  float32  (calculated, not measured)"
+    assert [line.split()[0] for line in text[1:5]] == ["sim:none", "sim:small", "sim:middle", "sim:large"]
+    assert "none fits; the smallest, batch=1: out of memory" in text[1]
+    assert "80.00 GiB  batch=4; nothing larger was tried" in text[4]
+    assert text[5].startswith("cpu  mlp  forward  float32")
