@@ -25,13 +25,16 @@ from runners.child import _told  # noqa: E402
 from runners.point import Attempt  # noqa: E402
 
 LLAMA = ["model=llama-3.1-8b", "dtype=bfloat16", "context=2048", "batch=1"]
+ONCE = ["repeats=1"]
+# With the most seconds of one core that each may take.
 POINTS = {
-    "training, 135 million": ["model=smollm2-135m", "workload=train", "batch=8", "context=256"],
-    "training, 8 billion": [*LLAMA, "workload=train"],
-    "training, 8 billion, checkpointing": [*LLAMA, "workload=train", "workload.checkpointing=true"],
-    "a forward pass, 8 billion": [*LLAMA, "workload=forward"],
-    "16 tokens, 8 billion": [*LLAMA, "workload=generate", "workload.new_tokens=16", "warmup=0", "repeats=1"],
+    "training, 135 million": (2.5, ["model=smollm2-135m", "workload=train", "batch=8", "context=256"]),
+    "training, 8 billion": (8.0, [*LLAMA, "workload=train"]),
+    "training, 8 billion, checkpointing": (8.0, [*LLAMA, "workload=train", "workload.checkpointing=true"]),
+    "forward passes, 8 billion": (2.0, [*LLAMA, "workload=forward"]),
+    "16 tokens twice, 8 billion": (8.0, [*LLAMA, "workload=generate", "workload.new_tokens=16", "warmup=0", *ONCE]),
 }
+MOST_MEMORY, MOST_GRID = 2**30, 240
 GRID = [
     *("model=llama-3.1-8b", "workload=train", "dtype=bfloat16"),
     *("batch=1,2,3,4,6,8", "context=256,512,1024,2048,3072,4096"),
@@ -42,24 +45,29 @@ CARDS = "devices=[sim:h100-80gb,sim:a100-80gb,sim:rtx-4090]"
 def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--one"]:
         return one(Path(arguments[1]))
-    print(f"{'':36}{'follow':>8}{'decide':>8}{'events':>9}{'memory':>10}")
-    for name, words in POINTS.items():
+    missed = []
+    print(f"{'':36}{'follow':>8}{'decide':>8}{'at most':>9}{'events':>9}{'memory':>10}")
+    for name, (most, words) in POINTS.items():
         with tempfile.TemporaryDirectory() as folder:
             made = sweep(folder, [*words, "devices=[sim:h100-80gb]"])
             (request,) = made.glob("points/*/*/point.json")
             told = subprocess.run([sys.executable, __file__, "--one", str(request)], capture_output=True, check=True)
             row = json.loads(told.stdout)
         print(
-            f"{name:36}{row['follow']:6.2f} s{row['decide']:6.2f} s{row['events']:9}{row['memory'] / 2**20:6.0f} MiB",
+            f"{name:36}{row['follow']:6.2f} s{row['decide']:6.2f} s{most:7.1f} s{row['events']:9}"
+            f"{row['memory'] / 2**20:6.0f} MiB",
             flush=True,
         )
+        missed += [name] if row["follow"] + row["decide"] > most or row["memory"] > MOST_MEMORY else []
     if "--points" in arguments:
-        return
+        sys.exit(1 if missed else 0)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         sweep(folder, [*GRID, CARDS])
     took = time.monotonic() - began
-    print(f"6 x 6 training points of 8 billion on three cards: {took:.0f} s on {os.cpu_count()} cores")
+    on = f"on {os.cpu_count()} cores (at most {MOST_GRID} s)"
+    print(f"6 x 6 training points of 8 billion on three cards: {took:.0f} s {on}")
+    sys.exit(1 if missed or took > MOST_GRID else 0)
 
 
 def sweep(folder: str, words: list[str]) -> Path:
