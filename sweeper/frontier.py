@@ -533,6 +533,8 @@ def why(row: Row) -> str:
         wants = row.get("unlimited_peak_bytes") if row["kind"] == "calculated" else None
         if wants is not None:
             said += f", would take {readable(wants)} {deciding_counter(row['device'])}"
+            room = row.get("budget_bytes") or row.get("device_total_bytes")
+            said += ", in segments for which there is no room" if room is not None and wants < room else ""
         elif needs is not None:
             said += f", needs at least {readable(needs)}"
         return f"{said}; a smaller batch would not help" if _is_of_any_batch(row) else said
