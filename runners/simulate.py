@@ -44,8 +44,11 @@ class Followed:
         except FileNotFoundError:
             return None
         events = array("q")
-        events.frombytes(zlib.decompress(packed))
-        return cls(json.loads(head), events)
+        try:
+            events.frombytes(zlib.decompress(packed))
+            return cls(json.loads(head), events)
+        except (ValueError, zlib.error):  # not as it was written: it is followed anew
+            return None
 
     def write(self, path: Path) -> None:
         """Aside, then renamed: a reader sees the whole of it or nothing."""
@@ -61,12 +64,14 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told
     followed = Followed.read(path) if attempt.followed else None
     if followed is None:
         followed = follow(attempt, workload, told)
-        if attempt.followed:
+        if attempt.followed and followed.lines[-1]["kind"] == "finished":  # a failure may be gone the next time
             followed.write(path)
     budget = attempt.point.get("budget")
     if budget is not None:
-        kind = "tensors" if card["architecture"] == CPU else "allocator"
-        journal.write({"kind": "budget", "budget_kind": kind, "budget_bytes": budget})
+        on_cpu = card["architecture"] == CPU
+        room = budget if on_cpu else min(budget, card["total_bytes"] - _outside(card))
+        kind = "tensors" if on_cpu else "allocator"
+        journal.write({"kind": "budget", "budget_kind": kind, "budget_bytes": room})
     refused = False
     for line in decided(followed, attempt.device, device_of(card, budget)):
         journal.write(line)
@@ -113,7 +118,7 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
         phases.close(completed=True)
         lines.write({"kind": "finished", **finished})
     except BaseException as error:
-        lines.write({"kind": "failed", **told(error)})
+        lines.write({"kind": "failed", **told(_without_a_device(error))})
     if follower.lost is None:
         return Followed(lines.lines, follower.events)
     # Wherever it went from there, it went by what nobody knows.
@@ -121,6 +126,13 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
     known = [line for line in lines.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
     failed = {"kind": "failed", **told(Unavailable(follower.lost)), EVENT: until}
     return Followed([*known, failed], follower.events[:until])
+
+
+def _without_a_device(error: BaseException) -> BaseException:
+    """What torch says where a workload asks for the device by itself, or for code that is made for one."""
+    if "not compiled with CUDA" in str(error) or type(error).__module__.startswith("torch._dynamo"):
+        return Unavailable(f"it asks for more than the device it is given, which has no data: {error}")
+    return error
 
 
 class _Place:
@@ -210,6 +222,11 @@ def device_of(card: Mapping[str, Any], budget: int | None, endless: bool = False
     return _Host(budget) if card["architecture"] == CPU else _Card(card, budget, endless)
 
 
+def _outside(card: Mapping[str, Any]) -> int:
+    """What a card has in use that is no segment of this allocator."""
+    return int(card["context_bytes"]) + int(card.get("used_by_others_bytes") or 0)
+
+
 def _peaks(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """The highest of each counter; nothing if the workload did not come to its end."""
     highest: dict[str, int] = {}
@@ -229,7 +246,7 @@ class _Card:
         from runners.meters import torch_cuda_kernels, torch_device_rules
 
         self._workspace = torch_cuda_kernels.workspace_bytes(torch_device_rules.architecture(card))
-        self._outside = card["context_bytes"] + (card.get("used_by_others_bytes") or 0)
+        self._outside = _outside(card)
         self._allocator = CachingAllocator(
             capacity=None if endless else card["total_bytes"] - self._outside,
             total=card["total_bytes"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ HERE = Path(__file__).resolve().parent
 # is never taken for it.
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
 WHOLE = ("total_bytes", "context_bytes")
+NAMES = {
+    "name": (r".+", "what the driver calls it"),
+    "vendor": ("nvidia|amd", "nvidia or amd"),
+    "architecture": (r"sm_\d{2,3}|gfx[0-9a-f]+", "as in sm_90 or gfx942"),
+}
+KEYS = (*NAMES, *WHOLE, "used_by_others_bytes", "bandwidth_bytes_per_s", "price_per_hour", "sources")
 CPU = "cpu"  # sim:cpu, which has no file: what the tensors take on a host
 ALL = "all"
 
@@ -29,16 +36,26 @@ class Cards(Mapping[str, Mapping[str, Any]]):
         if name not in self._names:
             raise KeyError(name)
         card = self._read(name)
-        for key in ("name", "vendor", "architecture"):
-            if not isinstance(card.get(key), str):
-                raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be a name")
+        if not isinstance(card, Mapping):
+            raise Mistake(f"card/{name}.yaml: must be keys with their values, as in card/h100-80gb.yaml")
+        for key in card:
+            if key not in KEYS:
+                raise Mistake(f"card/{name}.yaml: {key} is no key of a card; they are {', '.join(KEYS)}")
+        for key, (form, right) in NAMES.items():
+            if not isinstance(card.get(key), str) or not re.fullmatch(form, card[key]):
+                raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be {right}")
         for key in WHOLE:
-            if not isinstance(card.get(key), int) or card[key] <= 0:
+            if type(card.get(key)) is not int or not 0 < card[key] < 2**63:
                 raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be a whole number of bytes")
+        if card["context_bytes"] >= card["total_bytes"]:
+            raise Mistake(f"card/{name}.yaml: context_bytes={card['context_bytes']}: must be less than total_bytes")
         others = card.get("used_by_others_bytes", 0)
-        if not isinstance(others, int) or not 0 <= others < usable_bytes(card):
+        if type(others) is not int or not 0 <= others < usable_bytes(card):
             raise Mistake(f"card/{name}.yaml: used_by_others_bytes={others}: must be a whole number of bytes")
         return card
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

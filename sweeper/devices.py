@@ -19,6 +19,8 @@ from sweeper.plan import Device, did_you_mean, typed
 # one, nobody waits two seconds for torch to say that there is none.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
+# What moves memory on CUDA and is not imitated: a figure would not have it.
+UNFOLLOWED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # of the allocator, as torch reads them
 SIM = "sim:"  # how a device is called that is calculated, before the name of its card
 
@@ -85,6 +87,9 @@ def _sim(card: str, cards: Cards) -> list[Device]:
     except KeyError:
         near = did_you_mean(card, cards) or f"; the cards are {', '.join(cards)}"
         raise Mistake(f"devices=sim:{card}: no such card{near}") from None
+    for name in UNFOLLOWED:
+        if name in os.environ:
+            raise Mistake(f"devices=sim:{card}: {name}={os.environ[name]} is not followed; unset it")
     settings = next((os.environ[name] for name in SETTINGS if name in os.environ), "")
     try:
         Settings.parse(settings)

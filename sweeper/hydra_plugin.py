@@ -23,6 +23,7 @@ from itertools import product
 from typing import Any, NoReturn
 
 import hydra
+import yaml  # type: ignore[import-untyped]
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -307,8 +308,11 @@ class Composer:
         """Those of conf/card, and of the user's own folders."""
 
         def read(name: str) -> Mapping[str, Any]:
-            with explained():
-                found = self.loader.repository.load_config(f"card/{name}")  # type: ignore[attr-defined]
+            try:
+                with explained():
+                    found = self.loader.repository.load_config(f"card/{name}")  # type: ignore[attr-defined]
+            except yaml.YAMLError as error:
+                raise Mistake(f"card/{name}.yaml: cannot be read: {' '.join(str(error).split())}") from None
             return _resolved(found.config)
 
         return Cards(self.options("card"), read)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
@@ -19,6 +20,7 @@ from sweeper.errors import Mistake
 
 PLAN = "plan.jsonl"
 POINTS = "points"
+FOLLOWED = "followed"
 LOCK = ".lock"
 
 
@@ -27,6 +29,7 @@ class RunFolder:
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path, self._lock = path, lock
+        shutil.rmtree(path / FOLLOWED, ignore_errors=True)  # of a sweep that was killed
         self._plan = (path / PLAN).open("a+b")
         self._close_torn_line()
 
@@ -45,6 +48,9 @@ class RunFolder:
         """The folders of the attempts there were at a point on a device, the first one first."""
         number = 1
         while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():
+            if _never_asked(folder):
+                shutil.rmtree(folder.path)
+                return
             yield folder
             number += 1
 
@@ -52,10 +58,16 @@ class RunFolder:
         return AttemptFolder(self.path / POINTS / attempt.name)
 
     def followed(self, point: Point, by: str) -> Path:
-        """What a calculated point does, whichever attempts it is decided in that agree in what `by` stands for."""
-        return self.path / POINTS / point.id[:2] / f"{point.id}.{hashlib.sha256(by.encode()).hexdigest()[:8]}.followed"
+        """What a calculated point does, for all attempts of this sweep that agree in what `by` stands for.
+
+        Of this sweep alone: what the workload imports can be another by the next, and nobody compares it.
+        """
+        folder = self.path / FOLLOWED
+        folder.mkdir(exist_ok=True)
+        return folder / f"{point.id}.{hashlib.sha256(by.encode()).hexdigest()[:8]}"
 
     def close(self) -> None:
+        shutil.rmtree(self.path / FOLLOWED, ignore_errors=True)
         self._plan.close()
         self._lock.close()
 
@@ -65,6 +77,11 @@ class RunFolder:
             self._plan.seek(-1, os.SEEK_END)
             if self._plan.read(1) != b"\n":
                 self._plan.write(b"\n")
+
+
+def _never_asked(folder: AttemptFolder) -> bool:
+    """Whether its sweep was killed while it made the folder: nothing has been started in it, and nothing is lost."""
+    return all(path.name.startswith(f"{folder.request.name}.") for path in folder.path.iterdir())
 
 
 def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:

@@ -10,6 +10,7 @@ What cannot be followed raises Unavailable with the operator's name: a number wo
 
 from __future__ import annotations
 
+import threading
 import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ EMPTY_CACHE = 2**62 + 1  # torch.cuda.empty_cache()
 LARGEST_VALUE = 2**23  # bytes of whole numbers that are computed: positions and masks, but no mask of a length squared
 
 ALONE = (4, 2)  # references to a tensor and its storage where autograd has the only one: the others are this call's
+RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
 
@@ -84,7 +86,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
-        with self._rules.applied(), _without_inference_mode(), self._constants_known(), self:
+        with self._rules.applied(), _without_inference_mode(), self._constants_known(), self._refusing(), self:
             yield
         if self.lost is not None:  # raised before, and caught by the workload
             raise Unavailable(self.lost)
@@ -127,8 +129,10 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return INSTEAD.get(func, func)(*args, **kwargs)
-        except NotImplementedError as error:
-            raise self._cannot(func, str(error).partition("\n")[0]) from error
+        except (NotImplementedError, RuntimeError) as error:
+            if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
+                raise self._cannot(func, str(error).partition("\n")[0]) from error
+            raise
 
     def _take(self, sizes: Sequence[int]) -> None:
         """What a kernel has for itself, beside its results: all of it at once."""
@@ -201,6 +205,21 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values.pop(key, None)
         if size:
             self.events.append(-number - 1)
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """What would go on without being seen: threads, in which no mode is, and layers that run in other kernels."""
+
+        def refused(what: str, why: str) -> Any:
+            def refuse(*_: Any, **__: Any) -> Any:
+                raise self._cannot(what, why)
+
+            return refuse
+
+        recurrent = {name: refused(f"aten.{name}", "its kernels are cuDNN's or oneDNN's own") for name in RECURRENT}
+        start = refused("threading.Thread.start", "what a thread makes is not seen")
+        with replaced(torch._VF, **recurrent), replaced(threading.Thread, start=start):
+            yield
 
     # --- whole and single numbers ---
 
@@ -318,6 +337,8 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 # the time here (many are written in Python for `meta`): 11 s of 22 in a profile of a training step.
 
 IN_PLACE, NOTHING = "in place", "nothing"
+# What changes a tensor's own shape or storage has to be done to each: the tag is not on all of these.
+RESHAPES = frozenset({aten.resize_, aten.resize_as_, aten.set_, aten.as_strided_, aten.detach_})
 
 
 class _Call(NamedTuple):
@@ -353,6 +374,8 @@ def _made(func: Any, args: Any, result: Any) -> Any:
     if schema is None or func.is_view:
         return None
     if schema.is_mutable:
+        if torch.Tag.inplace_view in func.tags or func.overloadpacket in RESHAPES:
+            return None
         if result is None or (isinstance(result, tuple) and not result):
             return NOTHING
         return IN_PLACE if args and result is args[0] and isinstance(result, torch.Tensor) else None

@@ -125,4 +125,5 @@ def _all_on_cpu(*arguments: Any) -> bool:
 def _compiled_graphs() -> int:
     """How many graphs torch.compile has made in this process, without importing it if the workload has not."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else int(dynamo.counters["stats"].get("unique_graphs", 0))
+    counters = getattr(dynamo, "counters", None)  # none yet where another thread is importing it
+    return 0 if counters is None else int(counters["stats"].get("unique_graphs", 0))

@@ -178,6 +178,18 @@ def test_a_finished_attempt_is_recalled_and_the_rest_is_measured(sweep: type[Swe
     assert len(pd.read_parquet(again.run / "attempts.parquet")) == 5
 
 
+def test_an_attempt_whose_folder_was_half_made_has_not_been_one_and_nothing_of_it_is_left(sweep: type[Sweep]) -> None:
+    first = sweep("faulty:good", "batch=1")
+    first.end()
+    (asked,) = first.run.glob("points/*/*")
+    half = asked.with_name(asked.name[:-1] + "2")
+    half.mkdir()
+    (half / "point.json.123.tmp").write_text("{")
+    code, _, err = sweep("faulty:good", "batch=1").end()
+    assert code == 0, err
+    assert list(first.run.glob("points/*/*")) == [asked]
+
+
 def test_edited_code_and_changed_settings_are_refused_with_both_values_or_kept_apart(
     sweep: type[Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,37 @@ def careless(*, device):
     except Exception:
         torch.empty(2**30, dtype=torch.uint8, device=device)
 
+def grows(*, device, phase):
+    held = []
+    with phase("grow"):
+        for _ in range(4):
+            tensor = torch.empty(8, dtype=torch.uint8, device=device)
+            tensor.resize_(2**20)
+            held.append(tensor)
+
+def in_a_thread(*, device):
+    import threading
+    thread = threading.Thread(target=lambda: torch.empty(2**20, device=device))
+    thread.start()
+
+def compares(*, device):
+    ones = torch.empty(5, device=device)
+    try:
+        torch.allclose(ones, ones)
+    except RuntimeError:
+        torch.empty(2**30, device=device)
+
+def remembers(*, device):
+    torch.nn.LSTM(8, 8).to(device)(torch.empty(3, 2, 8, device=device))
+
+def asks_cuda(*, device):
+    torch.cuda.synchronize()
+
+def fails_once(*, device):
+    if not pathlib.Path("tried").exists():
+        pathlib.Path("tried").touch()
+        raise OSError("not there yet")
+
 def wrong(*, device):
     raise ValueError("wrong from the start")
 
@@ -173,6 +204,39 @@ def test_a_point_is_followed_once_for_all_cards_of_an_architecture(lab: Lab, tmp
     small = on_card(lab, "leaves_a_mark", CARD, shared, batch=1500)
     assert (large.fits, small.fits) == (True, False)
     assert (lab.cwd / "marks").read_text() == "followed\n"
+
+
+def test_a_tensor_that_grows_in_its_place_grows_each_time(lab: Lab) -> None:
+    assert peaks(on_card(lab, "grows"), "requested") == {"grow": 4 * MIB + 8}  # the last one, while it moves
+
+
+@pytest.mark.parametrize(
+    ("target", "because"),
+    [
+        ("in_a_thread", "what a thread makes is not seen"),
+        ("compares", "aten.allclose.default cannot be followed without data"),
+        ("remembers", "aten.lstm cannot be followed without data"),
+        ("asks_cuda", "it asks for more than the device it is given"),
+    ],
+)
+def test_what_would_go_unseen_has_no_number(lab: Lab, target: str, because: str) -> None:
+    outcome = on_card(lab, target)
+    assert outcome.status is Status.UNAVAILABLE
+    assert because in (outcome.error_message or "")
+
+
+def test_a_failure_is_not_kept_for_the_next_attempt(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "followed"
+    assert on_card(lab, "fails_once", CARD, shared).status is Status.ERROR
+    assert on_card(lab, "fails_once", CARD, shared).status is Status.OK
+
+
+def test_what_is_not_as_it_was_written_is_followed_anew(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "followed"
+    on_card(lab, "block", CARD, shared, batch=3)
+    for torn in (b"", b"[]", shared.read_bytes()[:-7]):
+        shared.write_bytes(torn)
+        assert on_card(lab, "block", CARD, shared, batch=3).peak("requested") == 6 * MIB
 
 
 def test_what_is_followed_is_read_back_as_it_was_written(tmp_path: Path) -> None:

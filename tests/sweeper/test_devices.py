@@ -167,6 +167,28 @@ def test_a_card_without_a_figure_is_refused_by_its_file(key: str) -> None:
         devices.resolve(("sim:mine",), never, print, cards)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("vendor", "intel", "must be nvidia or amd"),
+        ("architecture", "hopper", "must be as in sm_90 or gfx942"),
+        ("total_bytes", 2**70, "must be a whole number of bytes"),
+        ("context_bytes", 81 * GIB, "must be less than total_bytes"),
+        ("memory", 1, "is no key of a card"),
+    ],
+)
+def test_a_card_that_cannot_be_is_refused_by_its_key(key: str, value: Any, right: str) -> None:
+    cards = Cards(("mine",), lambda name: {**H100, key: value})
+    with pytest.raises(Mistake, match=rf"card/mine.yaml: {key}.*{right}"):
+        devices.resolve(("sim:mine",), never, print, cards)
+
+
+def test_what_moves_memory_and_is_not_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    with pytest.raises(Mistake, match="PYTORCH_NO_CUDA_MEMORY_CACHING=1 is not followed; unset it"):
+        devices.resolve(("sim:h100",), never, print, CARDS)
+
+
 def test_an_allocators_setting_that_cannot_be_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
     with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not followed"):
