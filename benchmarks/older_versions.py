@@ -15,22 +15,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from runners.meters.torch_following import replaced
+
 Version = tuple[int, ...]
 Rule = Callable[[], AbstractContextManager[None]]
 
 aten = torch.ops.aten
-
-
-@contextmanager
-def replaced(where: Any, **names: Any) -> Iterator[None]:
-    before = {name: getattr(where, name) for name in names}
-    for name, value in names.items():
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(where, name, value)
 
 
 @contextmanager

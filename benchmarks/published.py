@@ -35,6 +35,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 import older_versions  # noqa: E402 (both work from a checkout that is not installed)
 
 from runners import simulate  # noqa: E402
+from runners.meters.torch_following import replaced  # noqa: E402
 from runners.point import Attempt, Point, canonical  # noqa: E402
 
 MIB = 2**20
@@ -338,7 +339,7 @@ def _passes_marked() -> Any:
         torch.empty(MARK, dtype=torch.uint8, device=self.network.device)
         return logits(self, *given)
 
-    return older_versions.replaced(generate.Generation, _logits=marked)
+    return replaced(generate.Generation, _logits=marked)
 
 
 def extended(followed: simulate.Followed, passes: int) -> simulate.Followed:

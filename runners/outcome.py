@@ -118,12 +118,10 @@ class Outcome:
     @property
     def unlimited_peak_bytes(self) -> int | None:
         """Of a calculated attempt: the peak of the deciding counter as if the device had no end."""
-        return self.unlimited.get(self.deciding) if self.status is Status.OOM else self._calculated_peak
-
-    @property
-    def _calculated_peak(self) -> int | None:
-        is_calculated = self.device.startswith(CALCULATED) and self.status is Status.OK
-        return self.peak(self.deciding) if is_calculated else None
+        if self.status is Status.OOM:
+            return self.unlimited.get(self.deciding)
+        passed = self.status is Status.OK and self.device.startswith(CALCULATED)
+        return self.peak(self.deciding) if passed else None
 
     def peak(self, counter: str) -> int | None:
         """The highest reading of one counter over all phases, in bytes; of one device, where there are several.
@@ -338,7 +336,9 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
         return
     if current["kind"] == "baseline" and not seen and exit.get("signal") is None:
         return
-    yield from _unfinished(attempt, current, seen, {} if of_program else exit)
+    # What was seen from outside is of a process in which nothing is measured, where a device is calculated.
+    elsewhere = of_program or attempt.device.startswith(CALCULATED)
+    yield from _unfinished(attempt, current, seen, {} if elsewhere else exit)
 
 
 def _counting(attempt: Attempt, phases: Iterable[Phase]) -> Iterator[Phase]:

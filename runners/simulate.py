@@ -109,7 +109,7 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
         workload.prepare(values, "meta")
         phases = Phases(meter, lines, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
         phases.open()
-        with _caches_emptied(follower), follower.around_workload():
+        with _told_to(follower), follower.around_workload():
             if values.get("phases") == WHOLE:
                 with phases(WHOLE):
                     finished = workload.run(values, "meta", phases)
@@ -118,7 +118,7 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
         phases.close(completed=True)
         lines.write({"kind": "finished", **finished})
     except BaseException as error:
-        lines.write({"kind": "failed", **told(_without_a_device(error))})
+        lines.write({"kind": "failed", **told(_of_this_machine(error))})
     if follower.lost is None:
         return Followed(lines.lines, follower.events)
     # Wherever it went from there, it went by what nobody knows.
@@ -128,10 +128,13 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
     return Followed([*known, failed], follower.events[:until])
 
 
-def _without_a_device(error: BaseException) -> BaseException:
-    """What torch says where a workload asks for the device by itself, or for code that is made for one."""
+def _of_this_machine(error: BaseException) -> BaseException:
+    """What says something of the machine that follows, and nothing of the device: that it has no such device, no
+    compiler for it, or no room for the whole numbers that are really there."""
     if "not compiled with CUDA" in str(error) or type(error).__module__.startswith("torch._dynamo"):
         return Unavailable(f"it asks for more than the device it is given, which has no data: {error}")
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+        return Unavailable(f"there is no room here to follow it: {error}")
     return error
 
 
@@ -184,17 +187,14 @@ def _refuse_what_it_lacks(attempt: Attempt) -> None:
             raise Unavailable(f"{attempt.device}: {why}")
 
 
-@contextlib.contextmanager
-def _caches_emptied(follower: Any) -> Iterator[None]:
-    """`cache=empty` asks torch.cuda, which a build for the CPU does not have."""
+def _told_to(follower: Any) -> contextlib.AbstractContextManager[None]:
+    """What workloads do and no operator shows: `cache=empty`, and that a model is made elsewhere before it moves."""
+    from runners.meters.torch_following import replaced
     from runners.workloads import torch_models
 
-    before = torch_models.empty_cache
-    torch_models.empty_cache = lambda device: follower.empty_cache()
-    try:
-        yield
-    finally:
-        torch_models.empty_cache = before
+    return replaced(
+        torch_models, empty_cache=lambda device: follower.empty_cache(), made_on_host=follower.made_on_host
+    )
 
 
 # --- deciding ---------------------------------------------------------------------------------------------------------

@@ -158,9 +158,10 @@ class Tables:
             return
         if self._row_of(*key) is None:
             self._ask(id, attempt.point, attempt.device, {})
-        made.append(Made(attempt.number, len(self._results), outcome.fits))
+        environment = self._environment(outcome.environment)
+        made.append(Made(attempt.number, len(self._results), outcome.fits, environment))
         self._learnt(trained(attempt.device, attempt.point, outcome))
-        self._results.add(Settled(attempt, outcome, self._environment(outcome.environment)))
+        self._results.add(Settled(attempt, outcome, environment))
         for position, phase in enumerate(outcome.phases):
             self._phases.add(Measured(id, attempt, position, phase))
 
@@ -294,7 +295,8 @@ class Tables:
         made = self._made.get((point, device), [])
         told = [one for one in made if one.fits is not None]
         counting = max(told or made, key=lambda one: one.number, default=None)
-        flaky = len({one.fits for one in told}) > 1 if len(told) > 1 else None
+        alike = [one.fits for one in told if one.environment == counting.environment] if counting else []
+        flaky = len(set(alike)) > 1 if len(alike) > 1 else None
         row = Row(point, device, planned, counting, True, len(made), flaky)
         return row if made else self._not_made(row)
 
@@ -384,18 +386,15 @@ class Tables:
         status, number = (results[name][row.result].as_py() for name in ("status", "quality"))
         return quality.Assessed(status, number)
 
-    def _alike(self, row: Row, results: pa.Table) -> list[int]:
+    def _alike(self, row: Row) -> list[int]:
         """The places of the attempts that passed in the surroundings of the one that counts."""
-        passed = [made.row for made in self._made_of(row) if made.fits]
-        if len(passed) < 2:
-            return []
-        where = {place: results["environment_id"][place].as_py() for place in passed}
-        counting = max(self._made_of(row), key=lambda made: (made.fits is not None, made.number)).row
-        return [place for place in passed if where[place] == where.get(counting)]
+        made = self._made_of(row)
+        counting = max(made, key=lambda one: (one.fits is not None, one.number), default=None)
+        return [one.row for one in made if one.fits and counting and one.environment == counting.environment]
 
     def _spreads(self, rows: Sequence[Row], results: pa.Table) -> dict[str, list[Any]]:
         """How far the peaks of the attempts lie apart that passed in the same surroundings, of every point with two."""
-        passed = [self._alike(row, results) for row in rows]
+        passed = [self._alike(row) for row in rows]
         peaks = [each.name for each in schema.PEAKS if each.name.startswith("peak_") and each.type == schema.INT]
         names = [*peaks, "budget_used_bytes"]
         spreads: list[dict[str, int]] = []
@@ -430,6 +429,7 @@ class Made(NamedTuple):
     number: int
     row: int
     fits: bool | None
+    environment: str | None  # other surroundings tell of another device, and contradict nothing
 
 
 class Row(NamedTuple):

@@ -846,7 +846,3 @@ def _operator(name: str) -> torch._ops.OpOverload | None:
     packet, _, overload = name.partition(".")
     op: torch._ops.OpOverload | None = getattr(getattr(aten, packet, None), overload or "default", None)
     return op
-
-
-# Of an A100: how keys and reductions are split, and so what that takes, differs with the card.
-TEMPORARIES = temporaries(Architecture("nvidia", (8, 0)))

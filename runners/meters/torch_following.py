@@ -19,10 +19,10 @@ from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from runners.meters.torch_tensors import COMPOSITE, is_composite
+from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
 
 WORKSPACE = 2**62  # in the place of a size: what a matrix product's handle takes, which the card decides
@@ -31,6 +31,7 @@ LARGEST_VALUE = 2**23  # bytes of whole numbers that are computed: positions and
 
 ALONE = (4, 2)  # references to a tensor and its storage where autograd has the only one: the others are this call's
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+EMPTY, ON_HOST = -1, -2  # in the place of a birth's number: of what has no bytes, and none on the device
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
 
@@ -48,7 +49,7 @@ class Rules(Protocol):
         ...
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-        """Bytes that the kernel takes for itself and gives back as it ends, in order."""
+        """Bytes of each of what the kernel has for itself at its fullest, and gives back as it ends."""
         ...
 
     def takes_a_handle(self, operator: Any) -> bool:
@@ -56,14 +57,14 @@ class Rules(Protocol):
         ...
 
 
-class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Follower(UnseenByDynamo):
     """Entered around a workload on the device `meta`. `events`: bytes of a birth, and below zero the death of one.
 
     The births are numbered from 0 in their order, and the death of number n is -(n + 1).
     """
 
     def __init__(self, rules: Rules) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.events = array("q")
         self.lost: str | None = None  # why what comes now means nothing: an operator that could not be followed
         self.lost_at = 0  # how many events there were before
@@ -73,16 +74,8 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: dict[int, tuple[int, int, Any]] = {}
         self._values: dict[int, torch.UntypedStorage] = {}  # by the same: the whole numbers in it, where they are known
         self._calls: dict[Any, _Call] = {}
+        self._on_host = False  # whether what is made now is in the host's memory
         self._handles: set[bool] = set()  # in backward or not: autograd's thread of a device has a handle of its own
-
-    # As in torch_tensors: without these, the first operator imports torch._dynamo.
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
@@ -93,6 +86,18 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
+
+    @contextmanager
+    def made_on_host(self) -> Iterator[None]:
+        """Around what is made in the host's memory and then moved: only what is left at the end is on the device."""
+        self._on_host = not self._rules.host_counts
+        try:
+            yield
+        finally:
+            self._on_host = False
+            for key, (size, number, reference) in list(self._storages.items()):
+                if number == ON_HOST:
+                    self._storages[key] = size, self._born(size), reference
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -136,6 +141,8 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _take(self, sizes: Sequence[int]) -> None:
         """What a kernel has for itself, beside its results: all of it at once."""
+        if self._on_host:
+            return
         births = []
         for size in sizes:
             self.events.append(size)
@@ -159,7 +166,7 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _take_handle(self) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._handles:
+        if in_backward not in self._handles and not self._on_host:
             self._handles.add(in_backward)
             self.events.append(WORKSPACE)
             self._next_birth()
@@ -183,27 +190,30 @@ class Follower(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._storages[key] = size, self._born(size), reference
         elif known[0] != size:  # resized in its place: the new memory is taken while the old one is there
             self._storages[key] = size, self._born(size), known[2]
-            if known[0]:
-                self.events.append(-known[1] - 1)
+            self._freed(known[1])
         return key, size
 
     def _take_over(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """With data, autograd adds to a gradient in its place: the sum has its storage."""
         key, storage = old.untyped_storage()._cdata, new.untyped_storage()
         size, number, reference = self._storages[key]
-        self._storages[key] = 0, -1, reference
+        self._storages[key] = 0, EMPTY, reference
         self._storages[storage._cdata] = size, number, weakref.ref(storage, partial(self._died, storage._cdata))
 
     def _born(self, size: int) -> int:
+        if self._on_host:
+            return ON_HOST
         if not size:
-            return -1
+            return EMPTY
         self.events.append(size)
         return self._next_birth()
 
     def _died(self, key: int, _: Any) -> None:
-        size, number, _ = self._storages.pop(key)
         self._values.pop(key, None)
-        if size:
+        self._freed(self._storages.pop(key)[1])
+
+    def _freed(self, number: int) -> None:
+        if number >= 0:
             self.events.append(-number - 1)
 
     @contextmanager

@@ -26,21 +26,14 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 ALIGNMENT = 64  # c10/core/alignment.h, gAlignment
 
 
-class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped-call]
-    """Entered around a workload. A storage is counted once, whatever views share it, until the last of them dies."""
+class UnseenByDynamo(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A plain mode imports torch._dynamo at its first operator (+72 MiB, 1 s, 822 modules on torch 2.13), to disable
+    itself inside compiled code; and under it torch.compile silently runs eager. Neither may happen to a workload, so
+    compiled code is let through."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # By the address of a live StorageImpl: its bytes, and the weak reference that tells when it dies.
-        self._storages: dict[int, tuple[int, Any]] = {}
-        # Storages can die in the heartbeat's thread, where the collector happens to run: appending is atomic, and the
-        # count itself is changed by the measured thread alone.
-        self._dead: deque[int] = deque()
-        self._graphs_before = _compiled_graphs()
 
-    # A plain mode imports torch._dynamo at its first operator (+72 MiB, 1 s, 822 modules on torch 2.13), to disable
-    # itself inside compiled code; and under it torch.compile silently runs eager. Neither may happen to a measured
-    # workload, so compiled code is let through, and `valid` says that it was not followed.
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -49,8 +42,21 @@ class TensorFollower(TorchDispatchMode, TensorBytes):  # type: ignore[no-untyped
     def ignore_compile_internals(cls) -> bool:
         return True
 
+
+class TensorFollower(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-call]
+    """Entered around a workload. A storage is counted once, whatever views share it, until the last of them dies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By the address of a live StorageImpl: its bytes, and the weak reference that tells when it dies.
+        self._storages: dict[int, tuple[int, Any]] = {}
+        # Storages can die in the heartbeat's thread, where the collector happens to run: appending is atomic, and the
+        # count itself is changed by the measured thread alone.
+        self._dead: deque[int] = deque()
+        self._graphs_before = _compiled_graphs()
+
     @property
-    def valid(self) -> bool:
+    def valid(self) -> bool:  # compiled code is let through, and not followed
         return _compiled_graphs() == self._graphs_before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -93,10 +93,11 @@ def _build(values: Values, device: str) -> Network:
 
 
 def _build_as_it_is(values: Values, device: str) -> Network:
-    if values["model"]["library"] == "torch":
-        from runners.workloads import torch_models
+    from runners.workloads import torch_models
 
-        return torch_models.build(values, device)
-    from runners.workloads import transformers_models
+    with torch_models.made_on_host():
+        if values["model"]["library"] == "torch":
+            return torch_models.build(values, device)
+        from runners.workloads import transformers_models
 
-    return transformers_models.build(values, device)
+        return transformers_models.build(values, device)

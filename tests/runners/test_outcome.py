@@ -461,3 +461,12 @@ def test_of_several_devices_it_is_not_known_which_one_refused() -> None:
     both = {"cuda:0": GIB, "cuda:1": 2 * GIB}
     told = refused("cuda:0+cuda:1", OOM, "allocated", **both)
     assert (told.status, told.fits, told.needs_at_least_bytes) == (Status.OOM, False, None)
+
+
+def test_what_is_seen_of_the_process_that_calculates_is_no_figure_of_the_device() -> None:
+    began_there = began("step", 2.0, **{"sim:h100-80gb": {}})
+    outside = [{"t": 2.1, "resident": 500}]
+    for exit in ({"code": 1, "outside": outside}, killed(maxrss_bytes=600 * MIB, outside=outside)):
+        told = outcome(began_there, exit=exit, device="sim:h100-80gb")
+        assert told.peak("resident") is None
+        assert told.phases[-1].peak == {}

@@ -48,6 +48,9 @@ def careless(*, device):
     except Exception:
         torch.empty(2**30, dtype=torch.uint8, device=device)
 
+def no_room_here(*, device):
+    torch.zeros(2**50, dtype=torch.uint8)
+
 def grows(*, device, phase):
     held = []
     with phase("grow"):
@@ -204,6 +207,38 @@ def test_a_point_is_followed_once_for_all_cards_of_an_architecture(lab: Lab, tmp
     small = on_card(lab, "leaves_a_mark", CARD, shared, batch=1500)
     assert (large.fits, small.fits) == (True, False)
     assert (lab.cwd / "marks").read_text() == "followed\n"
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "cpu"])
+def test_a_model_that_is_made_on_the_host_and_moved_takes_its_weights_alone_of_a_card(
+    lab: Lab, architecture: str
+) -> None:
+    """Making it takes more, of the host: there a tied head is drawn, and then given up for the embedding."""
+    card = CARD if architecture == "sm_90" else {**CARD, "architecture": "cpu", "total_bytes": None}
+    config = {
+        "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    }  # fmt: skip
+    model = {"name": "tied", "library": "transformers", "model_type": "llama", "config": config}
+    values = {
+        **SETTLED, "model": model, "workload": {"name": "forward", "logits": "all"}, "attention": None,
+        "context": 8, "warmup": 0, "repeats": 1,
+    }  # fmt: skip
+    device = "sim:card" if architecture == "sm_90" else "sim:cpu"
+    outcome = lab.settle(lab.start_values(values, device=device, card=card)).outcome
+    counter = "requested" if architecture == "sm_90" else "tensor"
+    (load,) = (phase for phase in outcome.phases if phase.name == "model_load")
+    head = 4096 * 64 * 4
+    more = load.peak[counter] - load.end[counter]
+    assert more == 0 if architecture == "sm_90" else more >= head
+    assert load.end[counter] >= outcome.model["parameter_bytes"]
+
+
+def test_no_room_on_this_machine_says_nothing_of_the_device(lab: Lab) -> None:
+    cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
+    for card in (CARD, cpu):
+        outcome = on_card(lab, "no_room_here", card)
+        assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
 
 
 def test_a_tensor_that_grows_in_its_place_grows_each_time(lab: Lab) -> None:

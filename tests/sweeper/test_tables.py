@@ -152,6 +152,17 @@ def test_two_attempts_that_agree_are_not_flaky(written: Any) -> None:
     assert list(written_points(run).flaky) == [False]
 
 
+def test_attempts_in_other_surroundings_contradict_nothing(written: Any) -> None:
+    run = written({"batch": [1]})
+    point = run.ask(batch=1)
+    run.passes(point, number=1)
+    refused = AttemptFolder(run.folder / "points" / run.is_refused(point, number=2).name)
+    refused.journal.write_text(refused.journal.read_text().replace('"torch": "2.13.0+cpu"', '"torch": "2.14.0+cpu"'))
+    points = written_points(run)
+    assert list(points.status) == ["oom"]
+    assert points.flaky.isna().all()
+
+
 def test_a_failure_keeps_its_facts_and_measures_that_were_not_taken_are_null(written: Any) -> None:
     run = written({"batch": [1, 2]})
     run.is_refused(run.ask(batch=1))
