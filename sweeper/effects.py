@@ -240,7 +240,7 @@ class Share(NamedTuple):
     kind: str
     known_by: str
     lever: str
-    brings_bytes: int | None = None  # not calculated yet
+    brings_bytes: int | None = None  # not known of this run: other points would tell
 
 
 @dataclass(frozen=True)

@@ -333,7 +333,8 @@ def _lever_lines(family: Mapping[str, Any]) -> list[str]:
     for share in largest["levers"]:
         part = f"{share['share']:4.0%}  {share['of']:<11}  {readable(share['bytes'])}"
         lines += [f"    {part} ({share['kind']}: {share['known_by']})"]
-        lines += [f"          {share['lever']}; what it would bring is not calculated yet"]
+        lines += [f"          {share['lever']}"]
+    lines.append("    what each would bring: experiment=training_levers or generation_levers calculates it for a card")
     held = largest["held_when_a_warm_pass_begins_bytes"]
     if held is not None:
         part = f" = {held / largest['peak_bytes']:.0%} of the peak" if largest["peak_bytes"] else ""
