@@ -31,8 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from runners.phases import Phases, Reading
 from runners.point import Attempt, Point
 from sweeper.cards import CPU, Cards
-from sweeper.hydra_plugin import plan_of, read
-from sweeper.probing import Probes
+from sweeper.planning.planner import plan_of, read
+from sweeper.planning.probes import Probes
 
 MIB = 2**20
 TOLERANCE = 0.1 * MIB
@@ -225,7 +225,7 @@ class Nowhere:
 
 
 def calculation(point: Point) -> tuple[int | None, str]:
-    from runners import simulate
+    from runners.simulation import simulate
 
     card = Cards((), lambda name: {})[CPU]
     attempt = Attempt(point=point, device=f"sim:{CPU}", card=card)
@@ -244,7 +244,7 @@ def calculation(point: Point) -> tuple[int | None, str]:
 
 def calculation_with_scratch(point: Point) -> tuple[int | None, str]:
     """In a process of its own: the rules stay in force."""
-    from runners.meters.torch_device_rules import CpuRules
+    from runners.simulation.torch_device_rules import CpuRules
 
     CpuRules.temporaries = lambda self, *call: scratch(*call)  # type: ignore[method-assign]
     return calculation(point)

@@ -20,9 +20,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from runners import simulate  # noqa: E402
 from runners.child import _told  # noqa: E402
 from runners.point import Attempt  # noqa: E402
+from runners.simulation import simulate  # noqa: E402
 
 LLAMA = ["model=llama-3.1-8b", "dtype=bfloat16", "context=2048", "batch=1"]
 ONCE = ["repeats=1"]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from runners.meters.torch_following import replaced
+from runners.simulation.torch_tracer import replaced
 
 Version = tuple[int, ...]
 Rule = Callable[[], AbstractContextManager[None]]
@@ -132,7 +132,7 @@ def eager_softmax_in_one_kernel() -> AbstractContextManager[None]:
 @contextmanager
 def built_with(change: Callable[[Any, Any], None]) -> Iterator[None]:
     """Changes every network and its module where they are built."""
-    from runners.workloads import transformers_models
+    from runners.models import transformers_models
 
     build = transformers_models.build
 
@@ -173,7 +173,7 @@ def whole_prompt_in_float32() -> Iterator[None]:
 def loss_within_the_pass() -> Iterator[None]:
     """The model computes its loss itself, as it does if it is given labels, so that what the last layer gave is there
     while the loss is made: transformers' Trainer, compute_loss; v4.48.1, MistralForCausalLM.forward, hidden_states."""
-    from runners.workloads.transformers_models import Transformer
+    from runners.models.transformers_models import Transformer
 
     loss = Transformer.loss
     kept: list[torch.Tensor] = []
@@ -239,8 +239,8 @@ def cache_as_tuples() -> Iterator[None]:
     """A pass was given the tuples of all layers and returned new ones, so that old and new are there at its end: the
     old ones live in `model_inputs` until the pass after: v4.35.2, generation/utils.py, greedy_search; v4.38.2 the same,
     through DynamicCache.from_legacy_cache and back. A forward pass kept and returned them, unasked."""
+    from runners.models.transformers_models import Transformer
     from runners.workloads import generate
-    from runners.workloads.transformers_models import Transformer
 
     forward, logits = Transformer.forward, generate.Generation._logits
     old: list[Any] = []
@@ -357,7 +357,7 @@ def sum_of_logits_as_loss() -> Iterator[None]:
 
     The script that the pull requests for sdpa attention quote, as in https://github.com/huggingface/transformers/pull/32092.
     """
-    from runners.workloads.transformers_models import Transformer
+    from runners.models.transformers_models import Transformer
 
     kept: list[Any] = []
 

@@ -34,9 +34,9 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 import older_versions  # noqa: E402 (both work from a checkout that is not installed)
 
-from runners import simulate  # noqa: E402
-from runners.meters.torch_following import replaced  # noqa: E402
 from runners.point import Attempt, Point, canonical  # noqa: E402
+from runners.simulation import simulate  # noqa: E402
+from runners.simulation.torch_tracer import replaced  # noqa: E402
 
 MIB = 2**20
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -437,7 +437,7 @@ def by_formula(row: Row) -> float:
     """Keys and values of a model that is told in words: `64L, 8 kv heads x 128`, `60L, d6656`."""
     from transformers import LlamaConfig
 
-    from runners.workloads.transformers_caches import Keeping
+    from runners.models.transformers_caches import Keeping
 
     layers = re.search(r"(\d+)L", row["model"])
     heads = re.search(r"(\d+) kv heads x (\d+)", row["model"])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sweeper.search import (
+from sweeper.designs.search import (
     PREDICTOR_ERROR,
     Cell,
     Found,

@@ -45,11 +45,11 @@ print(json.dumps({{"seconds": seconds, "busy": busy, "peak": peak}}))
 """
 STEPS = {
     "journals to Parquet, frontier included": (
-        "from sweeper.tables import Tables",
+        "from sweeper.tables.run_tables import Tables",
         "Tables(folder).write()",
     ),
     "the frontier alone, from points.parquet": (
-        "import pyarrow.parquet as pq\nfrom sweeper.frontier import NEEDS, frontier\n"
+        "import pyarrow.parquet as pq\nfrom sweeper.frontier.edges import NEEDS, frontier\n"
         "rows = pq.read_table(folder + '/points.parquet', columns=list(NEEDS)).to_pylist()",
         "frontier(rows)",
     ),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sweeper import schema
+from sweeper import columns as schema
 
 PAGE = Path(__file__).with_name("columns.md")
 ROWS = {
@@ -23,7 +23,7 @@ ROWS = {
 def page() -> str:
     parts = [
         "# Columns",
-        "Written by `python docs/write_columns.py` from `sweeper/schema.py`; the same meanings stand in each field's"
+        "Written by `python docs/write_columns.py` from `sweeper/columns.py`; the same meanings stand in each field's"
         " metadata. Every column may be null: null is what was not measured, and never 0. A swept key that is not among"
         " the usual ones adds a column of its own name to `points` and `attempts`, with the prefix `dim.` if the name"
         " is taken.",

@@ -20,13 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import processes, simulate, surroundings
+from runners import fingerprint, processes
 from runners.budget import Budget
+from runners.failure_trace import Trace
 from runners.journal import Journal, plain
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, Unavailable
 from runners.point import Attempt, AttemptFolder
-from runners.trace import Trace
+from runners.simulation import simulate
 from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
@@ -85,19 +86,19 @@ def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]
     if hasattr(workload, "measure") and attempt.card is None:
         measured: dict[str, Any] = workload.measure(attempt, journal, trace)
         return measured
-    from runners import torch_surroundings
+    from runners import torch_fingerprint
 
     if attempt.card is not None:
-        journal.write(surroundings.fact(torch_surroundings.record(attempt)))
+        journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
         simulate.measure(attempt, workload, journal, _told)
         return None
     device, meter, following = _meter(attempt, trace)
     workload.prepare(values, device)
 
-    journal.write(surroundings.fact(torch_surroundings.record(attempt)))
-    torch_surroundings.use_kernels_once()
+    journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
+    torch_fingerprint.use_kernels_once()
     if values.get("budget") is not None:
-        torch_surroundings.start_threads()
+        torch_fingerprint.start_threads()
     budget = Budget(attempt)
     trace.unlimited = budget.lifted
     phases = trace.phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)
@@ -146,7 +147,7 @@ def _follower() -> TensorFollower:
 
 
 def _traced_follower(trace: Trace) -> TensorFollower:
-    from runners.trace_torch_tensors import TensorHistory, TracedPhases
+    from runners.torch_failure_trace import TensorHistory, TracedPhases
 
     history = TensorHistory()
     trace.follow(lambda: history, trace.folder.trace)

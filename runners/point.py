@@ -69,7 +69,7 @@ class Attempt:
     engine: str = "local"
     card: Mapping[str, Any] | None = None  # what is calculated with, of a device that is
     followed: str | None = None  # the file that its attempts share, and the other cards of its architecture
-    identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.surroundings
+    identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.fingerprint
 
     @property
     def timeout(self) -> float | None:

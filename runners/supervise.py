@@ -30,7 +30,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import boot, cgroups, child, contamination, processes
+from runners import cgroups, child, contamination, launch_command, processes
 from runners.meters import cpu
 from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
 
@@ -481,12 +481,12 @@ class Output:
 
 def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        boot.command(sys.executable, "child", str(running.folder.path), str(os.getpid())),
+        launch_command.command(sys.executable, "child", str(running.folder.path), str(os.getpid())),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         cwd=running.attempt.cwd,
-        env=boot.environ(running.attempt.environ or {}),
+        env=launch_command.environ(running.attempt.environ or {}),
         start_new_session=True,
     )
 

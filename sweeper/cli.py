@@ -88,33 +88,33 @@ def sweep(arguments: Arguments) -> int:
     plan = _plan(arguments)
     if plan is None:
         return 0
-    from sweeper.sweep import sweep
+    from sweeper.sweeping.sweep import sweep
 
     return sweep(plan)
 
 
 def estimate(arguments: Arguments) -> int:
-    from sweeper import quick_budget
+    from sweeper.estimates import card_check
 
     as_json = "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--json"]
-    if quick_budget.is_asked(arguments):
-        return quick_budget.main(arguments, as_json)
-    from sweeper import estimate_sheet
+    if card_check.is_asked(arguments):
+        return card_check.main(arguments, as_json)
+    from sweeper.views import estimate_report
 
-    if estimate_sheet.is_run(arguments):
-        return estimate_sheet.of_run(arguments, as_json)
+    if estimate_report.is_run(arguments):
+        return estimate_report.of_run(arguments, as_json)
     plan = _plan(arguments)
-    return 0 if plan is None else estimate_sheet.main(plan, as_json)
+    return 0 if plan is None else estimate_report.main(plan, as_json)
 
 
 def _plan(arguments: Arguments) -> Plan | None:
     """What is asked for, or None where something was only to be shown, and was."""
-    from sweeper.probing import Probes
+    from sweeper.planning.probes import Probes
 
     with Probes() as probes:
         probes.foresee(arguments)  # before the import of Hydra: it answers meanwhile
-        from sweeper.hydra_plugin import plan_of, read, show
+        from sweeper.planning.planner import plan_of, read, show
 
         line = read(arguments)
         if not line.shows:
@@ -124,21 +124,21 @@ def _plan(arguments: Arguments) -> Plan | None:
 
 
 def environment(arguments: Arguments) -> int:
-    from sweeper import environment
+    from sweeper.views import environment
 
     return environment.main(arguments)
 
 
 def effects(arguments: Arguments) -> int:
-    from sweeper import effects_sheet
+    from sweeper.views import effects_report
 
-    return effects_sheet.main(arguments)
+    return effects_report.main(arguments)
 
 
 def frontier(arguments: Arguments) -> int:
-    from sweeper import sheet
+    from sweeper.views import decision_sheet
 
-    return sheet.main(arguments)
+    return decision_sheet.main(arguments)
 
 
 COMMANDS: dict[str, Callable[[Arguments], int]] = {

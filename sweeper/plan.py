@@ -24,7 +24,7 @@ from runners.workloads.command import placeholders
 from sweeper import quality
 from sweeper.cards import usable_bytes
 from sweeper.errors import Mistake
-from sweeper.margin import WORDS
+from sweeper.frontier.margins import WORDS
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class Device:
 class Dimension:
     """A key with several values, as it is typed (`batch`, `model`, `model.width`), in the order asked for.
 
-    Of an interval the values are whole numbers that are never written out (sweeper.search.Interval).
+    Of an interval the values are whole numbers that are never written out (sweeper.designs.search.Interval).
     """
 
     key: str

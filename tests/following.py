@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from runners.meters.torch_device_rules import CpuRules
-from runners.meters.torch_following import Follower
 from runners.meters.torch_tensors import ALIGNMENT, TensorFollower
+from runners.simulation.torch_device_rules import CpuRules
+from runners.simulation.torch_tracer import Follower
 
 Work = Callable[[str], Any]  # is given the device to make its tensors on
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from runners.fingerprint import VARIABLES
 from runners.outcome import Status
-from runners.surroundings import VARIABLES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "what-can-go-wrong.md").read_text()

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from runners.outcome import Status
-from sweeper.environment import CUDA_UNPROVEN
+from sweeper.views.environment import CUDA_UNPROVEN
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(

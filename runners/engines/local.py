@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runners import boot, processes
+from runners import launch_command, processes
 from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
 
 
@@ -102,10 +102,10 @@ class Local:
             lane = None
         if lane is None:
             process = subprocess.Popen(
-                boot.command(self._python, "supervise", str(self._count)),
+                launch_command.command(self._python, "supervise", str(self._count)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=boot.environ(attempt.environ or {}),
+                env=launch_command.environ(attempt.environ or {}),
                 cwd=attempt.cwd,
                 start_new_session=True,
                 bufsize=0,

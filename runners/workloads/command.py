@@ -19,14 +19,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners import processes, surroundings
+from runners import fingerprint, processes
 from runners.budget import Budget
+from runners.failure_trace import Trace
 from runners.journal import Journal
 from runners.meters import cpu
 from runners.meters.program import ProgramMeter
 from runners.phases import WHOLE, Phases, Unavailable
 from runners.point import Attempt, canonical
-from runners.trace import Trace
 
 STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 HOOK = Path(__file__).parent / "program_hook"
@@ -70,7 +70,7 @@ def measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]:
     processes.inherit_orphans()  # what the program leaves to itself stays in its tree
     meter = ProgramMeter(names, attempt.device_uuid.split("+") if attempt.device_uuid else (), reports)
     phases = Phases(meter, journal)
-    journal.write(surroundings.fact(surroundings.record(attempt)))
+    journal.write(fingerprint.fact(fingerprint.record(attempt)))
     with phases.heartbeat(attempt.heartbeat):
         baseline = {"kind": "baseline", "of": "program", "counters": {}, "instrumented": False}
         journal.write({**baseline, "available_memory_bytes": cpu.available_memory_bytes()}, *budget.decide(held=0))

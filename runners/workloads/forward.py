@@ -11,24 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from runners.models import builders
 from runners.phases import Phases
-from runners.workloads import models, quality
+from runners.workloads import quality
 
 if TYPE_CHECKING:
     import torch
 
-    from runners.workloads.torch_models import Network
+    from runners.models.torch_models import Network
 
-imports = models.imports
-prepare = models.prepare
+imports = builders.imports
+prepare = builders.prepare
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
     import torch
 
-    from runners.workloads import torch_models
+    from runners.models import torch_models
 
-    network = models.load(values, device, phase)
+    network = builders.load(values, device, phase)
     network.module.eval()
     with phase("inputs") as notes:
         inputs = network.inputs()
@@ -57,7 +58,7 @@ def _measure(
     network: Network, inputs: Mapping[str, torch.Tensor], phase: Phases, name: str, run_index: int | None = None
 ) -> Any:
     """One pass. Its output is alive when the phase's end is read, and freed as this returns."""
-    from runners.workloads.torch_models import checksum, shapes
+    from runners.models.torch_models import checksum, shapes
 
     with phase(name, run_index) as notes:
         notes.shapes = shapes(inputs)

@@ -16,15 +16,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runners.models import builders
 from runners.phases import Notes, Phases
-from runners.workloads import models, quality
+from runners.workloads import quality
 
 if TYPE_CHECKING:
     import torch
 
-    from runners.workloads.torch_models import Network
-    from runners.workloads.transformers_caches import Keeping
-    from runners.workloads.transformers_prompts import Prompts
+    from runners.models.torch_models import Network
+    from runners.models.transformers_caches import Keeping
+    from runners.models.transformers_prompts import Prompts
 
 BACKENDS: dict[str, tuple[str, ...]] = {"quanto": ("optimum.quanto",), "hqq": ("hqq.core.quantize",), "fp8": ()}
 
@@ -32,15 +33,15 @@ AnyPhase = Callable[[str, int | None], AbstractContextManager[Notes]]
 
 
 def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
-    return (*models.imports(values), *_imports_of_cache(values["workload"]))
+    return (*builders.imports(values), *_imports_of_cache(values["workload"]))
 
 
 def prepare(values: Mapping[str, Any], device: str) -> None:
-    models.prepare(values, device)
+    builders.prepare(values, device)
     name = values["model"]["name"]
     if values["model"]["library"] != "transformers":
         raise ValueError(f"workload=generate: {name} has no tokens to make; choose a decoder, as in model=tiny-llama")
-    from runners.workloads import transformers_caches, transformers_models, transformers_prompts
+    from runners.models import transformers_caches, transformers_models, transformers_prompts
 
     workload = values["workload"]
     model, config = transformers_models.described(values["model"])
@@ -51,10 +52,10 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
     import torch
 
-    from runners.workloads.torch_models import empty_cache
+    from runners.models.torch_models import empty_cache
 
     sequences = values["batch"] * values["workload"]["concurrency"]
-    network = models.load({**values, "batch": sequences}, device, phase)
+    network = builders.load({**values, "batch": sequences}, device, phase)
     network.module.eval()
     with phase("inputs") as notes:
         generation = Generation.of(network, values["workload"])
@@ -91,7 +92,7 @@ class Generation:
 
     @classmethod
     def of(cls, network: Network, workload: Mapping[str, Any]) -> Generation:
-        from runners.workloads import transformers_caches, transformers_prompts
+        from runners.models import transformers_caches, transformers_prompts
 
         module: Any = network.module
         prompts = transformers_prompts.prompts(network.inputs(), module, workload)
@@ -112,7 +113,7 @@ class Generation:
 
     def once(self, phase: AnyPhase, prefix: str = "", run_index: int | None = None) -> dict[str, Any]:
         """All new tokens of every sequence, from an empty cache. Gives what is told of the last phase."""
-        from runners.workloads.torch_models import shapes
+        from runners.models.torch_models import shapes
 
         few = {"logits_to_keep": self.prompts.last()} if self.logits == "last" else {}
         with phase(f"{prefix}prefill", run_index) as notes:
@@ -145,8 +146,8 @@ class Generation:
     def _told(self, cache: Any, chosen: Sequence[torch.Tensor]) -> dict[str, Any]:
         import torch
 
-        from runners.workloads import transformers_caches
-        from runners.workloads.torch_models import number
+        from runners.models import transformers_caches
+        from runners.models.torch_models import number
 
         tokens = torch.stack(list(chosen))
         return {

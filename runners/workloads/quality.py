@@ -18,7 +18,7 @@ from runners.workloads import custom
 from runners.workloads.metrics import as_json
 
 if TYPE_CHECKING:
-    from runners.workloads.torch_models import Network
+    from runners.models.torch_models import Network
 
 GIVEN = ("dtype", "batch", "context", "seed")  # as the point has them
 
@@ -74,7 +74,7 @@ def _arguments(network: Network, values: Mapping[str, Any], takes: tuple[str, ..
 def _of_checkpoint(name: str, network: Network, values: Mapping[str, Any]) -> Any:
     if values["model"]["library"] != "transformers":
         return None
-    from runners.workloads import transformers_real_inputs
+    from runners.models import transformers_real_inputs
 
     folder = transformers_real_inputs.folder_of(name, values, network.module.config)
     if folder is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from runners.workloads.torch_models import Network
+from runners.models.torch_models import Network
 
 
 def export(network: Network, form: str) -> dict[str, Any]:
@@ -32,11 +32,11 @@ def _save_pretrained(network: Network) -> int:
     module: Any = network.module
     with tempfile.TemporaryDirectory(prefix="sweeper-") as folder:
         if hasattr(module, "peft_config"):
-            from runners.workloads import peft_models
+            from runners.models import peft_adapters
 
             # Not "auto", which would ask the hub how large the model's vocabulary was.
             module.save_pretrained(folder, save_embedding_layers=False)
-            peft_models.reload(module, folder)
+            peft_adapters.reload(module, folder)
         else:
             module.save_pretrained(folder)
             type(module).from_pretrained(folder, dtype=network.dtype, local_files_only=True).to(network.device)

@@ -16,14 +16,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runners.models import builders
 from runners.phases import Notes, Phases
-from runners.workloads import models, quality
+from runners.workloads import quality
 from runners.workloads.metrics import as_json
 
 if TYPE_CHECKING:
     import torch
 
-    from runners.workloads.torch_models import Network
+    from runners.models.torch_models import Network
     from runners.workloads.torch_training import Batch
 
 AnyPhase = Callable[[str, int | None], AbstractContextManager[Notes]]
@@ -33,7 +34,7 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
     """With what torch, transformers and peft import at the first use of these keys, in a phase that is measured."""
     workload = values["workload"]
     # The first optimizer that is made imports torch._dynamo (+71 MiB, 1 s), whatever is compiled later.
-    found = [*models.imports(values), "torch._dynamo"]
+    found = [*builders.imports(values), "torch._dynamo"]
     if workload["checkpointing"]:
         found.append("torch.utils.checkpoint")
     if workload["compile"]:
@@ -61,14 +62,15 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
             raise ValueError(f"workload.export=save_pretrained: {name} is of torch alone; it has a state_dict")
     if workload["export"] is not None and device == "meta":
         raise Unavailable(f"workload.export={workload['export']}: there is no data to write")
-    models.prepare(values, device)
+    builders.prepare(values, device)
     if sizes := _evaluation(values):
-        models.prepare({**values, **sizes}, device)
+        builders.prepare({**values, **sizes}, device)
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
-    from runners.workloads import torch_training, torch_weights
-    from runners.workloads.torch_models import empty_cache
+    from runners.models import torch_weights
+    from runners.models.torch_models import empty_cache
+    from runners.workloads import torch_training
 
     training, workload = build(values, device, phase), values["workload"]
     network = training.network
@@ -104,10 +106,11 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 
 def build(values: Mapping[str, Any], device: str, phase: Phases) -> Training:
     """All that is there before the first step."""
-    from runners.workloads import torch_models, torch_training
+    from runners.models import torch_models
+    from runners.workloads import torch_training
 
     workload = values["workload"]
-    network = models.load(values, device, phase, lambda network: _adapt(network, workload))
+    network = builders.load(values, device, phase, lambda network: _adapt(network, workload))
     network.module.train()
     with phase("optimizer"):
         trained = [parameter for parameter in network.module.parameters() if parameter.requires_grad]
@@ -178,7 +181,7 @@ class Training:
 
     def _learn(self, batch: Batch, phase: AnyPhase, prefix: str, run_index: int | None) -> Learnt:
         """The gradients of one microbatch, added to what is there."""
-        from runners.workloads.torch_models import checksum, number, shapes
+        from runners.models.torch_models import checksum, number, shapes
 
         inputs, targets = batch
         with phase(f"{prefix}forward", run_index) as notes, self.autocast():
@@ -202,7 +205,7 @@ class Training:
         """Scales the gradients down to a norm of `most`. Gives the norm they had."""
         import torch
 
-        from runners.workloads.torch_models import number
+        from runners.models.torch_models import number
 
         self.scaler.unscale_(self.optimizer)
         return number(torch.nn.utils.clip_grad_norm_(self._trained(), most))
@@ -214,9 +217,9 @@ class Training:
 def _adapt(network: Network, workload: Mapping[str, Any]) -> None:
     """Make of a model what is trained: with adapters, with layers that recompute, compiled."""
     if workload["method"] == "lora":
-        from runners.workloads import peft_models
+        from runners.models import peft_adapters
 
-        network.module = peft_models.add_lora(network.module, workload)
+        network.module = peft_adapters.add_lora(network.module, workload)
     if workload["checkpointing"]:
         module: Any = network.module
         # The second name is the first one's in transformers before 5; the other variant of the checkpoint cannot see
@@ -233,7 +236,7 @@ def _evaluate(network: Network, autocast: Callable[[], AbstractContextManager[An
     """One forward pass without gradients, beside what training keeps: weights, optimizer, perhaps gradients."""
     import torch
 
-    from runners.workloads.torch_models import checksum, shapes
+    from runners.models.torch_models import checksum, shapes
 
     network.module.eval()
     with phase("evaluation") as notes, torch.inference_mode(), autocast():

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from benchmarks import calculated
-from runners.meters.torch_device_rules import CpuRules
+from runners.simulation.torch_device_rules import CpuRules
 from tests.following import counted, peak
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runners.meters.sim_allocator import CachingAllocator, Settings
+from runners.simulation.allocator import CachingAllocator, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from runners import boot
+from runners import launch_command
 from runners.outcome import Status
 from tests.measuring import MIB, Lab
 
@@ -28,7 +28,7 @@ def test_a_warm_child_measures_the_same_tensors_and_is_a_process_of_its_own(lab:
 def test_any_attempt_can_be_run_again_by_hand(lab: Lab) -> None:
     measured = lab.measure("faulty:good")
     measured.folder.journal.unlink()
-    subprocess.run(boot.command(sys.executable, "child", str(measured.folder.path)), cwd=lab.cwd, check=True)
+    subprocess.run(launch_command.command(sys.executable, "child", str(measured.folder.path)), cwd=lab.cwd, check=True)
     assert '"finished"' in measured.folder.journal.read_text()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runners import boot
+from runners import launch_command
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def ask(python: str, *, devices: bool = False, target: str | None = None) -> dict[str, Any]:
-    command = boot.command(python, "probe", json.dumps({"devices": devices, "target": target}))
+    command = launch_command.command(python, "probe", json.dumps({"devices": devices, "target": target}))
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
@@ -62,7 +62,8 @@ def torch_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_answer_is_one_json_line() -> None:
     asked = json.dumps({"devices": False, "target": None})
-    done = subprocess.run(boot.command(sys.executable, "probe", asked), capture_output=True, text=True, check=True)
+    command = launch_command.command(sys.executable, "probe", asked)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("\n") == 1
     assert json.loads(done.stdout)["python"] == ".".join(map(str, sys.version_info[:3]))
 

@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from sweeper.tables import Tables
+from sweeper.tables.run_tables import Tables
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "analysis.ipynb"
 MIB = 2**20

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sweeper.errors import Mistake
-from sweeper.hydra_plugin import plan_of, read
 from sweeper.plan import Plan
-from sweeper.probing import Probes
+from sweeper.planning.planner import plan_of, read
+from sweeper.planning.probes import Probes
 
 COMMAND = "workload=command"
 

@@ -39,7 +39,7 @@ def generated(run: Any, decoder: dict[str, Any]) -> Callable[..., Any]:
 
 
 def network(model: dict[str, Any], settled: Any, **changes: Any) -> Any:
-    from runners.workloads import transformers_models
+    from runners.models import transformers_models
 
     return transformers_models.build(settled("generate", model=model, workload=GENERATE, **changes), "cpu")
 
@@ -206,7 +206,7 @@ def test_the_arithmetic_is_right_for_each_way_of_sharing_heads(generated: Any, k
 
 
 def test_lengths_lie_between_the_context_and_half_of_it_and_more_of_them_keep_the_first() -> None:
-    from runners.workloads.transformers_prompts import length_of
+    from runners.models.transformers_prompts import length_of
 
     lengths = [length_of(index, 64) for index in range(32)]
     assert lengths[:5] == [64, 48, 56, 40, 60]

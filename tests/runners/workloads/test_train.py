@@ -124,7 +124,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 
 def test_weights_start_alike_and_targets_differ_from_inputs(settled: Any) -> None:
-    from runners.workloads import torch_models
+    from runners.models import torch_models
 
     point = settled("train")
     one, two = (torch_models.build(point, "cpu") for _ in range(2))

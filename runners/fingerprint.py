@@ -1,0 +1,176 @@
+"""What decides whether two attempts at a point can stand for each other: versions, settings, the workload's own code.
+
+Asked once a sweep, in a short-lived process under the measured interpreter (`main`), and written into each request; the
+code's own hash is taken by each measured process, since a file can be edited while a sweep runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from runners.meters import cpu, nvml
+from runners.point import Attempt, Point, canonical
+
+# The only environment variables that are ever written down: each of them moves memory or decides what runs.
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_VISIBLE_DEVICES",
+    "GLIBC_TUNABLES",
+    "HF_HUB_OFFLINE",
+    "HIP_VISIBLE_DEVICES",
+    "LD_PRELOAD",
+    "MALLOC_ARENA_MAX",
+    "MALLOC_CONF",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "OPENBLAS_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_CUDNN_V8_API_DISABLED",
+)
+# Which devices are visible is said by the device's own UUID.
+NOT_COMPARED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+LARGEST_CODE = 4 * 2**20  # bytes of a file among a program's arguments; larger ones are data
+LIBRARIES = ("torch", "numpy", "transformers", "peft", "accelerate", "bitsandbytes", "torchao", "lightning")
+
+
+def main(arguments: list[str]) -> None:
+    """Print what there is now, as one JSON line: {"identity": {...}, "code": {name: hash}}, of the workloads named."""
+    # Where the measured process will look for a user's module first.
+    sys.path.insert(0, os.getcwd())
+    code = {canonical(names): code_of(names) for names in json.loads(arguments[0])}
+    print(json.dumps({"identity": identity(), "code": code}))
+
+
+def identity() -> dict[str, str | None]:
+    """One flat record. What is not there is None."""
+    from importlib import metadata
+
+    def version(library: str) -> str | None:
+        try:
+            return metadata.version(library)
+        except metadata.PackageNotFoundError:
+            return None
+
+    compared = [name for name in VARIABLES if name not in NOT_COMPARED]
+    return {
+        "python": platform.python_version(),
+        "processor": cpu.name(),
+        "driver": nvml.driver_version(),
+        **{library: version(library) for library in LIBRARIES},
+        **{name: os.environ.get(name) for name in compared},
+    }
+
+
+def record(attempt: Attempt) -> dict[str, Any]:
+    """What an attempt ran in, as far as it is known without torch. No names of users, no secrets."""
+    on_cpu = attempt.device == "cpu"
+    return {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": None,
+        "backend": None,
+        "backend_version": None,
+        "libraries": {},
+        "threads": None,
+        "transparent_huge_pages": _first_line("/sys/kernel/mm/transparent_hugepage/enabled"),
+        "variables": variables(os.environ),
+        "workload_code": code_of(code_names(attempt.point)),
+        "device_name": cpu.name() if on_cpu else None,
+        "device_uuid": attempt.device_uuid,
+        "device_total_bytes": cpu.total_memory_bytes() if on_cpu else None,
+        "allocator_backend": "malloc" if on_cpu else None,
+        "driver": None if on_cpu else nvml.driver_version(),
+    }
+
+
+def fact(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The journal's line about it."""
+    return {"kind": "environment", "pid": os.getpid(), "at": datetime.now(timezone.utc).isoformat(), "record": record}
+
+
+def code_names(point: Point) -> list[str]:
+    """What `code_of` takes: the user's function, the program's arguments or the name of the workload; then the metric
+    that judges it and the file that it reads, where there are."""
+    argv = point.get("workload.argv")
+    workload = canonical(argv) if argv else str(point.get("workload.target") or point["workload"])
+    beside = (point.get("quality.target"), point.get("inputs.file"))
+    return [workload, *(str(name) for name in beside if name is not None)]
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: environ[name] for name in VARIABLES if name in environ}
+
+
+def code_of(names: Sequence[str]) -> str | None:
+    """A hash of what is measured: of the user's file for `module:function`, of the files among a program's arguments,
+    else of the workloads we bring; then of the metric's file, and of what the inputs are read from.
+
+    What those files import is not in it, but for the libraries whose versions are compared. None if there is no file.
+    """
+    workload, *beside = names
+    files = [*_files_of(workload), *(file for name in beside for file in _read_by(name) or _files_of(name))]
+    digest = hashlib.sha256()
+    for file in files:
+        seen = file.stat()
+        # A large file is data: to read it all before each attempt would take longer than many a point.
+        large = seen.st_size > LARGEST_CODE
+        digest.update(f"{seen.st_size} {seen.st_mtime_ns}".encode() if large else file.read_bytes())
+    return digest.hexdigest()[:16] if files else None
+
+
+def _files_of(name: str) -> list[Path]:
+    if name.startswith("["):
+        named = [Path(word) for word in json.loads(name) if os.path.isfile(word)]
+        return [file for file in named if file.stat().st_size <= LARGEST_CODE]
+    if ":" in name:
+        origin = _file_of(name.partition(":")[0])
+        return [Path(origin)] if origin is not None and Path(origin).is_file() else []
+    ours = Path(__file__).parent
+    return sorted(file for room in ("models", "workloads") for file in (ours / room).glob("*.py"))
+
+
+def _read_by(name: str) -> list[Path]:
+    """The files at a path, if it is one."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return sorted(file for file in path.iterdir() if file.is_file())
+    return [path] if path.is_file() else []
+
+
+def _first_line(path: str) -> str | None:
+    try:
+        return Path(path).read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def _file_of(module: str) -> str | None:
+    """Where a module comes from, without running it."""
+    if module in sys.modules:
+        return getattr(sys.modules[module], "__file__", None)
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None else spec.origin

@@ -1,0 +1,1 @@
+"""Builders of models and of their inputs, by library."""

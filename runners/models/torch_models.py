@@ -1,0 +1,174 @@
+"""What a workload needs of a model, and the model that needs nothing but torch."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from runners.models import torch_weights
+from runners.workloads.metrics import as_json
+
+CHECKED = 64  # elements of an output that its checksum covers: few enough to leave the peak where it is
+
+
+class Network(ABC):
+    """A model on its device, what goes in, what comes out, and how wrong that is."""
+
+    def __init__(self, module: nn.Module, values: Mapping[str, Any], device: str) -> None:
+        self.module = module.to(device)
+        self.device = device
+        self.dtype = dtype_named(values["dtype"])
+        self.compute_dtype = dtype_name(self.dtype)
+        self.told: dict[str, Any] = {}  # what became of the user's samples on their way in; nothing of drawn ones
+        self._values = values
+
+    @abstractmethod
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """The keyword arguments of one pass: the same numbers on every device, for they are drawn on the CPU."""
+
+    @abstractmethod
+    def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor: ...
+
+    @abstractmethod
+    def targets(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor: ...
+
+    @abstractmethod
+    def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor: ...
+
+    def at(self, **sizes: int) -> Network:
+        """The same module, with inputs of another batch or context."""
+        other = copy.copy(self)
+        other._values = {**self._values, **sizes}
+        return other
+
+    def positions(self) -> int | None:
+        """How many positions one pass reads: sequences times their length. None where it reads no sequences."""
+        return int(self._values["batch"]) * int(self._values["context"])
+
+    def facts(self) -> dict[str, Any]:
+        """What was built, counted on the module itself and not on its configuration."""
+        return torch_weights.facts(self.module) | {
+            "compute_dtype": self.compute_dtype,
+            **torch_weights.quantised(self.module),
+        }
+
+
+class TwoLayers(nn.Module):
+    def __init__(self, width: int, dtype: torch.dtype, device: str) -> None:
+        super().__init__()
+        self.into = nn.Linear(width, width, dtype=dtype, device=device)
+        self.activation = nn.GELU()
+        self.out = nn.Linear(width, width, dtype=dtype, device=device)
+        for layer in (self.into, self.out):
+            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(self.activation(self.into(x)))
+        return y
+
+
+class Mlp(Network):
+    """Linear, GELU, Linear of one width, on [batch, context, width]; trained towards random numbers."""
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        return {"x": self._random(self._values["seed"])}
+
+    def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        output: torch.Tensor = self.module(**inputs)
+        return output
+
+    def targets(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        # Other numbers: far from any seed in use, of whose bits 32 count.
+        return self._random(self._values["seed"] + 2**30)
+
+    def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(output, targets)
+
+    def _random(self, seed: int) -> torch.Tensor:
+        """Sample by sample, so that a batch has the content of a smaller one, and more."""
+        drawn = generator(seed)
+        shape = (self._values["batch"], self._values["context"], self._values["model"]["width"])
+        numbers = torch.empty(shape, dtype=self.dtype, device=first_device(self.device))
+        for sample in numbers if not numbers.is_meta else ():
+            sample.normal_(generator=drawn)
+        return numbers.to(self.device)
+
+
+def prepare(values: Mapping[str, Any]) -> None:
+    """Refuse the keys that mean nothing to a model without attention, tokens, images or sound."""
+    name = values["model"]["name"]
+    if values.get("attention") is not None:
+        raise ValueError(f"attention={values['attention']}: {name} has no attention")
+    if (read := (values.get("inputs") or {}).get("name")) in ("text", "images"):
+        raise ValueError(f"inputs={read}: {name} reads numbers; choose a model of transformers")
+    for key in ("resolution", "images", "frames"):
+        if (size := (values.get("inputs") or {}).get(key)) is not None:
+            raise ValueError(f"inputs.{key}={size}: {name} reads numbers, and neither images nor sound")
+    workload = values.get("workload") or {}
+    if workload.get("name") == "forward" and workload.get("logits") == "last":
+        raise ValueError(f"workload.logits=last: {name} has no logits")
+
+
+def build(values: Mapping[str, Any], device: str) -> Network:
+    torch.manual_seed(weights_seed(values["seed"]))
+    module = TwoLayers(values["model"]["width"], dtype_named(values["dtype"]), first_device(device))
+    return Mlp(module, values, device)
+
+
+def first_device(device: str) -> str:
+    """Where weights are made before they move: the CPU, so that a seed means the same weights on every device."""
+    return "meta" if device == "meta" else "cpu"
+
+
+def weights_seed(seed: int) -> int:
+    """Even numbers are the weights' and odd ones the inputs': no seed of a point gives two of them the same stream."""
+    return 2 * seed % 2**63
+
+
+def generator(seed: int) -> torch.Generator:
+    """Draws a point's inputs, apart from the weights: the inputs stay when the model changes."""
+    return torch.Generator().manual_seed((2 * seed + 1) % 2**63)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+        raise ValueError(f"dtype={name}: weights can be float32, bfloat16, float16 or float64")
+    return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def shapes(inputs: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in inputs.items()}
+
+
+def checksum(output: torch.Tensor) -> Any:
+    """The sum of the last elements of the output, so that two runs that should agree can be seen to."""
+    while output.ndim > 1:
+        output = output[-1]
+    return number(output[-CHECKED:].double().sum())
+
+
+def number(tensor: torch.Tensor) -> Any:
+    """The one number in a tensor, as JSON has it; None where nothing is computed."""
+    return None if tensor.is_meta else as_json(tensor.item())
+
+
+def made_on_host() -> AbstractContextManager[None]:
+    """Around what makes a model and moves it to its device: on one that is calculated nothing tells the two apart."""
+    return nullcontext()
+
+
+def empty_cache(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()

@@ -1,0 +1,356 @@
+"""Which points are asked for, and in which order.
+
+A design is a dialogue without I/O: a generator that yields batches of points and is sent the answers to them in the
+same order; of points whose turn comes later those that an earlier run has told, else None. Every device gets a dialogue
+of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from runners.outcome import Outcome, Status
+from runners.point import Attempt, Point, canonical
+from sweeper.designs.search import GROWING, Interval, LatticePoint, Search, Verdict, interpolated
+from sweeper.errors import Mistake
+from sweeper.plan import Asked, Dimension, Plan
+
+Choice = Mapping[str, Any]  # a value for each dimension
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a design is told of an attempt. A batch's are kept until it is over: 0.2 KiB each, and 7 KiB if whole."""
+
+    status: Status
+    fits: bool | None
+    device: str
+    attempt: int | None
+    budget_bytes: int | None
+    used_bytes: int | None  # of what the budget counts; without one, what the allocator took from the device
+
+
+Design = Generator[list[Asked], list[Answer | None], None]
+
+
+def answer(outcome: Outcome) -> Answer:
+    limited = outcome.budget_bytes is not None
+    return Answer(
+        status=outcome.status,
+        fits=outcome.fits,
+        device=outcome.device,
+        attempt=outcome.attempt,
+        budget_bytes=outcome.budget_bytes,
+        used_bytes=outcome.budget_used_bytes if limited else outcome.peak("reserved"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Calculated:
+    """What a calculated device told of points of the same sweep, for whoever measures them after it: their peaks in
+    bytes, as if nothing had limited them. `total_bytes` is what the device has that measures."""
+
+    itself: bool = False  # the device calculates, and says the same if it is asked again: nothing is to be confirmed
+    comes_first: bool = False  # and is waited for
+    total_bytes: int | None = None
+    peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # by the point's id
+
+
+NOTHING = Calculated()
+
+
+def grid(plan: Plan, *_: Any) -> Design:
+    """Every combination, the first dimension outermost, each point one step in one dimension from the one before it."""
+    return _each(plan, boustrophedon(plan.dimensions))
+
+
+def axes(plan: Plan, *_: Any) -> Design:
+    """The first value of every dimension, then each dimension varied alone from there."""
+    return _each(plan, star(plan.dimensions))
+
+
+def listed(plan: Plan, *_: Any) -> Design:
+    """The points as they were written out."""
+    return _each(plan, plan.design_options["points"])
+
+
+def frontier(plan: Plan, calculated: Calculated = NOTHING, earlier: Sequence[Point] = ()) -> Design:
+    """Only what decides where the edge is, for each combination of the keys that are not searched.
+
+    The searches run in step, so that there is always something to measure. What an attempt implies is not measured, and
+    says which attempt that was. What was calculated of the same points is where it begins to look. `earlier`: points
+    that the run has attempts at, of which an interval knows those that lie on it.
+    """
+    searched = [dimension for dimension in plan.dimensions if grows(dimension)]
+    others = [dimension for dimension in plan.dimensions if dimension not in searched]
+    _refuse_to_search(plan, searched, others)
+    neighbours = Neighbours(plan)
+    hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]  # a mistake ends here
+    if _have_interval(searched):
+        later = [Asked(point=each, later=True) for each in earlier if any(hunt.place(each) for hunt in hunts)]
+    else:
+        later = _written_out(plan, others, searched)
+    known: dict[str, tuple[Point, Answer]] = {}
+    if later or calculated.comes_first:
+        answers_before = yield later
+        before = zip(later, answers_before, strict=True)
+        known = {each.point.id: (each.point, told) for each, told in before if told is not None}
+        hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]
+    for hunt in hunts:
+        hunt.recall(known)
+    batch: list[Asked] = []
+    while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
+        batch += [neighbours.of(choice, nth) for _, asks in hunting for choice, nth in asks]
+        answers = iter((yield batch))
+        for hunt, asks in hunting:
+            hunt.hear([told for _ in asks if (told := next(answers)) is not None])
+        batch = []
+    if not _have_interval(searched):
+        yield batch + [implied for hunt in hunts for implied in hunt.implied()]
+
+
+def searched(plan: Plan) -> list[Point]:
+    """A point of each search that has an interval: of what it asked for is known in which dimensions, and no more."""
+    along = [each for each in plan.dimensions if grows(each)]
+    others = [each for each in plan.dimensions if not grows(each)]
+    if plan.design != "frontier" or not _have_interval(along) or _have_interval(others):
+        return []
+    first = {each.key: each.values[0] for each in along}
+    return [plan.settle({**choice, **first}) for choice in boustrophedon(others)]
+
+
+DESIGNS: Mapping[str, Callable[..., Design]] = {  # of a plan, what was calculated, and the points of earlier runs
+    "grid": grid, "axes": axes, "list": listed, "frontier": frontier,
+}  # fmt: skip
+
+
+# --- every point ------------------------------------------------------------------------------------------------------
+
+
+def _each(plan: Plan, choices: Iterable[Choice]) -> Design:
+    """All of them, and once more each as often as asked: other points lie between two attempts at one."""
+    for dimension in plan.dimensions:
+        if isinstance(dimension.values, Interval):
+            key, interval = dimension.key, f"interval({dimension.values.low},{dimension.values.high})"
+            raise Mistake(f"{key}={interval}: design={plan.design} lists its values, as in {key}=1,2,4; design=frontier"
+                          " searches an interval")
+    batch = asked(plan, choices)
+    for nth in range(1, plan.run.repeat_points + 1):
+        yield [replace(each, nth=nth) for each in batch]
+
+
+def boustrophedon(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
+    """As the ox ploughs: where a row ends the next begins, so that only one dimension moves at a time."""
+    if not dimensions:
+        return [{}]
+    first, *rest = dimensions
+    rows = boustrophedon(rest)
+    walk = []
+    for turn, value in enumerate(first.values):
+        walk += [{first.key: value, **row} for row in (rows if turn % 2 == 0 else reversed(rows))]
+    return walk
+
+
+def star(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Any]]:
+    base = {dimension.key: dimension.values[0] for dimension in dimensions}
+    yield base
+    for dimension in dimensions:
+        yield from ({**base, dimension.key: value} for value in dimension.values[1:])
+
+
+def asked(plan: Plan, choices: Iterable[Choice]) -> list[Asked]:
+    """The points of the choices, each point once, each with its nearest neighbour among those before it."""
+    neighbours = Neighbours(plan)
+    batch: dict[str, Asked] = {}
+    for choice in choices:
+        each = neighbours.of(choice)
+        batch.setdefault(each.point.id, each)
+    return list(batch.values())
+
+
+class Neighbours:
+    """The points of a device so far, by their values in each dimension."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._keys = [dimension.key for dimension in plan.dimensions]
+        self._earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
+
+    def of(self, choice: Choice, nth: int = 1) -> Asked:
+        """The point of a choice, with the one before it that is nearest to it. Asked again it has none."""
+        point = self._plan.settle(choice)
+        if point.id in self._earlier:
+            return Asked(point=point, nth=nth)
+        values = [canonical(point.get(key)) for key in self._keys]
+        nearest, changed = self._nearest(values)
+        self._earlier[point.id] = values
+        return Asked(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
+
+    def _nearest(self, values: Sequence[str]) -> tuple[str | None, Sequence[int]]:
+        """The one that differs in the fewest dimensions, and in which; of several, the latest."""
+        nearest: str | None = None
+        fewest: Sequence[int] = ()
+        for point_id in reversed(self._earlier):
+            there = self._earlier[point_id]
+            changed = [place for place in range(len(values)) if values[place] != there[place]]
+            if nearest is None or len(changed) < len(fewest):
+                nearest, fewest = point_id, changed
+            if len(fewest) <= 1:
+                break
+        return nearest, fewest
+
+
+# --- only what decides ------------------------------------------------------------------------------------------------
+
+# What may have come from outside: the point is tried once more. An error or a deadline would come again.
+ONCE_MORE = (Status.KILLED, Status.CRASHED, Status.LOST)
+
+
+class Hunt:
+    """The search in one combination of what is not searched, in terms of points and answers."""
+
+    def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension], calculated: Calculated) -> None:
+        self._plan, self._choice = plan, choice
+        run = plan.run
+        # Points that are measured several times anyway are confirmed by that.
+        confirm = "none" if run.repeat_points > 1 or calculated.itself else run.confirm
+        dimensions = {each.key: _ascending(each.values) for each in searched}
+        try:
+            self._search = Search(
+                dimensions, objective=run.objective, confirm=confirm, **self._expected(dimensions, calculated)
+            )
+        except ValueError as error:
+            raise Mistake(f"design=frontier: {error}") from None
+        self._asked: dict[str, int] = {}  # how often, by point of the lattice
+        self._attempts: dict[str, str] = {}  # the last attempt that told, by point of the lattice
+        self._at: LatticePoint = {}
+
+    def _expected(self, dimensions: Mapping[str, Sequence[Any]], calculated: Calculated) -> dict[str, Any]:
+        """The predictor that what was calculated of these points makes, and what it is held against."""
+        known = []
+        for point, peak in calculated.peaks.values():
+            at = self._place(point, dimensions)
+            if at is not None:
+                known.append((at, float(peak)))
+        if not known:
+            return {}
+        first = self._plan.settle({**self._choice, **known[0][0]})
+        return {
+            "predictor": interpolated(dimensions, known),
+            "limit_bytes": first.get("budget") or calculated.total_bytes,
+        }
+
+    def asks(self) -> list[tuple[Choice, int]]:
+        """What is to be measured next, and the how manieth attempt at it; nothing where the search is over."""
+        ask = self._search.ask()
+        if ask is None:
+            return []
+        self._at = ask.point
+        before = self._asked.get(canonical(ask.point), 0)
+        count = before + (1 if before else self._plan.run.repeat_points)
+        self._asked[canonical(ask.point)] = count
+        return [({**self._choice, **ask.point}, nth) for nth in range(before + 1, count + 1)]
+
+    def place(self, point: Point) -> LatticePoint | None:
+        """Where a point lies, if it is one of those that are searched here."""
+        return self._place(point, self._search.lattice.dimensions)
+
+    def _place(self, point: Point, dimensions: Mapping[str, Sequence[Any]]) -> LatticePoint | None:
+        at = {key: point.get(key) for key in dimensions}
+        there = all(at[key] in values for key, values in dimensions.items())
+        return at if there and self._plan.settle({**self._choice, **at}).id == point.id else None
+
+    def recall(self, known: Mapping[str, tuple[Point, Answer]]) -> None:
+        """What earlier runs told, by point: it closes others like what is measured now.
+
+        Not where each point is to be measured several times: one attempt of an earlier run does not stand for them.
+        """
+        if self._plan.run.repeat_points > 1 or not known:
+            return
+        for at, told in self._placed(known):
+            if told.fits is not None:
+                self._note(at, told)
+                self._asked[canonical(at)] = 1
+                self._search.know(at, _verdict(told))
+
+    def _placed(self, known: Mapping[str, tuple[Point, Answer]]) -> Iterator[tuple[LatticePoint, Answer]]:
+        """Those that lie on the lattice: looked up for each of its points, or each looked for on an interval."""
+        dimensions = self._search.lattice.dimensions
+        if any(isinstance(values, Interval) for values in dimensions.values()):
+            places = ((self.place(point), told) for point, told in known.values())
+            yield from ((at, told) for at, told in places if at is not None)
+            return
+        for values in product(*dimensions.values()):
+            at = dict(zip(dimensions, values, strict=True))
+            found = known.get(self._plan.settle({**self._choice, **at}).id)
+            if found is not None:
+                yield at, found[1]
+
+    def hear(self, answers: Sequence[Answer]) -> None:
+        """The answers to what was asked for last."""
+        for told in answers:
+            self._note(self._at, told)
+        self._search.tell(*map(_verdict, answers))
+
+    def _note(self, at: LatticePoint, told: Answer) -> None:
+        limit = self._limit(told)
+        if limit is not None:
+            self._search.limit(limit)
+        if told.fits is not None and told.attempt is not None:
+            point = self._plan.settle({**self._choice, **at})
+            self._attempts[canonical(at)] = Attempt(point=point, device=told.device, number=told.attempt).name
+
+    def implied(self) -> Iterator[Asked]:
+        """The points that were not measured because an attempt told how they would end."""
+        for told in self._search.found():
+            if told.implied_by is not None and not told.attempts:
+                point = self._plan.settle({**self._choice, **told.point})
+                yield Asked(point=point, because=self._attempts[canonical(told.implied_by)])
+
+    def _limit(self, told: Answer) -> int | None:
+        """What the counter that decides may reach on this device."""
+        if told.budget_bytes is not None:
+            return told.budget_bytes
+        return next((device.total_bytes for device in self._plan.devices if device.name == told.device), None)
+
+
+def _verdict(told: Answer) -> Verdict:
+    return Verdict(told.fits, told.used_bytes, again=told.status in ONCE_MORE)
+
+
+def grows(dimension: Dimension) -> bool:
+    """Whether it can be searched along: numbers, of which more is known never to take less memory."""
+    if dimension.key.rpartition(".")[2] not in GROWING:
+        return False
+    values = dimension.values
+    return isinstance(values, Interval) or all(isinstance(each, int | float) and each is not True for each in values)
+
+
+def _have_interval(dimensions: Iterable[Dimension]) -> bool:
+    return any(isinstance(each.values, Interval) for each in dimensions)
+
+
+def _ascending(values: Sequence[Any]) -> Sequence[Any]:
+    return values if isinstance(values, Interval) else sorted(values)
+
+
+def _refuse_to_search(plan: Plan, searched: Sequence[Dimension], others: Sequence[Dimension]) -> None:
+    for dimension in others:
+        if isinstance(dimension.values, Interval):
+            low, high = dimension.values.low, dimension.values.high
+            raise Mistake(f"{dimension.key}=interval({low},{high}): nobody knows whether more of it takes more memory;"
+                          f" list its values, as in {dimension.key}={low},{high}")
+    if not searched:
+        raise Mistake("design=frontier: there is nothing to search; give batch or context several values, as in"
+                      " 'batch=interval(1,512)' or batch=1,2,4,8")
+    for ends in product(*([each.values[0], each.values[-1]] for each in plan.dimensions)):  # a mistake ends here
+        plan.settle({each.key: end for each, end in zip(plan.dimensions, ends, strict=True)})
+
+
+def _written_out(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[Asked]:
+    """Every point, where each has values that can be listed: what was not measured has its row too."""
+    points = {point.id: point for choice in boustrophedon([*others, *searched]) for point in [plan.settle(choice)]}
+    return [Asked(point=point, later=True) for point in points.values()]

@@ -1,0 +1,1 @@
+"""What one step of one dimension does to each counter. Pure."""

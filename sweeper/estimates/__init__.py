@@ -1,0 +1,1 @@
+"""Arithmetic on a point before anything runs. Pure."""

@@ -1,0 +1,209 @@
+"""Arithmetic on a point before anything runs: exact integers, each with its formula, assumption and source.
+
+Pure, and without torch: a parameter count comes from the model's own configuration in closed form. What has no closed
+form here has no term, and says so; a guess would stand in a table beside the measured and be believed.
+
+    weights      what the parameters take, a tied matrix once
+    gradients    one for each trained parameter, in its own type
+    optimizer    what the optimizer keeps between steps
+    kv_cache     keys and values of the tokens, for each key-value head
+    logits, ...  the output, and what a loss makes of it (sweeper/estimates/activations.py)
+    activations  what the layers keep for the backward pass (the same)
+    reserve      what somebody assumed; named so
+
+Not all of them are alive at once: they are added up for each moment that they are alive in, and the highest of these
+sums is what a point takes at least. Temporaries, inputs, the allocator's rounding and the device's context are in none
+of it: they are what a sweep measures.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sweeper.estimates.activations import activations, logits
+from sweeper.estimates.memory_terms import MOMENTS, NoClosedForm, Term, element_bits, kv_cache, name_of, weights
+from sweeper.estimates.parameter_counts import parameters
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The terms of one point, and one sentence for each that has no closed form here."""
+
+    terms: tuple[Term, ...] = ()
+    not_estimated: tuple[str, ...] = ()
+
+    @property
+    def together(self) -> dict[str, int]:
+        """Of each moment that a term is alive in, the bytes of all that are."""
+        return {
+            moment: sum(term.bytes for term in self.terms if moment in term.alive)
+            for moment in MOMENTS
+            if any(moment in term.alive for term in self.terms)
+        }
+
+    @property
+    def at_least(self) -> tuple[str, int] | None:
+        """The moment in which most of it is alive, and how much that is."""
+        return max(self.together.items(), key=lambda sum: sum[1], default=None)
+
+
+def terms(values: Values) -> list[Term]:
+    """The terms of a point's settled values; those without a closed form are left out."""
+    return list(estimate(values).terms)
+
+
+def estimate(values: Values) -> Estimate:
+    found: list[Term] = []
+    missing: list[str] = []
+    for name, made in _asked_of(values):
+        try:
+            found += made(values)
+        except NoClosedForm as reason:
+            missing.append(f"{name}: not estimated, {reason}")
+    return Estimate(terms=tuple(found), not_estimated=tuple(missing))
+
+
+def _asked_of(values: Values) -> Sequence[tuple[str, Callable[[Values], Sequence[Term]]]]:
+    """Which terms a workload has."""
+    workload = name_of(values.get("workload"))
+    if workload == "forward":
+        return [("weights", _weights_of), ("logits", logits)]
+    if workload == "train":
+        return [
+            *(("weights", _weights_of), ("gradients", _gradients_of), ("optimizer", _optimizer_of)),
+            *(("activations", activations), ("logits", logits)),
+        ]
+    if workload == "generate":
+        return [("weights", _weights_of), ("kv_cache", _kv_cache_of)]
+    return [("weights", _unknown_workload)]
+
+
+def _unknown_workload(values: Values) -> list[Term]:
+    raise NoClosedForm(f"only the code of workload={name_of(values.get('workload'))} knows what it builds")
+
+
+ALWAYS = {"forward": ("forward",), "train": ("forward", "loss", "backward", "step"), "generate": ("decode",)}
+
+
+def _weights_of(values: Values) -> list[Term]:
+    count = parameters(values)
+    term = weights(count.total, element_bits(values))
+    return [
+        replace(
+            term,
+            formula=f"{count.total:,} parameters x {element_bits(values) // 8} bytes",
+            assumption=f"stored as {values['dtype']}, a tied matrix once; buffers and adapters are left out",
+            source=count.formula,
+            alive=ALWAYS[name_of(values["workload"])],
+        )
+    ]
+
+
+def _gradients_of(values: Values) -> list[Term]:
+    count, workload = parameters(values), values["workload"]
+    _all_are_trained(values)
+    keeps = workload.get("set_to_none") is False and _steps(values) > 1
+    added_up = (workload.get("accumulate") or 1) > 1
+    return [
+        Term(
+            term="gradients",
+            bytes=count.total * element_bits(values) // 8,
+            formula=f"{count.total:,} parameters x {element_bits(values) // 8} bytes",
+            assumption="every parameter is trained; its gradient has its own type, and all are alive at once",
+            source="torch.Tensor.grad has its tensor's shape and type",
+            alive=ALWAYS["train"] if keeps or added_up else ("step",),
+        )
+    ]
+
+
+def _optimizer_of(values: Values) -> list[Term]:
+    count = parameters(values)
+    _all_are_trained(values)
+    states, kept = _optimizer_states(values["workload"])
+    size = element_bits(values) // 8
+    assumption = "a state has its parameter's shape and type, and exists after the first step"
+    if states >= 2:
+        assumption += "; the step counter of each tensor (4 bytes) is neglected"
+    return [
+        Term(
+            term="optimizer",
+            bytes=states * count.total * size,
+            formula=f"{states} x {count.total:,} parameters x {size} bytes",
+            assumption=assumption,
+            source=kept,
+            alive=ALWAYS["train"] if _steps(values) > 1 else ("step",),
+        )
+    ]
+
+
+def _steps(values: Values) -> int:
+    """How many there are in all: the first, those that warm up, and the repeats (one unless it is said)."""
+    repeats = values.get("repeats")
+    return 1 + (values.get("warmup") or 0) + (1 if repeats is None else repeats)
+
+
+def _optimizer_states(workload: Mapping[str, Any]) -> tuple[int, str]:
+    """How many tensors of a parameter's size the optimizer keeps for it, and which."""
+    optimizer = str(name_of(workload.get("optimizer"))).lower()
+    options = workload["optimizer"] if isinstance(workload.get("optimizer"), Mapping) else workload
+    optimizer = re.sub("^adamw-(forloop|foreach|fused)$", "adamw", optimizer)  # implementations: they keep the same
+    if optimizer in ("adamw", "adam"):
+        if options.get("amsgrad"):
+            return 3, f"torch.optim.{optimizer}: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq"
+        return 2, f"torch.optim.{optimizer}: exp_avg and exp_avg_sq"
+    if optimizer == "sgd":
+        if options.get("momentum"):
+            return 1, "torch.optim.sgd: momentum_buffer"
+        return 0, "torch.optim.sgd without momentum keeps nothing"
+    raise NoClosedForm(f"the states of workload.optimizer={optimizer} are not known here")
+
+
+def _kv_cache_of(values: Values) -> list[Term]:
+    shape = parameters(values).attention
+    if shape is None:
+        raise NoClosedForm(f"model={name_of(values.get('model'))} has no attention to keep keys and values for")
+    workload = values["workload"]
+    if "new_tokens" not in workload:
+        raise NoClosedForm("workload.new_tokens is not known")
+    cache, concurrency = workload.get("cache"), workload.get("concurrency", 1)
+    if cache in NOT_PLAIN:
+        raise NoClosedForm(f"workload.cache={cache} {NOT_PLAIN[cache]}")
+    if workload.get("packing") == "packed" and concurrency > 1:
+        raise NoClosedForm("workload.packing=packed keeps no more than the prompts have, each a length of its own")
+    tokens = values["context"] + workload["new_tokens"]
+    if cache in ("dynamic", "sliding"):
+        tokens -= 1  # the last token is chosen and never read: only a static cache has room for it
+    if shape.window is not None and tokens > shape.window and cache != "dynamic":
+        if cache is None or not shape.all_windowed:
+            raise NoClosedForm(f"{tokens:,} tokens are more than the sliding window of {shape.window:,}")
+        tokens = shape.window
+    term = kv_cache(
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        tokens=tokens,
+        sequences=values["batch"] * concurrency,
+        element_bytes=element_bits(values) // 8,
+    )
+    return [replace(term, assumption=KEPT.get(cache, term.assumption), alive=ALWAYS["generate"])]
+
+
+KEPT = {
+    "static": "room for all new tokens, or for a window of them, is taken at once, in the point's dtype",
+    "sliding": "no layer keeps more than its window, in the point's dtype; the prefill holds the whole prompt",
+}
+NOT_PLAIN = {
+    "quantized": "keeps bits and scales of the library's own",
+    "offloaded": "keeps on the host what is not at work",
+}
+
+
+def _all_are_trained(values: Values) -> None:
+    method = values["workload"].get("method", "full")
+    if method != "full":
+        raise NoClosedForm(f"workload.method={method} trains parameters of its own, which are not counted here")

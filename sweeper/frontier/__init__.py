@@ -1,0 +1,1 @@
+"""What fits: the edge between points that fit and points that do not. Pure."""

@@ -1,0 +1,149 @@
+"""The devices that were named: their one spelling, and what each of them is on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runners.meters import cpu
+from runners.simulation.allocator import Settings
+from sweeper.cards import ALL, Cards
+from sweeper.errors import Mistake
+from sweeper.plan import Device, did_you_mean, typed
+
+# What a kernel driver leaves in /dev where there is a GPU to ask for (NVIDIA, AMD, either of them under WSL). Without
+# one, nobody waits two seconds for torch to say that there is none.
+DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
+FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
+# What moves memory on CUDA and is not imitated: a figure would not have it.
+UNFOLLOWED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # of the allocator, as torch reads them
+SIM = "sim:"  # how a device is called that is calculated, before the name of its card
+
+Answer = Callable[[], Mapping[str, Any]]  # what runners.probe says, asked for devices
+
+
+def gpu_driver() -> bool:
+    return any(driver.exists() for driver in DRIVERS)
+
+
+def canonical(names: Sequence[Any]) -> tuple[str, ...]:
+    """Each device once, in its one spelling (`cuda` is `cuda:0`). Raises Mistake."""
+    if not names:
+        raise Mistake(f"devices=[]: there is none; {FORM}")
+    found = tuple(dict.fromkeys(_canonical(name) for name in names))
+    if len(found) > 1 and {"auto", "all"} & set(found):
+        raise Mistake(f"devices={','.join(found)}: auto and all choose by themselves, and stand alone")
+    return found
+
+
+def _canonical(name: Any) -> str:
+    if not isinstance(name, str):
+        raise Mistake(f"devices={typed(name)}: not a device; {FORM}")
+    if name in ("auto", "all", "cpu"):
+        return name
+    if name.startswith(SIM):
+        return name
+    parts = ["cuda:0" if part == "cuda" else part for part in name.split("+")]
+    if not all(re.fullmatch(r"cuda:(0|[1-9][0-9]{0,5})", part) for part in parts):
+        raise Mistake(f"devices={name}: not a device{_meant(name)}; {FORM}")
+    if len(set(parts)) < len(parts):
+        raise Mistake(f"devices={name}: names one device twice")
+    return "+".join(parts)
+
+
+def _meant(name: str) -> str:
+    lower = name.lower().strip()
+    if re.fullmatch(r"cpu|cuda(:[0-9]+)?|auto|all", lower) and lower != name:
+        return f" (did you mean {lower}?)"
+    return " (did you mean cuda:0?)" if lower in ("gpu", "nvidia", "rocm", "hip") else ""
+
+
+def resolve(names: Sequence[str], answer: Answer, say: Callable[[str], None], cards: Cards) -> tuple[Device, ...]:
+    """What the named devices are here. One that is missing says so, and is never replaced by another."""
+    if names == ("auto",):
+        return (_auto(answer, say),)
+    if names == ("all",):
+        return _all(answer)
+    found: list[Device] = []
+    for name in names:
+        if name.startswith(SIM):
+            found += _sim(name.removeprefix(SIM), cards)
+        else:
+            found.append(_cpu() if name == "cpu" else _cuda(name, answer()))
+    return tuple({device.name: device for device in found}.values())
+
+
+def _sim(card: str, cards: Cards) -> list[Device]:
+    """A card of conf/card, or each of them."""
+    if card == ALL:
+        return [each for name in cards for each in _sim(name, cards)]
+    try:
+        found = cards[card]
+    except KeyError:
+        near = did_you_mean(card, cards) or f"; the cards are {', '.join(cards)}"
+        raise Mistake(f"devices=sim:{card}: no such card{near}") from None
+    for name in UNFOLLOWED:
+        if name in os.environ:
+            raise Mistake(f"devices=sim:{card}: {name}={os.environ[name]} is not followed; unset it")
+    settings = next((os.environ[name] for name in SETTINGS if name in os.environ), "")
+    try:
+        Settings.parse(settings)
+    except ValueError as error:
+        raise Mistake(f"devices=sim:{card}: {error}") from None
+    described = {**found, "settings": settings}
+    return [Device(name=f"{SIM}{card}", kind="sim", total_bytes=found["total_bytes"], card=described)]
+
+
+def _cpu() -> Device:
+    return Device(name="cpu", kind="cpu", total_bytes=cpu.total_memory_bytes())
+
+
+def _cuda(name: str, answer: Mapping[str, Any]) -> Device:
+    by_name = {f"cuda:{gpu['index']}": gpu for gpu in answer["gpus"]}
+    parts = name.split("+")
+    for part in parts:
+        if part not in by_name:
+            return Device(name=name, kind="cuda", unavailable=_why_not(part, by_name, answer))
+    gpus = [by_name[part] for part in parts]
+    uuids = [gpu["uuid"] for gpu in gpus]
+    return Device(
+        name=name,
+        kind="cuda",
+        uuid=None if None in uuids else "+".join(uuids),
+        total_bytes=min(gpu["total_bytes"] for gpu in gpus),
+    )
+
+
+def _why_not(name: str, by_name: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    reason = answer.get("torch_error") or answer.get("gpus_error")
+    return str(reason) if reason else f"there is no {name} here, but {', '.join(by_name)}"
+
+
+def _auto(answer: Answer, say: Callable[[str], None]) -> Device:
+    if not gpu_driver():
+        say("devices=auto: no GPU here, so the points are measured on cpu")
+        return _cpu()
+    answered = answer()
+    # Unknown is not busy: whether a device is idle takes a library that may be missing.
+    for idle in (True, None):
+        for gpu in answered["gpus"]:
+            if gpu["idle"] is idle:
+                say(f"devices=auto: the points are measured on cuda:{gpu['index']}, {gpu['name']}")
+                return _cuda(f"cuda:{gpu['index']}", answered)
+    busy = "every GPU is in use" if answered["gpus"] else _why_not("GPU", {}, answered)
+    say(f"devices=auto: {busy}, so the points are measured on cpu")
+    return _cpu()
+
+
+def _all(answer: Answer) -> tuple[Device, ...]:
+    if not gpu_driver():
+        raise Mistake(f"devices=all: there is no GPU here ({sys.platform}, no driver); devices=cpu measures on the cpu")
+    answered = answer()
+    if not answered["gpus"]:
+        raise Mistake(f"devices=all: no GPU is visible: {_why_not('GPU', {}, answered)}")
+    return tuple(_cuda(f"cuda:{gpu['index']}", answered) for gpu in answered["gpus"])

@@ -1,0 +1,1 @@
+"""A run's journals as Parquet tables, and back as data frames."""

@@ -1,0 +1,163 @@
+"""Pictures of a run, with matplotlib, which is optional: `pip install 'sweeper[pictures]'`.
+
+Marks are measured. Dashed lines are calculated: a fit, also where it lies between two measured points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sweeper.effects.families import CALCULATED, SIZE, Family, Named, Reign, title
+from sweeper.effects.memory_fit import Fit, NotFitted, Size
+from sweeper.errors import Mistake
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".png", ".svg", ".pdf")
+MOST_FAMILIES = 4  # a row of panels for each
+MOST_PHASES = 6  # with a colour of their own; of the lower ones nobody decides
+STEPS = 60  # of a curve
+MIB = 2**20
+GREY, BAND = "#8a8a8a", "#f0e442"
+ACROSS = ("data", "axes fraction")
+# Okabe and Ito's, which are told apart by those who do not see all colours.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKS = ("o", "s", "^", "D", "v", "P")
+
+
+def check(file: str) -> None:
+    """Raises Mistake where no picture can be made, before anything is read."""
+    if Path(file).suffix not in FORMATS:
+        raise Mistake(f"--picture {file}: its name must end in {', '.join(FORMATS)}")
+    if find_spec("matplotlib") is None:
+        raise Mistake(f"--picture {file}: matplotlib is missing; pip install 'sweeper[pictures]'")
+
+
+def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | None = None) -> None:
+    """The peaks of each phase along batch and along context, with the fits; `at`: as far as that size."""
+    from matplotlib.figure import Figure
+
+    first = {tuple(title(family, families)): family for family in reversed(families)}  # of each, one counter
+    different = list(reversed(first.values()))
+    panels = [(family, _lines(family)) for family in different[:MOST_FAMILIES]]
+    columns = max(len(lines) for _, lines in panels)
+    figure = Figure(figsize=(7.0 * columns, 4.6 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), columns, squeeze=False)
+    for row, (family, lines) in zip(axes, panels, strict=True):
+        for place, panel in enumerate(row):
+            if place < len(lines):
+                _panel(panel, family, lines[place], dict(at or {}))
+                panel.set_title(_title(family, families, lines[place]), fontsize=9, loc="left")
+            else:
+                panel.set_axis_off()
+    if len(different) > len(panels):
+        figure.supxlabel(f"{len(different) - len(panels)} more, of other settings, are not shown", fontsize=8)
+    try:
+        figure.savefig(file, dpi=150)
+    except OSError as error:
+        raise Mistake(f"--picture {file}: cannot be written: {error.strerror}") from None
+
+
+class Line(NamedTuple):
+    """Points that differ along one key, at one value of the other."""
+
+    along: str
+    at: int
+    sizes: list[Size]
+    reigns: Sequence[Reign]
+
+
+def _lines(family: Family) -> list[Line]:
+    """Along each key that was varied: where most phases have the peak in turn, of several the largest."""
+    found: dict[str, Line] = {}
+    for along, at, reigns in family.reigns():
+        other = SIZE[1 - SIZE.index(along)]
+        line = Line(along, at, [size for size in family.sizes if getattr(size, other) == at], reigns)
+        before = found.get(along)
+        if before is None or (len(reigns), at) >= (len(before.reigns), before.at):
+            found[along] = line
+    alone = [Line("batch", size.context, [size], []) for size in family.sizes[:1]]
+    return list(found.values()) or alone
+
+
+def _title(family: Family, families: Sequence[Family], line: Line) -> str:
+    fixed = f"{SIZE[1 - SIZE.index(line.along)]}={line.at}"
+    kind = "calculated" if family.rows[0]["kind"] == CALCULATED else "measured"
+    said = f"peaks of {family.counter} at {fixed}: marks {kind}, dashed calculated"
+    return "  ".join(title(family, families)) + "\n" + said
+
+
+def _panel(panel: Axes, family: Family, line: Line, at: dict[str, int]) -> None:
+    along, sizes = line.along, line.sizes
+    values = [getattr(size, along) for size in sizes]
+    end = max(values[-1], at.get(along, 0))
+    for (names, phase), colour, mark in zip(_highest(family, line), COLOURS, MARKS, strict=False):
+        peaks = {getattr(size, along): family.peaks[phase][size] for size in sizes if size in family.peaks[phase]}
+        panel.plot(list(peaks), [peak / MIB for peak in peaks.values()], mark, color=colour, label=names, zorder=3)
+        curve = _curve(family.fits[phase], sizes[-1], along, values[0], end)
+        panel.plot([value for value, _ in curve], [peak for _, peak in curve], "--", color=colour, linewidth=1.2)
+    _mark_take_overs(panel, line)
+    failed = _mark_failures(panel, family, line)
+    if end > values[-1]:
+        panel.axvspan(values[-1], end, color=GREY, alpha=0.12, linewidth=0)
+        panel.annotate("not measured", ((values[-1] + end) / 2, 0.1), xycoords=ACROSS, ha="center", color=GREY)
+    panel.set_xlabel(along)
+    panel.set_ylabel(f"{family.counter}, MiB")
+    panel.set_xticks(sorted({*values, *failed, end}))
+    panel.set_ylim(bottom=0)
+    panel.grid(axis="y", alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _highest(family: Family, line: Line) -> list[tuple[str, Named]]:
+    """The phases that have the peak somewhere on a line, and the highest; those with the same curve together."""
+    together: dict[tuple[int | None, ...], list[Named]] = {}
+    for phase, peaks in family.peaks.items():
+        together.setdefault(tuple(peaks.get(size) for size in line.sizes), []).append(phase)
+    reigning = {reign.phase for reign in line.reigns}
+    last = {curve: max((peak for peak in curve if peak is not None), default=0) for curve in together}
+    order = sorted(together, key=lambda curve: (reigning.isdisjoint(together[curve]), -last[curve]))
+    return [(_names(together[curve]), together[curve][0]) for curve in order[:MOST_PHASES]]
+
+
+def _names(phases: Sequence[Named]) -> str:
+    several = len({phase.device for phase in phases}) > 1
+    return ", ".join(f"{phase.phase} ({phase.device})" if several else phase.phase for phase in phases)
+
+
+def _curve(found: Fit | NotFitted, last: Size, along: str, first: int, end: int) -> list[tuple[float, float]]:
+    """The fit from the first to the end, where it says something."""
+    if isinstance(found, NotFitted):
+        return []
+    values = sorted({first + round(step * (end - first) / STEPS) for step in range(STEPS + 1)})
+    told = ((value, found.at(last._replace(**{along: value}))) for value in values)
+    return [(value, peak / MIB) for value, peak in told if not isinstance(peak, NotFitted)]
+
+
+def _mark_take_overs(panel: Axes, line: Line) -> None:
+    """A band from the last point where one phase has the peak to the first where the next one has."""
+    for before, after in pairwise(line.reigns):
+        if before.last is not None and after.last is not None:
+            panel.axvspan(before.last, after.first, color=BAND, alpha=0.25, linewidth=0)
+            place = ((before.last + after.first) / 2, 0.98)
+            said = f"{after.phase.phase}\ntakes over"
+            panel.annotate(said, place, xycoords=ACROSS, ha="center", va="top", fontsize=8)
+
+
+def _mark_failures(panel: Axes, family: Family, line: Line) -> list[int]:
+    """What was asked for on the line and did not pass, and where that is."""
+    along, sizes = line.along, line.sizes
+    key = SIZE[1 - SIZE.index(along)]
+    there: dict[int, str] = {row[along]: row["status"] for row in family.rows if row[key] == line.at}
+    passed = {getattr(size, along) for size in sizes}
+    failed = {value: status for value, status in there.items() if value is not None and value not in passed}
+    for value, status in failed.items():
+        panel.plot([value], [0], "x", color="black", markersize=7, clip_on=False, zorder=4)
+        panel.annotate(status, (value, 0), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)
+    return list(failed)

@@ -1,0 +1,189 @@
+"""What a person sees while a sweep runs, and at its end: one line per attempt, and on a terminal what is under way."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runners.outcome import Outcome, Status
+from runners.point import Point
+from sweeper.frontier.open_values import Searched
+from sweeper.plan import Plan
+
+GIB = 2**30
+SAYS = {
+    Status.OK: "fits",
+    Status.OOM: "out of memory",
+    Status.OOM_KILLED: "killed for want of memory",
+    Status.KILLED: "killed",
+    Status.CRASHED: "crashed",
+    Status.TIMEOUT: "timed out",
+    Status.ERROR: "error",
+    Status.UNAVAILABLE: "unavailable",
+    Status.INTERRUPTED: "interrupted",
+    Status.LOST: "lost",
+}
+
+
+class Show:
+    """One plain line per finished attempt: for files, pipes and logs."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._keys = [dimension.key for dimension in plan.dimensions]
+        self._objective, self._margin = plan.run.objective, plan.run.margin
+        self._total = 0
+        self._done = 0
+
+    def planned(self, device: str, point: Point) -> None:
+        self._total += 1
+
+    def began(self, device: str, point: Point) -> None:
+        pass
+
+    def waiting(self, device: str, point: Point, holder: str) -> None:
+        self._line(f"{self._named(device, point)}  waits: {holder} is on {device}")
+
+    def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
+        self._done += 1
+        self._line(f"{self._named(device, point)}  {told(outcome)}{'  (measured before)' if recalled else ''}")
+
+    def gave_up(self, device: str, why: str) -> None:
+        self._line(f"{device}  stops here: {why}")
+
+    def tick(self) -> None:
+        pass
+
+    def stopped(self, why: str) -> None:
+        print(f"sweeper: {why}", file=sys.stderr)
+
+    def ended(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        folder: Path,
+        beside: Sequence[Mapping[str, Any]] | None = None,
+        searched: Sequence[Searched] = (),
+    ) -> None:
+        """Counts per status that add up to the points asked for, the frontier, and where everything is.
+
+        `beside`: all rows of the run, also of points that this sweep did not ask for. `searched`: in intervals.
+        """
+        from sweeper.frontier.edges import frontier_text
+
+        counts = Counter(str(row["status"]) for row in rows)
+        self._line("")
+        told = ", ".join(f"{count} {status}" for status, count in counts.items())
+        self._line(f"{sum(counts.values())} points: {told}")
+        self._line("")
+        self._line(frontier_text(rows, self._objective, self._margin, beside, searched))
+        self._line("")
+        self._line(f"tables: {_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier")
+
+    def _named(self, device: str, point: Point) -> str:
+        words = [f"{key}={point.get(key)}" for key in self._keys] or [str(point.get("workload"))]
+        return f"{device}  {' '.join(words)}"
+
+    def _line(self, text: str) -> None:
+        try:
+            print(text, flush=True)
+        except OSError as error:
+            # Nobody reads on (`| head`), or there is no room for it: what is measured goes to files, so it goes on.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                self.stopped(f"the output cannot be written, and the sweep goes on without it: {error.strerror}")
+
+
+class TerminalShow(Show):
+    """The same lines, above one that says what is under way. Redrawn by the sweep's own loop: no thread."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False, emoji=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._under_way: dict[str, tuple[str, float]] = {}
+        self._seconds: list[float] = []
+
+    def began(self, device: str, point: Point) -> None:
+        self._under_way[device] = self._named(device, point), time.monotonic()
+        self.tick()
+
+    def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
+        self._under_way.pop(device, None)
+        if not recalled and outcome.duration_s is not None:
+            self._seconds.append(outcome.duration_s)
+        super().settled(device, point, outcome, recalled)
+
+    def tick(self) -> None:
+        from rich.text import Text
+
+        now = time.monotonic()
+        words = [f"{self._done} of {self._total}"]
+        words += [f"{name}, {now - since:.0f} s" for name, since in self._under_way.values()]
+        left = self._total - self._done
+        if self._seconds and left:
+            words.append(f"about {_duration(left * sum(self._seconds) / len(self._seconds))} left")
+        self._live.update(Text(" · ".join(words), style="dim", overflow="ellipsis", no_wrap=True), refresh=True)
+
+    def ended(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        folder: Path,
+        beside: Sequence[Mapping[str, Any]] | None = None,
+        searched: Sequence[Searched] = (),
+    ) -> None:
+        self._live.stop()
+        super().ended(rows, folder, beside, searched)
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def show_for(plan: Plan, folder: Path) -> Iterator[Show]:
+    """The way of showing that fits where the output goes."""
+    if not sys.stdout.isatty():
+        yield Show(plan)
+        return
+    show = TerminalShow(plan)
+    with show._live:
+        yield show
+
+
+def told(outcome: Outcome) -> str:
+    """How an attempt ended, in a few words: the peak, with the name of its counter and unit, and where it failed."""
+    words = [SAYS.get(outcome.status, str(outcome.status))]
+    if outcome.failed_phase is not None and outcome.phases:
+        words.append(f"in {outcome.failed_phase}")
+    text = " ".join(words)
+    peak = outcome.peak(outcome.deciding)
+    if peak is not None:
+        text += f", {peak / GIB:.2f} GiB {outcome.deciding}{' so far' if outcome.peak_is_partial else ''}"
+    if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
+        text += f"; it would take {outcome.unlimited_peak_bytes / GIB:.2f} GiB"
+    if outcome.fits is None and outcome.error_message:
+        text += f": {outcome.error_type + ': ' if outcome.error_type else ''}{_first_line(outcome.error_message)}"
+    return text
+
+
+def _first_line(message: str) -> str:
+    line = message.strip().partition("\n")[0]
+    return line if len(line) <= 160 else line[:157] + "..."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def _short(folder: Path) -> str:
+    try:
+        return str(folder.relative_to(Path.cwd()))
+    except ValueError:
+        return str(folder)

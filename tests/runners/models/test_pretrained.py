@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+import yaml
+
+CONF = Path(__file__).parents[3] / "conf" / "model"
+
+
+@pytest.fixture
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, decoder: dict[str, Any]) -> Path:
+    """A decoder in bfloat16, saved as its library saves it."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "minute"
+    torch.manual_seed(7)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**decoder["config"], tie_word_embeddings=True))
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No test reaches for the hub: its client refuses, and its cache is empty."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def pretrained(path: Path | str, revision: str | None = None) -> dict[str, Any]:
+    return {"name": "pretrained", "library": "transformers", "path": str(path), "revision": revision}
+
+
+def test_the_weights_are_the_checkpoints(run: Any, settled: Any, checkpoint: Path) -> None:
+    from runners.models import transformers_models
+
+    network = transformers_models.build(settled(model=pretrained(checkpoint)), "cpu")
+    saved = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    for name, parameter in saved.named_parameters():
+        assert torch.equal(parameter, network.module.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_dtype_asked_for_wins_over_the_checkpoints(run: Any, checkpoint: Path, dtype: str) -> None:
+    model = run(model=pretrained(checkpoint), dtype=dtype).model
+    assert model["storage_dtype"] == dtype
+    assert model["parameter_bytes"] == model["parameters"] * (4 if dtype == "float32" else 2)
+    assert model["model_revision"] is None
+    assert model["attention_used"] == "sdpa"
+
+
+def test_a_checkpoint_can_be_trained(run: Any, checkpoint: Path) -> None:
+    losses = run("train", model=pretrained(checkpoint), warmup=2).returned["metrics"]["losses"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", ["bert", "vit", "t5"])
+def test_a_checkpoint_of_any_architecture_is_loaded_by_the_class_that_it_names(
+    run: Any, settled: Any, tmp_path: Path, name: str
+) -> None:
+    from runners.models import transformers_models
+
+    described = yaml.safe_load((CONF / f"tiny-{name}.yaml").read_text())
+    made = transformers_models.build(settled(model=described, seed=3), "cpu").module
+    made.save_pretrained(tmp_path / name)
+    loaded = transformers_models.build(settled(model=pretrained(tmp_path / name)), "cpu")
+    assert type(loaded.module) is type(made)
+    for parameter, weights in made.named_parameters():
+        assert torch.equal(weights, loaded.module.get_parameter(parameter)), parameter
+    drawn, saved = run(model=described, seed=3), run(model=pretrained(tmp_path / name), seed=3)
+    assert saved.returned["metrics"]["checksum"] == drawn.returned["metrics"]["checksum"]
+    assert saved.phase("warm_forward", 0)["shapes"] == drawn.phase("warm_forward", 0)["shapes"]
+
+
+def test_another_head_can_be_asked_of_a_checkpoint(settled: Any, checkpoint: Path) -> None:
+    from runners.models import transformers_models
+
+    model = {**pretrained(checkpoint), "architecture": "LlamaModel"}
+    assert type(transformers_models.build(settled(model=model), "cpu").module).__name__ == "LlamaModel"
+
+
+def test_a_folder_of_the_hubs_cache_tells_its_revision(run: Any, checkpoint: Path, tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cached = tmp_path / "hub" / "models--someone--minute"
+    shutil.copytree(checkpoint, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    assert run(model=pretrained(cached / "snapshots" / commit)).model["model_revision"] == commit
+    assert run(model=pretrained("someone/minute")).model["model_revision"] == commit
+
+
+def test_a_hub_that_cannot_be_reached_is_unavailable(run: Any) -> None:
+    from runners.phases import Unavailable
+
+    with pytest.raises(Unavailable, match=r"someone/nothing is no folder here, and the hub cannot be reached"):
+        run(model=pretrained("someone/nothing"))
+
+
+@pytest.mark.parametrize("path", ["./checkpoints/none", "/nowhere/at/all", "~/none/at/all"])
+def test_a_folder_that_is_not_there_is_never_looked_for_on_the_hub(run: Any, path: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"model.path=.*: no such folder"):
+        run(model=pretrained(path))
+
+
+def test_a_folder_has_no_revision_to_choose(run: Any, checkpoint: Path) -> None:
+    with pytest.raises(ValueError, match=r"model.revision=main: .* is a folder"):
+        run(model=pretrained(checkpoint, "main"))
+
+
+def test_a_context_beyond_a_checkpoints_positions_is_refused(run: Any, tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=96, n_positions=16, n_embd=32, n_layer=1, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    with pytest.raises(ValueError, match=r"context=17: pretrained has 16 positions"):
+        run(model=pretrained(tmp_path / "gpt"), context=17)

@@ -1,0 +1,182 @@
+"""Quantised weights, counted on what is stored. Where a library is not there, its tests are left out, and say so."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import torch
+
+from runners.phases import Unavailable
+
+LIBRARY = {"int8": "torchao", "int4": "torchao", "nf4": "bitsandbytes"}
+
+
+def missing(scheme: str) -> bool:
+    return importlib.util.find_spec(LIBRARY[scheme]) is None
+
+
+def needs(scheme: str) -> Any:
+    return pytest.param(scheme, marks=pytest.mark.skipif(missing(scheme), reason=f"{LIBRARY[scheme]} is not there"))
+
+
+SCHEMES = [needs(scheme) for scheme in LIBRARY]
+HELD = 96 * 32 * 4 * 2 + 5 * 32 * 4  # the bytes of the decoder's embedding, output and norms in float32
+PROJECTIONS = {  # of one layer: out x in
+    "q": (32, 32), "k": (16, 32), "v": (16, 32), "o": (32, 32), "gate": (48, 32), "up": (48, 32), "down": (32, 48),
+}  # fmt: skip
+
+
+@pytest.fixture
+def wide() -> dict[str, Any]:
+    """A decoder whose largest layer is large beside all that is not quantised."""
+    sizes = {"vocab_size": 16, "hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    return {"name": "wide", "library": "transformers", "model_type": "llama", "config": sizes | heads}
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(each, marks=pytest.mark.skipif(not missing(each), reason="it is there")) for each in LIBRARY],
+)
+def test_a_library_that_is_not_there_is_unavailable_and_says_what_brings_it(run: Any, scheme: str) -> None:
+    with pytest.raises(Unavailable, match=rf"quantize={scheme}: {LIBRARY[scheme]}.*pip install 'sweeper\[quantize\]'"):
+        run(quantize=scheme)
+
+
+@pytest.mark.parametrize("scheme", LIBRARY)
+def test_what_cannot_be_quantised_is_refused_before_anything_is_measured(run: Any, settled: Any, scheme: str) -> None:
+    from runners.models import builders
+
+    with pytest.raises(ValueError, match=rf"quantize={scheme}: .* workload.method=lora"):
+        builders.prepare(settled("train", quantize=scheme, workload={"method": "full"}), "cpu")
+    with pytest.raises(Unavailable, match="there is no data"):
+        builders.prepare(settled(quantize=scheme), "meta")
+    with pytest.raises(Unavailable, match="float64"):
+        run(quantize=scheme, dtype="float64")
+
+
+def test_a_model_that_is_not_quantised_tells_nothing_of_it(run: Any, decoder: dict[str, Any]) -> None:
+    result = run(model=decoder, quantize="none")
+    assert result.phase("model_load")["metrics"] == {}
+    assert not {"quantized_modules", "scale_bytes"} & set(result.model)
+
+
+@pytest.mark.parametrize("scheme", [needs("int8")])
+def test_int8_stores_a_byte_for_each_weight_and_a_scale_and_zero_point_for_each_row(
+    run: Any, decoder: dict[str, Any], scheme: str
+) -> None:
+    rows, weights = sum(o for o, _ in PROJECTIONS.values()), sum(o * i for o, i in PROJECTIONS.values())
+    plain, result = run(model=decoder), run(model=decoder, quantize=scheme)
+    told = {"quantized_modules": 14, "kept_modules": {"float32": 7}, "scale_bytes": 2 * rows * (4 + 1)}
+    assert result.phase("model_load")["metrics"] == told
+    assert result.model["parameter_bytes"] == HELD + 2 * (weights + rows * 5)
+    assert result.model["parameters"] == plain.model["parameters"]
+    assert (result.model["storage_dtype"], result.model["compute_dtype"]) == ("float32+int8", "float32")
+
+
+@pytest.mark.parametrize("scheme", [needs("int4")])
+def test_int4_packs_two_weights_in_a_byte_and_keeps_layers_that_have_no_groups(
+    run: Any, decoder: dict[str, Any], scheme: str
+) -> None:
+    grouped = [o * i for o, i in PROJECTIONS.values() if i % 32 == 0]
+    kept = 32 * 48 * 4  # `down` reads 48 numbers
+    scales = 2 * sum(grouped) // 32 * 2 * 4
+    result = run(model=decoder, quantize=scheme)
+    told = {"quantized_modules": 12, "kept_modules": {"float32": 9}, "scale_bytes": scales}
+    assert result.phase("model_load")["metrics"] == told
+    assert result.model["parameter_bytes"] == HELD + 2 * kept + sum(grouped) + scales
+    assert result.model["storage_dtype"] == "float32+uint8"
+    half = run(model=decoder, quantize=scheme, dtype="bfloat16").model
+    assert (half["scale_bytes"], half["compute_dtype"]) == (scales // 2, "bfloat16")
+
+
+@pytest.mark.parametrize("scheme", [needs("nf4")])
+def test_nf4_packs_two_weights_in_a_byte_and_quantises_its_scales(
+    run: Any, decoder: dict[str, Any], scheme: str
+) -> None:
+    sizes = [o * i for o, i in PROJECTIONS.values()]
+    # A byte for each block of 64, and for each layer the tables of 16 and 256 numbers, an offset and the scales' scale.
+    scales = 2 * (sum(sizes) // 64 + len(sizes) * 4 * (16 + 256 + 1 + 1))
+    result = run(model=decoder, quantize=scheme)
+    told = {"quantized_modules": 14, "kept_modules": {"float32": 7}, "scale_bytes": scales}
+    assert result.phase("model_load")["metrics"] == told
+    assert result.model["parameter_bytes"] == HELD + sum(sizes) + scales
+    assert result.model["parameters"] == run(model=decoder).model["parameters"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_what_is_held_after_loading_is_what_the_parameters_store(run: Any, wide: dict[str, Any], scheme: str) -> None:
+    plain, result = run(model=wide), run(model=wide, quantize=scheme)
+    beside = plain.tensor("model_load", "end") - plain.model["parameter_bytes"]  # buffers, such as rotary frequencies
+    held = result.tensor("model_load", "end") - result.model["parameter_bytes"] - beside
+    assert 0 <= held <= 64 * 5 * result.model["quantized_modules"]  # small tensors are rounded up to 64 bytes
+    assert result.model["parameter_bytes"] < plain.model["parameter_bytes"] / 3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_model_is_there_in_its_dtype_before_it_is_quantised(run: Any, wide: dict[str, Any], scheme: str) -> None:
+    result = run(model=wide, quantize=scheme)
+    assert result.tensor("model_load", "peak") > run(model=wide).tensor("model_load", "end")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_pass_holds_a_layer_in_the_dtype_it_computes_in_where_its_kernel_makes_one(
+    run: Any, wide: dict[str, Any], scheme: str
+) -> None:
+    result = run(model=wide, quantize=scheme, batch=1, context=1)
+    layer = 256 * 2048 * 4
+    grown = result.tensor("warm_forward", "peak", 0) - result.tensor("warm_forward", "baseline", 0)
+    if scheme == "int4":  # its kernel reads the packed weights
+        assert grown < layer / 4
+    else:
+        assert layer <= grown < 2.2 * layer
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_output_is_nearly_that_of_the_model_it_was_made_of(settled: Any, wide: dict[str, Any], scheme: str) -> None:
+    from runners.models import builders, quantized_weights
+
+    point = settled(model=wide, quantize=scheme)
+    builders.prepare(point, "cpu")
+    network, quantised = builders._build({**point, "quantize": "none"}, "cpu"), builders._build(point, "cpu")
+    assert quantized_weights.asked(point) == scheme
+    inputs = network.inputs()
+    with torch.inference_mode():
+        expected, given = network.forward(inputs), quantised.forward(inputs)
+    error = (given - expected).norm() / expected.norm()
+    assert 0 < error < (0.05 if scheme == "int8" else 0.5)  # of two models that have nothing in common it is 1.4
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_network_of_torch_alone_is_quantised_too(run: Any, scheme: str) -> None:
+    told = run(quantize=scheme, dtype="bfloat16").model
+    assert (told["quantized_modules"], told["compute_dtype"]) == (2, "bfloat16")
+    assert told["kept_modules"] == {}
+
+
+@pytest.mark.parametrize("scheme", [needs("int8")])
+def test_a_model_without_a_linear_layer_to_quantise_is_refused(run: Any, scheme: str) -> None:
+    config = {"vocab_size": 96, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    gpt = {"name": "gpt", "library": "transformers", "model_type": "gpt2", "config": config}
+    with pytest.raises(ValueError, match=r"quantize=int8: gpt has no linear layer"):
+        run(model=gpt, quantize=scheme)
+
+
+@pytest.mark.parametrize("scheme", [needs("int8"), needs("nf4")])
+def test_adapters_are_trained_beside_quantised_weights(run: Any, decoder: dict[str, Any], scheme: str) -> None:
+    lora = {"method": "lora", "rank": 2, "alpha": 4, "dropout": 0.0, "targets": ["q_proj", "v_proj"]}
+    result = run("train", model=decoder, quantize=scheme, repeats=4, workload=lora)
+    losses = result.returned["metrics"]["losses"]
+    assert losses[-1] < losses[0]
+    assert result.model["trainable_parameters"] == 2 * 2 * ((32 + 32) + (32 + 16))
+    assert result.model["quantized_modules"] == 14
+
+
+@pytest.mark.parametrize("scheme", [needs("int4")])
+def test_adapters_beside_int4_are_unavailable_since_its_kernels_have_no_backward_pass(
+    run: Any, decoder: dict[str, Any], scheme: str
+) -> None:
+    with pytest.raises(Unavailable, match="no backward pass"):
+        run("train", model=decoder, quantize=scheme, workload={"method": "lora"})

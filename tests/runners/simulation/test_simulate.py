@@ -1,0 +1,284 @@
+"""An attempt on a card that is not there: real processes, real torch, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners.outcome import Outcome, Status
+from runners.simulation.simulate import Followed
+from tests.measuring import MIB, SETTLED, Lab
+
+GIB = 2**30
+CARD = {
+    "name": "a card", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2 * GIB, "context_bytes": GIB
+}  # fmt: skip
+WORKS = """
+import pathlib
+import torch
+
+def block(*, batch, device, phase):
+    with phase("take"):
+        held = torch.empty(batch, 2**20, dtype=torch.uint8, device=device)
+    with phase("copy"):
+        held + 1
+    return {"elements": held.numel()}
+
+def product(*, batch, device, phase):
+    with phase("make"):
+        weight = torch.empty(1024, 1024, device=device)
+    with phase("multiply"):
+        weight @ weight
+
+def asks(*, device):
+    torch.ones(3, device=device).softmax(0).sum().item()
+
+def counts(*, device, phase):
+    positions = torch.arange(10, device=device)
+    taken = int((positions > 6).sum())
+    with phase("take"):
+        torch.empty(taken, 2**20, dtype=torch.uint8, device=device)
+
+def careless(*, device):
+    try:
+        torch.rand(1, device=device).item()
+    except Exception:
+        torch.empty(2**30, dtype=torch.uint8, device=device)
+
+def no_room_here(*, device):
+    torch.zeros(2**50, dtype=torch.uint8)
+
+def grows(*, device, phase):
+    held = []
+    with phase("grow"):
+        for _ in range(4):
+            tensor = torch.empty(8, dtype=torch.uint8, device=device)
+            tensor.resize_(2**20)
+            held.append(tensor)
+
+def in_a_thread(*, device):
+    import threading
+    thread = threading.Thread(target=lambda: torch.empty(2**20, device=device))
+    thread.start()
+
+def compares(*, device):
+    ones = torch.empty(5, device=device)
+    try:
+        torch.allclose(ones, ones)
+    except RuntimeError:
+        torch.empty(2**30, device=device)
+
+def remembers(*, device):
+    torch.nn.LSTM(8, 8).to(device)(torch.empty(3, 2, 8, device=device))
+
+def asks_cuda(*, device):
+    torch.cuda.synchronize()
+
+def fails_once(*, device):
+    if not pathlib.Path("tried").exists():
+        pathlib.Path("tried").touch()
+        raise OSError("not there yet")
+
+def wrong(*, device):
+    raise ValueError("wrong from the start")
+
+def leaves_a_mark(*, batch, device):
+    with open("marks", "a") as marks:
+        marks.write("followed\\n")
+    torch.empty(batch, 2**20, dtype=torch.uint8, device=device)
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("works")
+    (folder / "works.py").write_text(WORKS)
+    lab = Lab(tmp_path_factory.mktemp("attempts"), folder)
+    yield lab
+    lab.engine.close()
+
+
+def on_card(
+    lab: Lab, target: str, card: Mapping[str, Any] = CARD, followed: Path | None = None, **settled: Any
+) -> Outcome:
+    workload = {"name": "custom", "target": f"works:{target}", "params": {}}
+    values = {**SETTLED, "model": None, "workload": workload, **settled}
+    device = "sim:cpu" if card["architecture"] == "cpu" else "sim:card"
+    attempt = lab.start_values(values, device=device, card=card, followed=followed)
+    return lab.settle(attempt).outcome
+
+
+def peaks(outcome: Outcome, counter: str) -> dict[str, int]:
+    return {phase.name: phase.peak[counter] for phase in outcome.phases if phase.name != "between"}
+
+
+def test_every_phase_has_what_an_allocator_would_count(lab: Lab) -> None:
+    outcome = on_card(lab, "block", batch=3)
+    assert outcome.status is Status.OK
+    assert peaks(outcome, "requested") == {"take": 3 * MIB, "copy": 6 * MIB}
+    assert peaks(outcome, "reserved") == {"take": 20 * MIB, "copy": 20 * MIB}
+    assert peaks(outcome, "used") == {"take": GIB + 20 * MIB, "copy": GIB + 20 * MIB}
+    assert outcome.metrics == {"elements": 3 * MIB}
+
+
+def test_nothing_that_was_not_measured_has_a_figure(lab: Lab) -> None:
+    outcome = on_card(lab, "block", batch=1)
+    assert outcome.peak("resident") is None
+    assert outcome.process_baseline == {}
+    assert {phase.elapsed_s for phase in outcome.phases} == {None}
+
+
+def test_what_is_refused_is_the_cards_and_told_in_the_allocators_words(lab: Lab) -> None:
+    outcome = on_card(lab, "block", batch=600)
+    assert (outcome.status, outcome.fits, outcome.failed_phase) == (Status.OOM, False, "copy")
+    assert outcome.requested_bytes == 600 * MIB
+    assert outcome.peak("allocated") == 600 * MIB
+    assert outcome.peak_is_partial
+    assert outcome.error_type == "torch.OutOfMemoryError"
+
+
+def test_a_point_that_is_refused_says_what_it_would_have_taken(lab: Lab) -> None:
+    assert on_card(lab, "block", batch=600).unlimited_peak_bytes == 1200 * MIB
+    assert on_card(lab, "block", batch=300).unlimited_peak_bytes == 600 * MIB
+
+
+def test_what_others_use_and_a_budget_are_no_room(lab: Lab) -> None:
+    assert on_card(lab, "block", batch=400).fits is True
+    assert on_card(lab, "block", {**CARD, "used_by_others_bytes": 512 * MIB}, batch=400).fits is False
+    assert on_card(lab, "block", batch=400, budget=700 * MIB).fits is False
+
+
+@pytest.mark.parametrize(("architecture", "workspace"), [("sm_80", 8_519_680), ("sm_90", 32 * MIB)])
+def test_the_first_product_brings_the_workspace_of_its_card(lab: Lab, architecture: str, workspace: int) -> None:
+    outcome = on_card(lab, "product", {**CARD, "architecture": architecture})
+    assert peaks(outcome, "requested") == {"make": 4 * MIB, "multiply": 8 * MIB + workspace}
+
+
+def test_on_a_cpu_the_tensors_count_and_nothing_else(lab: Lab) -> None:
+    cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
+    outcome = on_card(lab, "product", cpu)
+    assert peaks(outcome, "tensor") == {"make": 4 * MIB, "multiply": 8 * MIB}
+    refused = on_card(lab, "product", cpu, budget=6 * MIB)
+    assert (refused.status, refused.fits, refused.failed_phase) == (Status.OOM, False, "multiply")
+
+
+def test_whole_numbers_that_depend_on_no_data_decide_as_they_would(lab: Lab) -> None:
+    positions = 10 * 8
+    assert peaks(on_card(lab, "counts"), "requested") == {"take": 3 * MIB + positions}
+
+
+def test_a_number_that_is_not_computed_makes_the_point_unavailable_with_the_operators_name(lab: Lab) -> None:
+    outcome = on_card(lab, "asks")
+    assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
+    assert "aten._local_scalar_dense.default cannot be followed without data" in (outcome.error_message or "")
+
+
+def test_a_workload_that_goes_on_after_what_cannot_be_followed_has_no_number_either(lab: Lab) -> None:
+    outcome = on_card(lab, "careless")
+    assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
+
+
+def test_an_exception_of_the_workloads_own_is_an_error_as_on_any_device(lab: Lab) -> None:
+    outcome = on_card(lab, "wrong")
+    assert (outcome.status, outcome.error_message) == (Status.ERROR, "wrong from the start")
+
+
+def test_a_program_of_its_own_is_not_run_in_place_of_being_calculated(lab: Lab, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    workload = {"name": "command", "argv": ["touch", str(ran)], "threads": None, "environ": {}}
+    attempt = lab.start_values({**SETTLED, "model": None, "workload": workload}, device="sim:card", card=CARD)
+    outcome = lab.settle(attempt).outcome
+    assert outcome.status is Status.UNAVAILABLE
+    assert not ran.exists()
+
+
+def test_a_card_without_the_type_is_no_place_for_the_point_whatever_its_bytes(lab: Lab) -> None:
+    outcome = on_card(lab, "block", {**CARD, "architecture": "sm_70"}, dtype="bfloat16")
+    assert outcome.status is Status.UNAVAILABLE
+    assert "bfloat16 needs compute capability 8.0, and this card has 7.0" in (outcome.error_message or "")
+
+
+def test_a_point_is_followed_once_for_all_cards_of_an_architecture(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "point.followed"
+    large = on_card(lab, "leaves_a_mark", {**CARD, "total_bytes": 3 * GIB}, shared, batch=1500)
+    small = on_card(lab, "leaves_a_mark", CARD, shared, batch=1500)
+    assert (large.fits, small.fits) == (True, False)
+    assert (lab.cwd / "marks").read_text() == "followed\n"
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", "cpu"])
+def test_a_model_that_is_made_on_the_host_and_moved_takes_its_weights_alone_of_a_card(
+    lab: Lab, architecture: str
+) -> None:
+    """Making it takes more, of the host: there a tied head is drawn, and then given up for the embedding."""
+    card = CARD if architecture == "sm_90" else {**CARD, "architecture": "cpu", "total_bytes": None}
+    config = {
+        "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True,
+    }  # fmt: skip
+    model = {"name": "tied", "library": "transformers", "model_type": "llama", "config": config}
+    values = {
+        **SETTLED, "model": model, "workload": {"name": "forward", "logits": "all"}, "attention": None,
+        "context": 8, "warmup": 0, "repeats": 1,
+    }  # fmt: skip
+    device = "sim:card" if architecture == "sm_90" else "sim:cpu"
+    outcome = lab.settle(lab.start_values(values, device=device, card=card)).outcome
+    counter = "requested" if architecture == "sm_90" else "tensor"
+    (load,) = (phase for phase in outcome.phases if phase.name == "model_load")
+    head = 4096 * 64 * 4
+    more = load.peak[counter] - load.end[counter]
+    assert more == 0 if architecture == "sm_90" else more >= head
+    assert load.end[counter] >= outcome.model["parameter_bytes"]
+
+
+def test_no_room_on_this_machine_says_nothing_of_the_device(lab: Lab) -> None:
+    cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
+    for card in (CARD, cpu):
+        outcome = on_card(lab, "no_room_here", card)
+        assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
+
+
+def test_a_tensor_that_grows_in_its_place_grows_each_time(lab: Lab) -> None:
+    assert peaks(on_card(lab, "grows"), "requested") == {"grow": 4 * MIB + 8}  # the last one, while it moves
+
+
+@pytest.mark.parametrize(
+    ("target", "because"),
+    [
+        ("in_a_thread", "what a thread makes is not seen"),
+        ("compares", "aten.allclose.default cannot be followed without data"),
+        ("remembers", "aten.lstm cannot be followed without data"),
+        ("asks_cuda", "it asks for more than the device it is given"),
+    ],
+)
+def test_what_would_go_unseen_has_no_number(lab: Lab, target: str, because: str) -> None:
+    outcome = on_card(lab, target)
+    assert outcome.status is Status.UNAVAILABLE
+    assert because in (outcome.error_message or "")
+
+
+def test_a_failure_is_not_kept_for_the_next_attempt(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "followed"
+    assert on_card(lab, "fails_once", CARD, shared).status is Status.ERROR
+    assert on_card(lab, "fails_once", CARD, shared).status is Status.OK
+
+
+def test_what_is_not_as_it_was_written_is_followed_anew(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "followed"
+    on_card(lab, "block", CARD, shared, batch=3)
+    for torn in (b"", b"[]", shared.read_bytes()[:-7]):
+        shared.write_bytes(torn)
+        assert on_card(lab, "block", CARD, shared, batch=3).peak("requested") == 6 * MIB
+
+
+def test_what_is_followed_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    from array import array
+
+    followed = Followed([{"kind": "finished", "event": 2}], array("q", [512, -1]))
+    followed.write(tmp_path / "followed")
+    assert Followed.read(tmp_path / "followed") == followed
+    assert Followed.read(tmp_path / "nosuch") is None
+    assert [each.name for each in tmp_path.iterdir()] == ["followed"]

@@ -1,0 +1,415 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runners.outcome import Status
+from sweeper.errors import Mistake
+from sweeper.frontier.edges import NEEDS, frontier, frontier_text, readable
+from sweeper.tables.run_tables import Tables
+from sweeper.views.decision_sheet import main
+
+MIB, GIB = 2**20, 2**30
+
+
+def row(status: str = "ok", device: str = "cpu", **values: Any) -> dict[str, Any]:
+    """A row of points.parquet, with what a frontier needs of it."""
+    settled = {"model": "mlp", "workload": "forward", "dtype": "float32", "batch": 1, "context": 64, "warmup": 1}
+    more = {key: values.pop(key) for key in list(values) if key in NEEDS and key not in settled}
+    settled |= values
+    nested = {**settled, "model": {"name": "mlp"}, "workload": {"name": "forward"}}
+    fits = True if status == "ok" else False if status in ("oom", "oom_killed") else None
+    usual: dict[str, Any] = dict.fromkeys(NEEDS) | {
+        "run": "bill",
+        "device": device,
+        "kind": "calculated" if device.startswith("sim:") else "measured",
+        "config": json.dumps(nested),
+        "point_id": json.dumps(nested, sort_keys=True),
+        "status": status,
+        "fits": fits,
+    }
+    return usual | settled | more
+
+
+def line(statuses: Mapping[int, str], **values: Any) -> list[dict[str, Any]]:
+    return [row(status, batch=batch, **values) for batch, status in statuses.items()]
+
+
+def upto(limit: int, batches: Iterable[int], **values: Any) -> list[dict[str, Any]]:
+    return line({batch: "ok" if batch <= limit else "oom" for batch in batches}, **values)
+
+
+def largest(edges: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = (edge for edge in edges if edge["largest"])
+    return found
+
+
+@pytest.mark.parametrize(("limit", "answer"), [(1, 1), (6, 6), (7, 7), (8, 8), (9, 8)])
+def test_the_largest_that_fits_is_never_off_by_one(limit: int, answer: int) -> None:
+    edges = frontier(upto(limit, range(1, 9)))
+    assert largest(edges)["batch"] == answer
+    failing = [edge["batch"] for edge in edges if edge["side"] == "fails"]
+    assert failing == ([answer + 1] if answer < 8 else [])
+    assert largest(edges)["limit"] == ("memory" if answer < 8 else "not_reached")
+
+
+def test_where_nothing_fits_the_largest_is_null_and_not_a_number() -> None:
+    edges = frontier(upto(0, (1, 2, 4)))
+    none = largest(edges)
+    assert (none["batch"], none["point_id"], none["limit"], none["headroom_bytes"]) == (None, None, "memory", None)
+    assert [edge["batch"] for edge in edges if edge["side"] == "fails"] == [1]
+    assert "none fits" in frontier_text(upto(0, (1, 2, 4)))
+
+
+def test_where_nothing_told_there_is_no_edge_and_the_text_says_why() -> None:
+    rows = line({1: "unavailable", 2: "unavailable"}, device="cuda:0", error_message="no CUDA device")
+    assert frontier(rows) == []
+    text = frontier_text(rows)
+    assert "cuda:0  nothing told whether it fits: 2 unavailable (no CUDA device)" in text
+    assert "none fits" not in text
+
+
+@pytest.mark.parametrize("status", sorted({status.value for status in Status} - {"ok", "oom", "oom_killed"}))
+def test_only_an_answer_moves_the_frontier(status: str) -> None:
+    edges = frontier(line({1: "ok", 2: status, 4: "ok", 8: status}))
+    assert largest(edges)["batch"] == 4
+    assert [edge["side"] for edge in edges] == ["fits"]
+    tried = status in ("error", "timeout", "crashed", "killed")
+    assert largest(edges)["limit"] == ("other" if tried else "unknown")
+
+
+def test_memory_beyond_a_failure_of_another_kind_does_not_name_the_limit() -> None:
+    edges = frontier(line({1: "ok", 2: "error", 4: "oom"}, failed_phase="warm_forward"))
+    assert largest(edges)["limit"] == "other"
+    assert largest(edges)["untested_between"] == 1
+    assert [edge["untested_between"] for edge in edges] == [1, 1]
+
+
+def test_host_memory_of_a_gpu_attempt_is_a_limit_of_its_own_and_no_failure_of_the_device() -> None:
+    rows = line({1: "ok", 2: "oom"}, device="cuda:0")
+    rows[1] |= {"fits": None, "oom_scope": "host", "failed_phase": "model_load"}
+    edges = frontier(rows)
+    assert [(edge["side"], edge["limit"], edge["limiting_phase"]) for edge in edges] == [
+        ("fits", "host_memory", "model_load")
+    ]
+    assert "out of host memory in model_load" in frontier_text(rows)
+
+
+def test_the_limiting_phase_is_where_the_next_larger_one_failed() -> None:
+    rows = line({1: "ok", 2: "oom", 4: "oom"})
+    rows[1]["failed_phase"], rows[2]["failed_phase"] = "backward", "model_load"
+    assert [edge["limiting_phase"] for edge in frontier(rows)] == ["backward", "backward"]
+
+
+def test_in_two_directions_the_edge_is_every_maximal_passing_and_minimal_failing_point() -> None:
+    rows = [
+        row("ok" if batch * context <= 256 else "oom", batch=batch, context=context)
+        for batch in (1, 2, 4, 8)
+        for context in (64, 128, 256)
+    ]
+    edges = frontier(rows)
+    assert {edge["along"] for edge in edges} == {"batch,context"}
+    at = {side: [(e["batch"], e["context"]) for e in edges if e["side"] == side] for side in ("fits", "fails")}
+    assert at == {"fits": [(1, 256), (2, 128), (4, 64)], "fails": [(2, 256), (4, 128), (8, 64)]}
+    assert (largest(edges)["batch"], largest(edges)["context"]) == (4, 64)
+    assert all(edge["monotone"] and edge["limit"] == "memory" for edge in edges)
+
+
+@pytest.mark.parametrize(
+    ("objective", "answer"),
+    [("tokens", (1, 512)), ("batch", (4, 64)), ("context", (1, 512)), ("batch^2*context", (4, 64))],
+)
+def test_the_largest_is_the_one_the_objective_asks_for(objective: str, answer: tuple[int, int]) -> None:
+    fitting = [(1, 512), (2, 128), (4, 64)]
+    edges = frontier([row(batch=batch, context=context) for batch, context in fitting], objective)
+    assert (largest(edges)["batch"], largest(edges)["context"]) == answer
+
+
+def test_an_objective_may_name_a_key_that_ends_in_tokens() -> None:
+    rows = [row(batch=batch, **{"workload.new_tokens": new}) for batch, new in ((1, 64), (4, 8))]
+    for each, new in zip(rows, (64, 8), strict=True):
+        each["config"] = json.dumps({"workload": {"new_tokens": new}, "batch": each["batch"]})
+    assert largest(frontier(rows, "workload.new_tokens"))["batch"] == 1
+    assert frontier(rows)[0]["along"] == "batch,workload.new_tokens"
+
+
+def test_a_failure_below_a_pass_is_shown_as_not_monotone() -> None:
+    rows = line({1: "ok", 2: "oom", 4: "ok", 8: "oom"})
+    edges = frontier(rows)
+    assert not any(edge["monotone"] for edge in edges)
+    assert largest(edges)["batch"] == 4
+    assert "not monotone:        batch=2 fails" in frontier_text(rows)
+
+
+def test_dimensions_that_are_no_direction_separate_searches() -> None:
+    rows = [*upto(4, (1, 2, 4, 8)), *upto(2, (1, 2, 4, 8), warmup=3), *upto(8, (1, 2, 4, 8), dtype="bfloat16")]
+    found = {(edge["warmup"], edge["dtype"]): edge["batch"] for edge in frontier(rows) if edge["largest"]}
+    assert found == {(1, "float32"): 4, (3, "float32"): 2, (1, "bfloat16"): 8}
+    text = frontier_text(rows)
+    assert "warmup=3" in text
+
+
+def test_a_parameter_of_the_users_own_is_no_direction() -> None:
+    rows = []
+    for limit in (2, 4):
+        for each in upto(limit, (1, 2, 4, 8)):
+            config = json.loads(each["config"])
+            config["workload"]["params"] = {"limit": limit}
+            rows.append(each | {"workload.params.limit": limit, "config": json.dumps(config)})
+    found = {edge["workload.params.limit"]: edge["batch"] for edge in frontier(rows) if edge["largest"]}
+    assert found == {2: 2, 4: 4}
+
+
+def test_what_differs_in_a_key_without_a_column_is_another_search() -> None:
+    rows = upto(4, (1, 2, 4, 8))
+    other = [each | {"config": json.dumps(json.loads(each["config"]) | {"timeout": 5})} for each in upto(2, (1, 2, 4))]
+    assert [edge["batch"] for edge in frontier([*rows, *other]) if edge["largest"]] == [4, 2]
+
+
+def test_devices_and_calculated_rows_are_never_mixed() -> None:
+    rows = [*upto(4, (1, 2, 4, 8)), *upto(2, (1, 2, 4, 8), device="sim:rtx-4090")]
+    found = {(edge["device"], edge["kind"]): edge["batch"] for edge in frontier(rows) if edge["largest"]}
+    assert found == {("cpu", "measured"): 4, ("sim:rtx-4090", "calculated"): 2}
+    assert "(calculated, not measured)" in frontier_text(rows)
+
+
+def test_a_point_that_passes_sometimes_does_not_count_as_fitting() -> None:
+    rows = line({1: "ok", 2: "ok", 4: "oom"})
+    rows[1]["flaky"] = True
+    assert largest(frontier(rows))["batch"] == 1
+    assert "flaky" in frontier_text(rows)
+
+
+def test_headroom_is_what_is_left_of_the_limit_in_the_counter_that_decides() -> None:
+    on_budget = row(
+        budget_bytes=GIB, budget_used_bytes=GIB - 5, peak_resident_bytes=3 * GIB, device_total_bytes=16 * GIB
+    )
+    on_device = row(
+        device="cuda:0", device_total_bytes=24 * GIB, peak_used_bytes=20 * GIB, peak_reserved_bytes=21 * GIB
+    )
+    unknown = row(device="cuda:0", peak_used_bytes=20 * GIB)
+    found = [largest(frontier([each])) for each in (on_budget, on_device, unknown)]
+    assert [(edge["headroom_bytes"], edge["headroom_counter"]) for edge in found] == [
+        (5, "budget_used_bytes"),
+        (3 * GIB, "peak_reserved_bytes"),
+        (None, None),
+    ]
+
+
+def test_the_budget_is_named_also_where_the_first_point_was_not_measured() -> None:
+    rows = [row("skipped"), row(batch=2, budget_bytes=GIB, budget_kind="data_limit")]
+    assert "budget 1.00 GiB (data_limit)" in frontier_text(rows)
+
+
+def test_points_between_that_did_not_tell_are_counted_unless_others_imply_them() -> None:
+    edges = frontier(line({1: "ok", 2: "not_run", 3: "timeout", 4: "oom", 8: "not_run", 16: "oom"}))
+    assert [(edge["batch"], edge["untested_between"]) for edge in edges] == [(1, 2), (4, 2)]
+
+
+def test_a_skipped_neighbour_is_as_good_as_what_implies_it() -> None:
+    rows = [
+        row("ok", batch=4, context=64),
+        row("oom", batch=8, context=32, point_id="0123456789abcdef", failed_phase="backward"),
+        row("skipped", batch=8, context=64, skipped_because="01/0123456789abcdef.cpu.1"),
+    ]
+    edge = largest(frontier(rows))
+    assert (edge["limit"], edge["limiting_phase"], edge["untested_between"]) == ("memory", "backward", 0)
+
+
+def test_one_point_alone_is_searched_along_batch_and_context() -> None:
+    (edge,) = frontier([row(batch=3, context=7)])
+    assert (edge["along"], edge["batch"], edge["context"], edge["limit"]) == ("batch,context", 3, 7, "not_reached")
+
+
+def test_a_program_without_batch_and_context_has_a_frontier_too() -> None:
+    point = row() | {"batch": None, "context": None, "config": "{}"}
+    (edge,) = frontier([point])
+    assert (edge["side"], edge["along"]) == ("fits", "")
+    assert "largest that fits" in frontier_text([point])
+
+
+grids = st.integers(1, 3).flatmap(
+    lambda directions: st.dictionaries(
+        st.tuples(*[st.integers(1, 4)] * directions), st.sampled_from(["ok", "oom", "error"]), min_size=2
+    )
+)
+
+
+@given(grids)
+def test_the_edge_is_what_its_definition_says_whatever_was_found(found: dict[tuple[int, ...], str]) -> None:
+    keys = ("batch", "context", "workload.new_tokens")[: len(next(iter(found)))]
+    rows = []
+    for at, status in found.items():
+        values = dict(zip(keys, at, strict=True))
+        config = {
+            "workload": {"new_tokens": values.get("workload.new_tokens")},
+            **{k: v for k, v in values.items() if "." not in k},
+        }
+        rows.append(row(status, **values) | {"config": json.dumps(config)})
+    fitting = {at for at, status in found.items() if status == "ok"}
+    failing = {at for at, status in found.items() if status == "oom"}
+
+    def below(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+    edges = frontier(rows, along=keys)
+    at = {side: [tuple(e[key] for key in keys) for e in edges if e["side"] == side] for side in ("fits", "fails")}
+    maximal = {one for one in fitting if not any(below(one, other) for other in fitting)}
+    minimal = {one for one in failing if not any(below(other, one) for other in failing)}
+    assert set(at["fails"]) == minimal
+    if fitting:
+        assert set(at["fits"]) == maximal
+    elif failing:
+        assert at["fits"] == [(None,) * len(keys)]
+    assert len(edges) == len(set(at["fits"])) + len(set(at["fails"]))
+    crossed = any(below(fails, fits) for fits in fitting for fails in failing)
+    assert all(edge["monotone"] is not crossed for edge in edges)
+    for edge, one in zip(edges, [*at["fits"], *at["fails"]], strict=True):
+        if edge["side"] == "fits" and edge["point_id"] is not None:
+            silent = set(found) - fitting - failing
+            implying = {low for low in failing if not any(below(low, each) for each in fitting)}
+            between = {each for each in silent if below(one, each) and not any(below(low, each) for low in implying)}
+            implying = {high for high in fitting if not any(below(each, high) for each in failing)}
+            between = {each for each in between if not any(below(each, high) for high in implying)}
+            assert edge["untested_between"] == len(between)
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1303 * 10**6, "1.21 GiB"),
+        (2**30, "1.00 GiB"),
+        (512 * MIB, "512.00 MiB"),
+        (-46 * MIB, "-46.00 MiB"),
+        (12, "12 bytes"),
+    ],
+)
+def test_bytes_are_said_in_the_unit_that_is_named(count: int, said: str) -> None:
+    assert readable(count) == said
+
+
+def test_many_searches_do_not_flood_the_screen() -> None:
+    rows = [each for warmup in range(40) for each in upto(2, (1, 2, 4), warmup=warmup)]
+    lines = frontier_text(rows).splitlines()
+    assert len(lines) < 70
+    assert "20 more" in lines[-1]
+
+
+def test_the_command_prints_the_decision_sheet(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = swept(written)
+    assert main([str(run.folder)]) == 0
+    text = capsys.readouterr().out
+    sections = ["OBSERVED", "CALCULATED", "ASSUMED", "ENVIRONMENT", "RAW RESULTS"]
+    places = [text.index(section) for section in sections]
+    assert places == sorted(places)
+    observed, calculated = text[: places[1]], text[places[1] : places[2]]
+    assert "largest that fits:   batch=2  peak 347.00 MiB resident" in observed
+    assert "smallest that fails: batch=4  out of memory in cold_forward" in observed
+    assert "cuda:0  nothing told whether it fits: 3 unavailable (torch is a CPU build)" in observed
+    assert "phases passed: inputs; failed: cold_forward" in observed
+    assert "347.00 MiB  (363,855,872 bytes)" in observed
+    assert "weights" in calculated
+    assert "weights" not in observed
+    assert str(run.folder / "points") in text
+
+
+def test_the_command_gives_the_same_as_json(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run = swept(written)
+    main([str(run.folder), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [edge["batch"] for edge in found["observed"]["frontier"]] == [2, 4]
+    assert found["observed"]["points"] == {"cpu": {"ok": 2, "oom": 1}, "cuda:0": {"unavailable": 3}}
+    assert {load["is"]: load["at"]["batch"] for load in found["observed"]["loads"]} == {
+        "largest that fits": 2,
+        "next larger, largest tried": 4,
+    }
+    assert found["observed"]["loads"][0]["counters"]["peak_resident_bytes"] == 347 * MIB
+    assert [term["term"] for term in found["calculated"]["estimates"]] == ["weights"]
+    assert found["environment"][0]["torch"] == "2.13.0+cpu"
+    assert Path(found["raw_results"]).is_dir()
+
+
+def test_the_command_reads_a_run_that_was_killed_before_it_wrote_tables(
+    written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = swept(written, write=False)
+    main([str(run.folder)])
+    assert "batch=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["absent"], ["--jsn", "absent"]])
+def test_a_wrong_command_is_a_mistake(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistake):
+        main(arguments)
+
+
+def test_a_run_named_without_its_folder_is_told_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outputs" / "bill").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Mistake, match="did you mean outputs/bill"):
+        main(["bill"])
+
+
+def test_the_frontier_is_a_table_of_the_run(written: Any) -> None:
+    run = swept(written)
+    edges = pd.read_parquet(run.folder / "frontier.parquet")
+    assert list(edges.side) == ["fits", "fails"]
+    assert edges.batch.dtype == pd.Int64Dtype()
+    assert edges.headroom_bytes[0] == 14 * GIB - 128 * MIB
+    assert edges.largest[1] is pd.NA
+
+
+def swept(written: Any, write: bool = True) -> Any:
+    run = written({"batch": [1, 2, 4]})
+    run.device("cuda:0", unavailable="torch is a CPU build")
+    one, two, four = (run.ask(batch=batch) for batch in (1, 2, 4))
+    run.passes(one)
+    run.passes(two, peak=(219 + 128) * MIB)
+    run.is_refused(four)
+    if write:
+        Tables(run.folder).write()
+    return run
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "helps"),
+    [
+        ("model_load", {}, False),
+        ("warm_step", {}, False),
+        ("export", {}, False),
+        ("cold_backward", {}, True),
+        ("model_load", {"workload": "custom"}, True),
+        ("evaluation", {"evaluation": {"batch": 8, "context": None}}, False),
+        ("evaluation", {"evaluation": {"batch": None, "context": 512}}, True),
+    ],
+)
+def test_where_a_smaller_batch_would_not_help_the_edge_says_so(phase: str, more: dict[str, Any], helps: bool) -> None:
+    config = json.dumps({"model": {"name": "mlp"}, "workload": {"name": "train", **more}, "batch": 4, "context": 64})
+    failed = row("oom", batch=4, **{"workload": "train"} | {"workload": more.get("workload", "train")})
+    text = frontier_text([row(batch=1), failed | {"failed_phase": phase, "config": config}])
+    told = [line for line in text.splitlines() if f"out of memory in {phase}" in line]
+    assert len(told) == 1
+    assert ("a smaller batch would not help" not in told[0]) is helps
+
+
+def test_many_cards_have_a_line_each_by_their_size_and_what_is_measured_stands_as_ever() -> None:
+    sizes = {"sim:large": 80, "sim:small": 8, "sim:middle": 24, "sim:none": 4}
+    rows = [
+        each
+        for card, size in sizes.items()
+        for each in upto(size // 8, (1, 2, 4), device=card, device_total_bytes=size * GIB)
+    ]
+    text = frontier_text([*rows, *upto(2, (1, 2, 4))]).splitlines()
+    assert text[0] == "mlp  forward  float32  (calculated, not measured)"
+    assert [line.split()[0] for line in text[1:5]] == ["sim:none", "sim:small", "sim:middle", "sim:large"]
+    assert "none fits; the smallest, batch=1: out of memory" in text[1]
+    assert "80.00 GiB  batch=4; nothing larger was tried" in text[4]
+    assert text[5].startswith("cpu  mlp  forward  float32")

@@ -1,0 +1,195 @@
+"""One spelling for each device, and what it is on this machine: from the answers that a probe gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeper.cards import Cards
+from sweeper.errors import Mistake
+from sweeper.plan import Device
+from sweeper.planning import devices
+
+GIB = 2**30
+H100 = {
+    "name": "NVIDIA H100", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 80 * GIB, "context_bytes": GIB
+}  # fmt: skip
+NO_CARDS = Cards((), H100.__getitem__)  # type: ignore[arg-type, return-value]
+CARDS = Cards(("h100", "twin"), lambda name: H100)
+
+
+def gpu(index: int, idle: bool | None = True, total: int = 80 * GIB) -> dict[str, Any]:
+    uuid = f"GPU-{index}"
+    return {"index": index, "name": "H100", "uuid": uuid, "total_bytes": total, "idle": idle, "capability": "9.0"}
+
+
+def answer(*gpus: Mapping[str, Any], **others: Any) -> dict[str, Any]:
+    return {"torch": "2.13.0", "torch_error": None, "gpus": list(gpus), "gpus_error": None, **others}
+
+
+def resolved(names: list[str], answered: Mapping[str, Any]) -> tuple[tuple[Device, ...], list[str]]:
+    said: list[str] = []
+    return devices.resolve(devices.canonical(names), lambda: answered, said.append, NO_CARDS), said
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DRIVERS", (tmp_path,))
+
+
+@pytest.fixture
+def no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "DRIVERS", (tmp_path / "nosuch",))
+
+
+def never() -> Mapping[str, Any]:
+    raise AssertionError("the probe was asked without need")
+
+
+def test_one_device_under_two_spellings_is_one_device() -> None:
+    assert devices.canonical(["cuda", "cpu", "cuda:0", "cpu"]) == ("cuda:0", "cpu")
+    assert devices.canonical(["cuda+cuda:1"]) == ("cuda:0+cuda:1",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gpu", "cuda:x", "CUDA:0", "cuda:-1", "cuda:01", "cuda:", "CPU", "", "cpu+cuda:0", "cuda:0+cuda",
+     "mps", 0, "cuda:0,cpu"],
+)  # fmt: skip
+def test_what_is_no_device_is_refused_by_name(name: Any) -> None:
+    with pytest.raises(Mistake, match=r"devices=") as mistake:
+        devices.canonical([name])
+    assert str(name) in str(mistake.value)
+
+
+def test_no_device_at_all_is_refused() -> None:
+    with pytest.raises(Mistake, match=r"devices=\[\]"):
+        devices.canonical([])
+
+
+def test_auto_stands_alone() -> None:
+    with pytest.raises(Mistake, match="stand alone"):
+        devices.canonical(["auto", "cpu"])
+
+
+def test_the_cpu_is_known_without_asking() -> None:
+    (cpu,) = devices.resolve(("cpu",), never, print, NO_CARDS)
+    assert (cpu.name, cpu.kind, cpu.unavailable) == ("cpu", "cpu", None)
+    assert cpu.total_bytes is None or cpu.total_bytes > 0
+
+
+def test_a_named_gpu_is_matched_by_its_index() -> None:
+    (second,), _ = resolved(["cuda:1"], answer(gpu(0), gpu(1, total=24 * GIB)))
+    assert (second.name, second.kind, second.uuid, second.total_bytes) == ("cuda:1", "cuda", "GPU-1", 24 * GIB)
+
+
+def test_several_at_once_are_never_summed() -> None:
+    (pair,), _ = resolved(["cuda:0+cuda:1"], answer(gpu(0), gpu(1, total=24 * GIB)))
+    assert (pair.uuid, pair.total_bytes) == ("GPU-0+GPU-1", 24 * GIB)
+
+
+def test_a_missing_gpu_says_why_and_is_not_replaced() -> None:
+    (missing, cpu), _ = resolved(["cuda:7", "cpu"], answer(gpu(0)))
+    assert missing.unavailable == "there is no cuda:7 here, but cuda:0"
+    assert cpu.unavailable is None
+    (without_torch,), _ = resolved(["cuda:0"], answer(torch=None, torch_error="torch cannot be imported"))
+    assert without_torch.unavailable == "torch cannot be imported"
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_auto_without_a_driver_is_the_cpu_and_says_so() -> None:
+    said: list[str] = []
+    (cpu,) = devices.resolve(("auto",), never, said.append, NO_CARDS)
+    assert cpu.name == "cpu"
+    assert said == ["devices=auto: no GPU here, so the points are measured on cpu"]
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize(
+    ("gpus", "chosen"),
+    [
+        ([gpu(0, idle=False), gpu(1)], "cuda:1"),
+        ([gpu(0, idle=None), gpu(1)], "cuda:1"),
+        ([gpu(0, idle=None)], "cuda:0"),
+        ([gpu(0, idle=False)], "cpu"),
+        ([], "cpu"),
+    ],
+)
+def test_auto_is_one_idle_gpu_else_the_cpu_and_says_so(gpus: list[dict[str, Any]], chosen: str) -> None:
+    (device,), said = resolved(["auto"], answer(*gpus, gpus_error=None if gpus else "torch sees no device"))
+    assert device.name == chosen
+    assert len(said) == 1
+    assert chosen in said[0]
+
+
+@pytest.mark.usefixtures("driver")
+def test_all_is_every_visible_gpu() -> None:
+    found, _ = resolved(["all"], answer(gpu(0, idle=False), gpu(1)))
+    assert [device.name for device in found] == ["cuda:0", "cuda:1"]
+
+
+@pytest.mark.usefixtures("driver")
+def test_all_without_a_visible_gpu_is_refused_with_the_reason() -> None:
+    with pytest.raises(Mistake, match="hides every device"):
+        resolved(["all"], answer(gpus_error="CUDA_VISIBLE_DEVICES='' hides every device"))
+
+
+@pytest.mark.usefixtures("no_driver")
+def test_all_without_a_driver_is_refused() -> None:
+    with pytest.raises(Mistake, match="devices=all"):
+        devices.resolve(("all",), never, print, NO_CARDS)
+
+
+def test_a_calculated_device_has_the_figures_of_its_card() -> None:
+    (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
+    assert (device.name, device.kind, device.total_bytes) == ("sim:h100", "sim", 80 * GIB)
+    assert device.card is not None
+    assert device.card["context_bytes"] == GIB
+
+
+def test_all_cards_can_be_asked_at_once_and_each_is_there_once() -> None:
+    found = devices.resolve(("sim:h100", "sim:all"), never, print, CARDS)
+    assert [device.name for device in found] == ["sim:h100", "sim:twin"]
+
+
+def test_a_card_that_is_not_there_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(Mistake, match=r"devices=sim:h10: no such card \(did you mean h100\?\)"):
+        devices.resolve(("sim:h10",), never, print, CARDS)
+
+
+@pytest.mark.parametrize("key", ["total_bytes", "context_bytes"])
+def test_a_card_without_a_figure_is_refused_by_its_file(key: str) -> None:
+    cards = Cards(("mine",), lambda name: {**H100, key: None})
+    with pytest.raises(Mistake, match=rf"card/mine.yaml: {key}=None: must be a whole number of bytes"):
+        devices.resolve(("sim:mine",), never, print, cards)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [
+        ("vendor", "intel", "must be nvidia or amd"),
+        ("architecture", "hopper", "must be as in sm_90 or gfx942"),
+        ("total_bytes", 2**70, "must be a whole number of bytes"),
+        ("context_bytes", 81 * GIB, "must be less than total_bytes"),
+        ("memory", 1, "is no key of a card"),
+    ],
+)
+def test_a_card_that_cannot_be_is_refused_by_its_key(key: str, value: Any, right: str) -> None:
+    cards = Cards(("mine",), lambda name: {**H100, key: value})
+    with pytest.raises(Mistake, match=rf"card/mine.yaml: {key}.*{right}"):
+        devices.resolve(("sim:mine",), never, print, cards)
+
+
+def test_what_moves_memory_and_is_not_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    with pytest.raises(Mistake, match="PYTORCH_NO_CUDA_MEMORY_CACHING=1 is not followed; unset it"):
+        devices.resolve(("sim:h100",), never, print, CARDS)
+
+
+def test_an_allocators_setting_that_cannot_be_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
+    with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not followed"):
+        devices.resolve(("sim:h100",), never, print, CARDS)

@@ -1,0 +1,529 @@
+"""Overrides in, a plan out: what a command line means, without anything being run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+
+from runners.point import Point
+from sweeper.designs.frontier import DESIGNS
+from sweeper.errors import Mistake
+from sweeper.plan import Plan
+from sweeper.planning.planner import CONF, plan_of, read
+from sweeper.planning.probes import Probes
+
+WL = """\
+    def threshold(batch=1, context=1, limit=8192, **_): ...
+    def narrow(*, batch, width=3): ...
+    def needy(*, batch, width): ...
+"""
+
+
+def plan(*overrides: str, devices: str | None = "cpu") -> Plan:
+    line = read([*([f"devices={devices}"] if devices else []), *overrides])
+    with Probes() as probes:
+        return plan_of(line, probes, lambda message: None)
+
+
+def refused(*overrides: str, devices: str | None = "cpu") -> str:
+    with pytest.raises(Mistake) as mistake:
+        plan(*overrides, devices=devices)
+    assert "\n" not in str(mistake.value)
+    return str(mistake.value)
+
+
+def along(plan: Plan, *keys: str) -> list[tuple[Any, ...]]:
+    return [tuple(point.get(key) for key in keys) for point in plan.points]
+
+
+@pytest.fixture
+def mywork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with modules of the user's, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mywork.py").write_text(textwrap.dedent(WL))
+    return tmp_path
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Callable[[str, str], str]:
+    """Writes an option of the user's own, and gives the flag that adds the folder."""
+
+    def write(name: str, text: str) -> str:
+        path = tmp_path / "options" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return str(tmp_path / "options")
+
+    return write
+
+
+CUSTOM = "workload=custom"
+
+
+# --- what is a dimension ----------------------------------------------------------------------------------------------
+
+
+def test_the_readme_sweep_is_a_grid_with_the_first_typed_outermost() -> None:
+    sweep = plan("batch=1,2,4", "context=2048,4096")
+    assert [(each.key, each.values) for each in sweep.dimensions] == [("batch", (1, 2, 4)), ("context", (2048, 4096))]
+    assert along(sweep, "batch", "context") == [(1, 2048), (1, 4096), (2, 4096), (2, 2048), (4, 2048), (4, 4096)]
+    assert sweep.command == ("devices=cpu", "batch=1,2,4", "context=2048,4096")
+
+
+def test_the_multirun_flag_changes_nothing_wherever_it_stands() -> None:
+    expected = plan("batch=1,2", "context=8").points
+    assert plan("-m", "batch=1,2", "context=8").points == expected
+    assert plan("batch=1,2", "--multirun", "context=8").points == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "values"),
+    [
+        ("batch=choice(4,2)", (4, 2)),
+        ("batch=range(1,4)", (1, 2, 3)),
+        ("batch=4,4,2", (4, 2)),
+        ("++batch=1,2", (1, 2)),
+        ("timeout=null,5", (None, 5.0)),
+        ("dtype=half,float32,float16,torch.float16", ("float16", "float32")),
+        ("budget=1GiB,1024MiB,2GiB", (2**30, 2**31)),
+        ("model=mlp,tiny-llama", ("mlp", "tiny-llama")),
+        ("model=glob(smollm2-*)", ("smollm2-135m", "smollm2-360m")),
+        ("workload=train,forward", ("train", "forward")),
+    ],
+)
+def test_a_key_with_several_values_is_a_dimension_of_its_settled_values(override: str, values: tuple[Any, ...]) -> None:
+    (dimension,) = plan(override).dimensions
+    assert dimension.values == values
+
+
+def test_the_values_keep_the_order_they_were_typed_in(mywork: Path) -> None:
+    sweep = plan(CUSTOM, "workload.target=mywork:threshold", "context=1", "workload.params.limit=8", "batch=16,32,64,8")
+    assert along(sweep, "batch") == [(16,), (32,), (64,), (8,)]
+
+
+def test_a_spelling_of_the_same_value_is_measured_once() -> None:
+    assert len(plan("dtype=half,float16,torch.float16").points) == 1
+
+
+def test_nested_keys_of_an_option_that_is_not_the_default_can_be_swept() -> None:
+    assert along(plan("model=mlp", "model.width=512,1024"), "model.width") == [(512,), (1024,)]
+
+
+def test_a_key_that_every_swept_option_has_can_be_fixed(options: Callable[[str, str], str]) -> None:
+    folder = options("model/wide", "{name: wide, library: torch, width: 9}")
+    sweep = plan("-cd", folder, "model=mlp,wide", "model.width=64")
+    assert along(sweep, "model", "model.width") == [("mlp", 64), ("wide", 64)]
+
+
+def test_a_value_can_refer_to_another_key() -> None:
+    assert along(plan("batch=${context}", "context=3,4"), "batch", "context") == [(3, 3), (4, 4)]
+
+
+def test_a_list_of_devices_is_one_value_however_it_is_typed() -> None:
+    for typed in ("[cpu,cuda:0]", "cpu,cuda:0", "[cpu],[cuda]"):
+        sweep = plan("batch=1,2", devices=typed)
+        assert [device.name for device in sweep.devices] == ["cpu", "cuda:0"]
+        assert len(sweep.points) == 2
+
+
+def test_axes_are_a_star_with_each_point_once() -> None:
+    star = plan("design=axes", "batch=1,2", "context=64,128")
+    assert along(star, "batch", "context") == [(1, 64), (2, 64), (1, 128)]
+
+
+def test_run_keys_and_hydra_keys_are_not_in_the_id(tmp_path: Path) -> None:
+    changed = plan("name=x", f"outputs={tmp_path}", "retry=oom", "heartbeat=1", "parallel=true", "hydra.job.chdir=true")
+    assert changed.points == plan().points
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+REFUSED = {
+    "batch=abc": "batch=abc: must be a whole number",
+    "batch=1e3": "batch=1000.0: must be a whole number (1000)",
+    "batch=1,2.0": "batch=2.0: must be a whole number (2)",
+    "batch=true": "batch=true: must be a whole number",
+    "batch=[1,2]": "batch=[1,2]: must be a whole number",
+    "batch=null": "batch=null: must be a whole number",
+    "tensors=maybe": "tensors=maybe: must be true or false",
+    "timeout=soon": "timeout=soon: must be a number",
+    "batch=": "batch=: a value is missing",
+    "batch=1,": "cannot read 'batch=1,'",
+    "batch==1": "cannot read 'batch==1'",
+    "batch": "cannot read 'batch'",
+    "btach=1,2": "no such key: btach (did you mean batch?)",
+    "btach=1": "no such key: btach (did you mean batch?)",
+    "desing=axes": "no such key: desing (did you mean design?)",
+    "expermient=x": "no such key: expermient (did you mean experiment?)",
+    "+extra.foo=1": "no such key: extra.foo",
+    "card=x": "no such key: card",
+    "model=mpl": "model=mpl: no such model (did you mean mlp?); there are ",
+    "model=350": "model=350: no such model; there are ",
+    "model=mlp,mpl": "model=mpl: no such model (did you mean mlp?); there are ",
+    "model=[mlp,gpt2]": 'model=["mlp","gpt2"]: takes one option',
+    "model=null": "model=null: must be one of ",
+    "model={a:1}": 'model={"a":1}: takes one option',
+    "model@x=mlp": "model@x=mlp: a group cannot be put elsewhere",
+    "model=glob(zz*)": "model=glob(zz*): matches nothing",
+    "model.widht=3": "no such key: model.widht with model=tiny-llama",
+    "model.config.hidden_sise=3": (
+        "no such key: model.config.hidden_sise with model=tiny-llama (did you mean model.config.hidden_size?)"
+    ),
+    "model.config.hidden_size=wide": "model.config.hidden_size=wide: must be a whole number; it is 256 now",
+    "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number (8); it is 256 now",
+    "model.name=x": "model.name says what model=tiny-llama is",
+    "workload.uses=[batch]": "workload.uses says what workload=forward is",
+    "workload.params.x=1": "workload.params.x: workload=forward takes no params",
+    "workload=custom": "workload.target has no value",
+    "model=pretrained": "model.path has no value",
+    "warmup=null": "warmup has no value, and workload=forward uses it",
+    "batch=interval(1,4)": "batch=interval(1,4): design=grid lists its values",
+    "batch=interval(4,1)": "batch=interval(4,1): from the smaller to the larger",
+    "batch=interval(1,inf)": "batch=interval(1,inf): an interval has two whole numbers",
+    "batch=interval(1,2.5)": "batch=interval(1,2.5): an interval has two whole numbers",
+    "resolution.batch=2": "resolution.batch=2: is of an interval that is searched (there is none)",
+    "margin.spread=1GX": "margin.spread=1GX: must be a size",
+    "margin.safety=measured": "margin.safety=measured: a run measures spread, evaluation, export, longest",
+    "margin.spread=calculated": "margin.spread=calculated: a run calculates evaluation, export, longest_input, unseen",
+    "confirm=twice": "confirm=twice: must be edge or all or none",
+    "batch=interval(1,4),8": "an interval stands alone",
+    "objective=dtype": "objective=dtype: dtype is float32, which is no number",
+    "repeat_points=0": "repeat_points=0: must be 1 or more",
+    "batch=range(1,1)": "batch=range(1,1): is empty",
+    "timeout=range(0.1,0.5,0.1)": "timeout=range(0.1,0.5,0.1): a range counts in whole numbers",
+    "batch=range(1,4,0)": "batch=range(1,4,0): a range with step 0",
+    "design=grid,axes": "design=grid,axes: one design at a time",
+    "experiment=a,b": "experiment=a,b: one experiment at a time",
+    "design=frontier": "design=frontier: there is nothing to search",
+    "design=nope": "design=nope: no such design",
+    "design=list": "design=list: there are no points",
+    "experiment=nosuch": "experiment=nosuch: no such experiment",
+    "~warmup": "~warmup: a key cannot be removed",
+    "grid.batch=[1]": "grid.batch: for experiment files",
+    "outputs=a,b": "outputs=a,b: outputs takes one value",
+    "name=a/b": "name=a/b: must be letters",
+    "python=/nosuch/python": "python=/nosuch/python: is neither",
+    "hydra.mode=RUN": "hydra.mode=RUN: sweeper plans and starts its own processes",
+    "hydra/launcher=joblib": "hydra/launcher=joblib: sweeper plans",
+    "hydra.nosuch=1": "no such key: hydra.nosuch",
+    "hydra.searchpath=[file:///nosuch]": "provider=hydra.searchpath",
+    "--run": "--run is not taken",
+    "-cn=mine": "-cn is not taken",
+    "--frob": "unrecognized arguments: --frob",
+    "--resolve": "--resolve and --package say how",
+}
+
+
+@pytest.mark.parametrize("typed", REFUSED)
+def test_a_mistake_is_one_line_that_names_it(typed: str) -> None:
+    assert refused(typed).startswith(REFUSED[typed])
+
+
+def test_the_true_mistake_is_named_beside_a_swept_key() -> None:
+    assert refused("batch=1,2", "nosuch=3").startswith("no such key: nosuch")
+    assert refused("batch=1,2", "model=nope").startswith("model=nope: no such model")
+    assert refused("model=mlp,tiny-llama", "model.width=64") == "no such key: model.width with model=tiny-llama"
+
+
+@pytest.mark.parametrize("second", ["batch=4", "batch=4,8", "++batch=4", "+batch=4"])
+def test_a_key_is_given_once(second: str) -> None:
+    assert refused("batch=1,2", second) == "batch is given twice: write batch=A,B to try both"
+
+
+@pytest.mark.parametrize("bad", ["[gpu]", "[cuda:x]", "[CUDA:0]", "[cuda:-1]", "[]", "cpu,gpu", "sim:h100"])
+def test_a_bad_device_is_refused(bad: str) -> None:
+    assert refused(devices=bad).startswith("devices=")
+
+
+def test_options_that_call_themselves_the_same_cannot_be_compared(options: Callable[[str, str], str]) -> None:
+    folder = options("model/other", "{name: mlp, library: torch, width: 9}")
+    assert "both call themselves mlp" in refused("-cd", folder, "model=mlp,other")
+
+
+def test_a_folder_of_options_that_is_not_there_is_refused() -> None:
+    assert "not found" in refused("-cd", "/nosuch")
+
+
+def test_an_interval_is_never_written_out_and_every_end_is_checked() -> None:
+    ends = ["batch=interval(1,1000000)", "context=interval(256,131072)"]
+    sweep = plan("design=frontier", *ends, "resolution.context=256")
+    batch, context = (dimension.values for dimension in sweep.dimensions)
+    assert (len(batch), batch[0], batch[-1]) == (10**6, 1, 10**6)
+    assert (len(context), context[1]) == (512, 512)
+    assert refused("design=frontier", "batch=interval(0,8)").startswith("batch=0: must be 1 or more")
+    fine = "resolution.batch=0: must be a whole number, 1 or more"
+    assert refused("design=frontier", "batch=interval(1,8)", "resolution.batch=0") == fine
+
+
+def test_a_key_that_ends_in_tokens_is_an_objective_of_its_own() -> None:
+    sweep = plan("workload=generate", "workload.new_tokens=4,8", "objective=workload.new_tokens")
+    assert sweep.run.objective == "workload.new_tokens"
+
+
+def test_a_product_is_an_objective_without_quotes() -> None:
+    assert plan("batch=1,2", "objective=batch^2*context").run.objective == "batch^2*context"
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("workload.evaluation=5", "workload.evaluation=5: has keys of its own, as in workload.evaluation.batch=5"),
+        ("workload.targets=5", "workload.targets=5: must be a list or a word"),
+    ],
+)
+def test_a_number_does_not_take_the_place_of_keys_or_of_a_list(typed: str, told: str) -> None:
+    assert refused("workload=train", "workload.method=lora", typed).startswith(told)
+
+
+def test_a_frontier_of_listed_values_plans_every_point() -> None:
+    sweep = plan("design=frontier", "batch=4,1,2", "context=8,16")
+    assert len(sweep.points) == 6
+
+
+# --- workloads of the user's own --------------------------------------------------------------------------------------
+
+
+def test_params_need_no_plus_and_can_be_swept(mywork: Path) -> None:
+    sweep = plan(CUSTOM, "workload.target=mywork:threshold", "workload.params.deep.x=1,2", "workload.params.s='a,b'")
+    assert along(sweep, "workload.params.deep.x", "workload.params.s") == [(1, "a,b"), (2, "a,b")]
+    assert plan(CUSTOM, "workload.target=mywork:threshold", "workload.params.x=[1,2],[3]").dimensions[0].values == (
+        [1, 2],
+        [3],
+    )
+
+
+def test_a_swept_value_that_no_table_can_hold_is_refused(mywork: Path) -> None:
+    custom = [CUSTOM, "workload.target=mywork:threshold"]
+    assert refused(*custom, "workload.params.x=nan,1").startswith("workload.params.x=nan: must be a finite number")
+
+
+def test_a_function_gets_what_it_takes_and_the_rest_is_not_in_its_points(mywork: Path) -> None:
+    narrow = [CUSTOM, "workload.target=mywork:narrow"]
+    assert plan(*narrow, "context=7", "model=gpt2").points == plan(*narrow).points
+    (point,) = plan(*narrow).points
+    assert [point[key] for key in ("model", "context", "warmup")] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("target", "overrides", "message"),
+    [
+        ("narrow", ["context=1,2"], "context has several values, and mywork:narrow takes no context"),
+        ("narrow", ["warmup=0,3"], "warmup has several values, and mywork:narrow takes no warmup"),
+        ("threshold", ["model=mlp,gpt2"], "model has several values, and workload=custom does not use it"),
+        (
+            "narrow",
+            ["workload.params.widht=4"],
+            "workload.params.widht: mywork:narrow takes no widht (did you mean width?)",
+        ),
+        ("narrow", ["workload.params.x=1,2"], "workload.params.x: mywork:narrow takes no x"),
+        ("needy", [], "workload.params.width: mywork:needy needs it, as in workload.params.width=1"),
+    ],
+)
+def test_what_a_function_cannot_be_given_is_refused(
+    mywork: Path, target: str, overrides: list[str], message: str
+) -> None:
+    assert refused(CUSTOM, f"workload.target=mywork:{target}", *overrides) == message
+
+
+def test_a_parameter_of_a_function_that_takes_anything_is_in_the_point(mywork: Path) -> None:
+    (point,) = plan(CUSTOM, "workload.target=mywork:threshold", "workload.params.limt=4").points
+    assert point["workload.params.limt"] == 4
+
+
+def test_the_root_cause_is_named_where_a_function_cannot_be_had(mywork: Path) -> None:
+    (mywork / "broken.py").write_text("import not_there\n")
+    assert "not_there" in refused(CUSTOM, "workload.target=broken:run")
+    assert "nope" in refused(CUSTOM, "workload.target=mywork:nope")
+    assert "nomodule" in refused(CUSTOM, "workload.target=nomodule:run")
+
+
+def test_several_functions_can_be_compared(mywork: Path) -> None:
+    sweep = plan(CUSTOM, "workload.target=mywork:narrow,mywork:threshold", "batch=1,2")
+    assert len(sweep.points) == 4
+
+
+def test_a_function_is_found_through_pythonpath(mywork: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mywork / "elsewhere").mkdir()
+    monkeypatch.chdir(mywork / "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", str(mywork))
+    assert plan(CUSTOM, "workload.target=mywork:narrow", "hydra.job.chdir=true").points
+
+
+def test_a_measured_interpreter_that_cannot_answer_is_named(mywork: Path) -> None:
+    python = mywork / "python"
+    python.write_text("#!/bin/sh\necho 'no such luck' >&2; exit 3\n")
+    python.chmod(0o755)
+    message = refused(CUSTOM, "workload.target=mywork:narrow", f"python={python}")
+    assert message == f"python={python}: cannot be asked what is there: no such luck"
+
+
+def test_the_gpus_are_those_the_measured_interpreter_sees(tmp_path: Path) -> None:
+    gpus = [{"index": 0, "name": "H100", "uuid": "GPU-a", "total_bytes": 2**36, "idle": True, "capability": "9.0"}]
+    told = {"torch": "2.13.0", "torch_error": None, "gpus": gpus, "gpus_error": None, "target": None}
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat <<'EOF'\nwhat a library prints\n{json.dumps(told)}\nEOF\n")
+    python.chmod(0o755)
+    first, second = plan(f"python={python}", devices="cuda:0,cuda:1").devices
+    assert (first.uuid, first.total_bytes, first.unavailable) == ("GPU-a", 2**36, None)
+    assert second.unavailable == "there is no cuda:1 here, but cuda:0"
+
+
+# --- experiments ------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_in_a_file_is_as_if_it_were_typed(options: Callable[[str, str], str]) -> None:
+    folder = options(
+        "experiment/mine",
+        """\
+        # @package _global_
+        defaults: [override /workload: train]
+        name: mine
+        grid: {batch: [1, 2], context: "8,16", model: [mlp], model.width: [64]}
+        """,
+    )
+    from_file = plan("-cd", folder, "experiment=mine")
+    typed = plan("workload=train", "name=mine", "batch=1,2", "context=8,16", "model=mlp,mlp", "model.width=64,64")
+    assert (from_file.points, from_file.dimensions, from_file.run) == (typed.points, typed.dimensions, typed.run)
+
+
+def test_the_command_line_wins_over_a_file_key_by_key(options: Callable[[str, str], str]) -> None:
+    folder = options("experiment/mine", "# @package _global_\ngrid: {batch: [1, 2], context: [8, 16]}\nseed: 5\n")
+    mine = ["-cd", folder, "experiment=mine"]
+    assert along(plan(*mine, "batch=4"), "batch", "context") == [(4, 8), (4, 16)]
+    assert along(plan(*mine, "context=1,2", "batch=4"), "batch", "context") == [(4, 1), (4, 2)]
+    assert [each.key for each in plan(*mine, "timeout=5,6").dimensions] == ["timeout", "batch", "context"]
+    assert along(plan(*mine, "batch=4", "context=1", "seed=6"), "seed") == [(6,)]
+
+
+def test_points_in_a_file_are_asked_as_they_are_written(options: Callable[[str, str], str]) -> None:
+    folder = options(
+        "experiment/mine",
+        """\
+        # @package _global_
+        points:
+          - {batch: 2, context: 8}
+          - {model: mlp, model.width: 64, batch: 1}
+          - {batch: 2, context: 8}
+        """,
+    )
+    mine = ["-cd", folder, "experiment=mine"]
+    assert plan(*mine).design == "list"
+    assert along(plan(*mine), "model", "model.width", "batch", "context") == [
+        ("tiny-llama", None, 2, 8), ("mlp", 64, 1, 512),
+    ]  # fmt: skip
+    assert along(plan(*mine, "batch=3"), "batch") == [(3,), (3,)]
+    assert along(plan(*mine, "seed=1,2"), "seed", "batch") == [(1, 2), (1, 1), (2, 2), (2, 1)]
+    assert len(plan(*mine, "warmup=0,3").points) == 4
+    assert refused(*mine, "design=axes").startswith("design=axes: the experiment writes its points out")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("grid: {batch: 4}", "grid: batch: must be a list of values"),
+        ("grid: {batch: []}", "grid: batch: must be a list of values"),
+        ("grid: {btach: [1, 2]}", "no such key: btach (did you mean batch?)"),
+        ("grid: {devices: [cpu, cuda]}", "grid: devices is a key of the run"),
+        ("points: [4]", "points: 4: must be keys and values"),
+        ("points: [{name: x}]", "points: name is a key of the run"),
+        ("{grid: {batch: [1]}, points: [{batch: 1}]}", "the experiment has both"),
+        ("batch: 1.5", "batch=1.5: must be a whole number"),
+        ("bacth: 1", "no such key: bacth"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(options: Callable[[str, str], str], text: str, message: str) -> None:
+    folder = options("experiment/mine", f"# @package _global_\n{text}\n")
+    assert message in refused("-cd", folder, "experiment=mine")
+
+
+def test_every_experiment_that_comes_with_it_settles() -> None:
+    for file in (CONF / "experiment").glob("*.yaml"):
+        assert plan(f"experiment={file.stem}").points
+
+
+def test_every_option_that_comes_with_it_settles_and_bears_its_own_name() -> None:
+    for file in (CONF / "model").glob("*.yaml"):
+        path = ["model.path=x"] if file.stem == "pretrained" else []
+        (point,) = plan(f"model={file.stem}", *path).points
+        assert point["model"] == file.stem
+
+
+# --- how --------------------------------------------------------------------------------------------------------------
+
+
+TYPED: dict[str, dict[str, Any]] = {  # key -> as it is typed: the value it has
+    "model": {"mlp": "mlp", "tiny-llama": "tiny-llama"},
+    "workload": {"forward": "forward", "train": "train"},
+    "batch": {"1": 1, "${seed}": "${seed}", "7": 7},
+    "seed": {"2": 2, "3": 3},
+    "dtype": {"float32": "float32", "'bfloat16'": "bfloat16"},
+    "timeout": {"null": None, "5": 5, "2.5": 2.5},
+    "warmup": {"0": 0, "4": 4},
+    "tensors": {"true": True, "false": False},
+}
+
+
+def test_a_point_is_what_hydra_itself_would_compose() -> None:
+    sweep = plan(*(f"{key}={','.join(values)}" for key, values in TYPED.items()))
+    every = list(itertools.product(*TYPED.values()))
+    assert len(sweep.points) == len(every)
+    for chosen in random.Random(0).sample(every, 40):
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+            composed = compose("config", overrides=[f"{key}={text}" for key, text in zip(TYPED, chosen, strict=True)])
+        point = sweep.settle({key: TYPED[key][text] for key, text in zip(TYPED, chosen, strict=True)})
+        assert point in sweep.points
+        assert point.values["model"] == composed.model
+        for key in TYPED:
+            assert point[key] == (composed[key].name if key in ("model", "workload") else composed[key])
+
+
+def test_a_thousand_points_take_a_second() -> None:
+    before = time.process_time()
+    assert len(plan("batch=range(1,101)", "context=range(1,11)").points) == 1000
+    assert time.process_time() - before < 2  # 0.6 on an idle machine; composing each would take 50
+
+
+def test_a_file_that_is_edited_after_the_plan_changes_no_point(options: Callable[[str, str], str]) -> None:
+    folder = options("model/mine", "{name: mine, library: torch, width: 9}")
+    sweep = plan("-cd", folder, "model=mine", "batch=1,2")
+    options("model/mine", "{name: mine, library: torch, width: 10}")
+    assert sweep.settle({"batch": 8})["model.width"] == 9
+    assert [asked.point for asked in next(DESIGNS["grid"](sweep))] == list(sweep.points)
+
+
+def test_the_design_can_ask_for_points_that_were_not_planned() -> None:
+    sweep = plan("batch=1,2", "context=8,16")
+    point = sweep.settle({"batch": 64, "context": 8})
+    assert isinstance(point, Point)
+    assert point["batch"] == 64
+    with pytest.raises(Mistake, match="batch=0"):
+        sweep.settle({"batch": 0, "context": 8})
+
+
+def test_planning_leaves_the_process_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    environment, argv = dict(os.environ), list(sys.argv)
+    plan("batch=1,2")
+    refused("batch=abc")
+    assert (dict(os.environ), sys.argv) == (environment, argv)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_hydra_knows_the_sweeper_beside_those_of_others() -> None:
+    plan()
+    names = [each.__name__ for each in Plugins.instance().discover(Sweeper)]
+    assert names.count("DesignSweeper") == 1
+    assert "BasicSweeper" in names

@@ -1,0 +1,82 @@
+"""Variants that must leave the loss alone, beside the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import sweeper
+from runners.outcome import Outcome, Status
+from runners.point import Point
+from sweeper.tables.loss_check import Trained, compared, trained
+from tests.sweeper.conftest import VALUES
+
+WORKLOAD = {
+    "name": "train", "method": "full", "checkpointing": False, "accumulate": 1, "compile": False, "precision": None,
+    "optimizer": "adamw", "lr": 0.001, "set_to_none": True, "evaluation": {"batch": None}, "export": None,
+}  # fmt: skip
+
+
+def of(losses: list[Any], device: str = "cpu", workload: dict[str, Any] | None = None, **values: Any) -> Trained:
+    point = Point(values=VALUES | {"workload": WORKLOAD | (workload or {})} | values)
+    found = trained(device, point, Outcome(status=Status.OK, device=device, metrics={"losses": losses}))
+    assert found is not None
+    return found
+
+
+def test_a_variant_with_the_plain_ones_losses_is_the_same() -> None:
+    plain = of([4.5, 4.25])
+    for workload in ({"checkpointing": True}, {"accumulate": 4}, {"compile": True}, {"set_to_none": False}):
+        variant = of([4.5, 4.2500001], workload=workload)
+        assert variant.alike == plain.alike
+        assert compared(variant, plain) == "same"
+
+
+def test_a_variant_that_changes_the_loss_says_in_which_step_and_from_what() -> None:
+    plain = of([4.5, 4.25])
+    assert compared(of([4.5, 4.2], workload={"checkpointing": True}), plain) == (
+        f"differs: 4.2 in step 2, 4.25 in {plain.point_id}"
+    )
+    assert str(compared(of(["nan", 4.25], workload={"accumulate": 2}), plain)).startswith("differs: nan in step 1")
+    assert compared(of(["nan"], workload={"accumulate": 2}), of(["nan"])) == "same"
+
+
+def test_the_plain_one_has_nothing_to_be_compared_with() -> None:
+    plain = of([4.5])
+    assert plain.is_plain
+    assert not of([4.5], workload={"accumulate": 2}).is_plain
+    assert compared(plain, plain) is None
+    assert compared(plain, None) is None
+
+
+def test_what_may_change_the_loss_is_not_compared() -> None:
+    changes: list[dict[str, Any]] = [{}, {"dtype": "bfloat16"}, {"batch": 2}, {"seed": 1}, {"device": "cuda:0"}]
+    changes.append({"workload": {"optimizer": "sgd"}})
+    assert len({of([4.5], **change).alike for change in changes}) == len(changes)
+
+
+@pytest.mark.parametrize(
+    ("values", "same"), [({}, False), ({"dtype": "bfloat16"}, True), ({"workload": {"precision": "bfloat16"}}, True)]
+)
+def test_fewer_bits_are_allowed_more(values: dict[str, Any], same: bool) -> None:
+    workload = values.pop("workload", {})
+    plain = of([4.5], workload=workload, **values)
+    variant = of([4.51], workload={**workload, "accumulate": 2}, **values)
+    assert (compared(variant, plain) == "same") is same
+
+
+def test_a_row_says_whether_its_losses_are_the_plain_ones(written: Callable[..., Any]) -> None:
+    run = written({"workload.checkpointing": [True, False], "workload.accumulate": [1, 2]})
+    losses = {(True, 1): [4.5], (False, 1): [4.5], (False, 2): [4.6]}
+    for (checkpointing, accumulate), each in losses.items():
+        workload = WORKLOAD | {"checkpointing": checkpointing, "accumulate": accumulate}
+        run.passes(run.ask(workload=workload), metrics={"losses": each})
+    run.passes(run.ask())
+    rows = sweeper.load(run.folder).points.sort_values("order")
+    told = [None if each != each else each for each in rows["loss_check"]]
+    assert told[0] == "same"
+    assert told[1] is None
+    assert told[2].startswith("differs: 4.6 in step 1, 4.5 in ")
+    assert told[3] is None
