@@ -40,7 +40,7 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
     if workload["compile"]:
         found.append("torch._inductor.compile_fx")
     if workload["method"] == "lora":
-        found += ["peft", "runners.workloads.peft_models"]
+        found += ["peft", "runners.models.peft_adapters"]
     if workload["export"] is not None:
         found += ["runners.workloads.torch_exports", "torch.utils.serialization.config"]
     if workload["export"] == "save_pretrained":

@@ -216,7 +216,7 @@ def test_no_module_is_imported_while_inputs_are_made(
         "from runners.workloads import forward\n"
         "for name in forward.imports(values): importlib.import_module(name)\n"
         "forward.prepare(values, 'cpu')\n"
-        "from runners.workloads import transformers_models\n"
+        "from runners.models import transformers_models\n"
         "network = transformers_models.build(values, 'cpu')\n"
         "before = set(sys.modules)\n"
         "network.inputs()\n"

@@ -150,7 +150,7 @@ def test_the_bare_form_refuses_in_one_line_what_it_cannot_mean(typed: str, named
 def test_the_bare_form_needs_neither_torch_nor_hydra() -> None:
     code = (
         "import sys\n"
-        "from sweeper.quick_budget import main\n"
+        "from sweeper.estimates.card_check import main\n"
         "main(['parameters=7000000000', 'bits=16', 'reserve_gib=4'])\n"
         "sys.exit(bool({'torch', 'hydra', 'omegaconf', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
     )
