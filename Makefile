@@ -32,6 +32,7 @@ test: lint
 
 lint: $(INSTALLED_TO_TEST)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
 test-slow: $(INSTALLED_TO_TEST)

@@ -229,9 +229,9 @@ def calculation(point: Point) -> tuple[int | None, str]:
 
     card = Cards((), lambda name: {})[CPU]
     attempt = Attempt(point=point, device=f"sim:{CPU}", card=card)
-    followed = simulate.follow(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
+    followed = simulate.trace(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
     largest = 0
-    for line in simulate.decided(followed, attempt.device, simulate.device_of(card, None)):
+    for line in simulate.replay(followed, attempt.device, simulate.device_of(card, None)):
         if line["kind"] == "failed":
             return None, line["why"]
         if line["kind"] == "ended":

@@ -1,7 +1,7 @@
 """What calculating takes: a point on one core after the imports, in seconds and memory; a grid on three cards.
 
-    python benchmarks/following.py            # points, and the grid
-    python benchmarks/following.py --points   # points alone
+python benchmarks/following.py            # points, and the grid
+python benchmarks/following.py --points   # points alone
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def one(request: Path) -> None:
     card: Any = attempt.card
     simulate._rules(card)  # imports
     began = time.process_time()
-    followed = simulate.follow(attempt, workload, _told)
+    followed = simulate.trace(attempt, workload, _told)
     middle = time.process_time()
-    lines = list(simulate.decided(followed, attempt.device, simulate.device_of(card, None, endless=True)))
+    lines = list(simulate.replay(followed, attempt.device, simulate.device_of(card, None, endless=True)))
     ended = time.process_time()
     assert lines[-1]["kind"] == "finished", lines[-1]
     print(json.dumps({

@@ -303,7 +303,7 @@ def calculate(case: Case) -> Calculated:
             rules.enter_context(getattr(older_versions, name)())
         if case.steps is not None:
             rules.enter_context(_passes_marked())
-        followed = simulate.follow(attempt, workload, _told)
+        followed = simulate.trace(attempt, workload, _told)
     failure = next((line for line in followed.lines if line["kind"] == "failed"), None)
     if failure is not None:
         return Calculated(failed=f"{failure['chain'][0]['message']}\n{failure['traceback']}")
@@ -312,10 +312,10 @@ def calculate(case: Case) -> Calculated:
     return _read(case, followed, card, began)
 
 
-def _read(case: Case, followed: simulate.Followed, card: Mapping[str, Any], began: float) -> Calculated:
+def _read(case: Case, followed: simulate.AllocationTrace, card: Mapping[str, Any], began: float) -> Calculated:
     peak: dict[str, int] = {}
     end: dict[str, int] = {}
-    for line in simulate.decided(followed, "sim", simulate.device_of(card, None)):
+    for line in simulate.replay(followed, "sim", simulate.device_of(card, None)):
         if line["kind"] == "failed":
             return Calculated(peak, end, f"{line['chain'][0]['message']}", time.perf_counter() - began)
         if line["kind"] != "ended" or (line["phase"] == "between" and case.phases):
@@ -342,7 +342,7 @@ def _passes_marked() -> Any:
     return replaced(generate.Generation, _logits=marked)
 
 
-def extended(followed: simulate.Followed, passes: int) -> simulate.Followed:
+def extended(followed: simulate.AllocationTrace, passes: int) -> simulate.AllocationTrace:
     """With as many passes of the decode as were asked for, where it was followed for a few.
 
     From pass to pass the same storages are born and die in the same order, and their sizes grow by the same bytes; an
@@ -364,10 +364,10 @@ def extended(followed: simulate.Followed, passes: int) -> simulate.Followed:
         {**line, simulate.EVENT: ends[index] if index < last else len(made)}
         for index, line in enumerate(followed.lines[: last + 1])
     ]
-    return simulate.Followed(lines, made)
+    return simulate.AllocationTrace(lines, made)
 
 
-def _unmarked(followed: simulate.Followed) -> tuple[array[int], list[int], list[int]]:
+def _unmarked(followed: simulate.AllocationTrace) -> tuple[array[int], list[int], list[int]]:
     """The events without the marks, where the marks were, and where each line stands now."""
     events: array[int] = array("q")
     marks: list[int] = []

@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from sweeper.designs.search import (
     PREDICTOR_ERROR,
     Cell,
-    Found,
     Interval,
     Lattice,
     LatticePoint,
+    LatticeSearch,
     Predictor,
-    Search,
+    SearchResult,
     Value,
     Verdict,
 )
@@ -172,7 +172,7 @@ class Cost:
 def searched(
     frontier: Frontier, predictor: Predictor | None, error: float = PREDICTOR_ERROR, with_peaks: bool = True
 ) -> Cost:
-    state = Search(
+    state = LatticeSearch(
         frontier.lattice.dimensions,
         limit_bytes=frontier.limit_bytes if with_peaks else None,
         predictor=predictor,
@@ -184,7 +184,7 @@ def searched(
     return Cost(found.attempts, found.confirmations, not _is_right(found, frontier))
 
 
-def _is_right(found: Found, frontier: Frontier) -> bool:
+def _is_right(found: SearchResult, frontier: Frontier) -> bool:
     def cells(points: Sequence[LatticePoint]) -> set[Cell]:
         return {frontier.lattice.cell(point) for point in points}
 

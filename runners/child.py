@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from runners import fingerprint, processes
 from runners.budget import Budget
-from runners.failure_trace import Trace
+from runners.failure_trace import FailureTrace
 from runners.journal import Journal, plain
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, Unavailable
@@ -31,7 +31,7 @@ from runners.simulation import simulate
 from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
-    from runners.meters.torch_tensors import TensorFollower
+    from runners.meters.torch_tensors import TensorTracker
 
 LONGEST_MESSAGE = 10_000  # characters kept of a message, from its start
 LONGEST_TRACEBACK = 30_000  # characters kept of a traceback, from its end
@@ -49,7 +49,7 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     if parent is not None:
         processes.die_with(parent)
     _be_an_ordinary_process()
-    journal, trace = Journal(folder.journal), Trace(folder, attempt.trace)
+    journal, trace = Journal(folder.journal), FailureTrace(folder, attempt.trace)
     try:
         finished = _measure(attempt, journal, trace)
     except BaseException as error:  # whatever a workload raises is a fact about its point
@@ -77,7 +77,7 @@ def import_libraries(attempt: Attempt) -> None:
             raise Unavailable(f"{module} cannot be imported: {_root_cause(error)}{_cure(module)}") from error
 
 
-def _measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any] | None:
+def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
     """What the workload returns; None of an attempt that is calculated, which has written how it ends."""
     values = attempt.point.values
     import_libraries(attempt)
@@ -121,7 +121,7 @@ def _workload(attempt: Attempt) -> ModuleType:
     return importlib.import_module(f"runners.workloads.{attempt.point['workload']}")
 
 
-def _meter(attempt: Attempt, trace: Trace) -> tuple[str, Meter, AbstractContextManager[Any]]:
+def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractContextManager[Any]]:
     """The torch device the workload is given, the device's meter, and what follows tensors meanwhile."""
     if attempt.device == "cpu":
         if not attempt.point.get("tensors"):
@@ -140,13 +140,13 @@ def _meter(attempt: Attempt, trace: Trace) -> tuple[str, Meter, AbstractContextM
     return "cuda:0", cuda.CudaMeter(list(range(len(names))), names, cpu.CpuMeter()), nullcontext()
 
 
-def _follower() -> TensorFollower:
-    from runners.meters.torch_tensors import TensorFollower
+def _follower() -> TensorTracker:
+    from runners.meters.torch_tensors import TensorTracker
 
-    return TensorFollower()
+    return TensorTracker()
 
 
-def _traced_follower(trace: Trace) -> TensorFollower:
+def _traced_follower(trace: FailureTrace) -> TensorTracker:
     from runners.torch_failure_trace import TensorHistory, TracedPhases
 
     history = TensorHistory()

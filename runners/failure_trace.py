@@ -32,7 +32,7 @@ class History(Protocol):
         ...
 
 
-class Trace:
+class FailureTrace:
     """One attempt's trace: whether it was asked for, what has it, or why there is none."""
 
     def __init__(self, folder: AttemptFolder, asked: bool) -> None:

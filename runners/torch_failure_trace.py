@@ -20,7 +20,7 @@ import torch
 
 from runners.journal import BETWEEN, plain
 from runners.meters import torch_tensors
-from runners.meters.torch_tensors import TensorFollower
+from runners.meters.torch_tensors import TensorTracker
 from runners.phases import Phases
 
 FORMAT = 1
@@ -50,7 +50,7 @@ class Made(NamedTuple):
     where: Where
 
 
-class TensorHistory(TensorFollower):  # type: ignore[no-untyped-call]
+class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
     scope = (
         f"The {MOST_TENSORS} largest storages alive that operators of the measured thread had returned, counted once "
         "whatever views share them, each with the first tensor and operator that returned it and the lines that ran "

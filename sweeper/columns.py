@@ -66,7 +66,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRow:
     """What the columns of a planned point are taken from: the point, and its line of plan.jsonl."""
 
     point_id: str
@@ -78,7 +78,7 @@ AFTER_TRAINING = ("evaluation", "export")  # phases, of sweeper's own workloads 
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledAttempt:
     """What the columns of an attempt are taken from. Its peaks are looked for once."""
 
     attempt: Attempt
@@ -161,7 +161,7 @@ def _keep_highest(peaks: dict[str, int], phase: Phase) -> None:
             peaks[counter] = max(value, peaks.get(counter, value))
 
 
-class Measured(NamedTuple):  # a million are made of a large run, in a third of a frozen dataclass's time
+class MeasuredPhase(NamedTuple):  # a million are made of a large run, in a third of a frozen dataclass's time
     """What the columns of a phase on one device are taken from."""
 
     point_id: str
@@ -171,7 +171,7 @@ class Measured(NamedTuple):  # a million are made of a large run, in a third of 
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated:
+class EstimatedTerm:
     """What the columns of one term of an estimate are taken from."""
 
     point_id: str
@@ -199,7 +199,7 @@ def as_time(iso: str | None) -> datetime | None:
 
 
 def _key(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -> Column:
-    take: Callable[[Planned], Any] = lambda planned: planned.point.get(name)  # noqa: E731
+    take: Callable[[PlannedRow], Any] = lambda planned: planned.point.get(name)  # noqa: E731
     if type == TEXT:
         take = lambda planned: as_one_text(planned.point.get(name))  # noqa: E731
     return Column(name, type, meaning, unit, take)
@@ -466,7 +466,7 @@ MOMENTS = {
 }
 
 
-def _counters_of(rows: Sequence[Measured]) -> Iterable[Sequence[int | None]]:
+def _counters_of(rows: Sequence[MeasuredPhase]) -> Iterable[Sequence[int | None]]:
     """Every counter at every moment, column by column. A call for each of them was half the time of a large run."""
     moments: tuple[list[Mapping[str, int]], ...] = (
         [row.phase.baseline for row in rows],

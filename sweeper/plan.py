@@ -53,7 +53,7 @@ class Dimension:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PlannedPoint:
     """A point, the one asked for before it that differs from it in the fewest dimensions, and in which it differs."""
 
     point: Point

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from runners.meters.torch_tensors import ALIGNMENT, TensorFollower
+from runners.meters.torch_tensors import ALIGNMENT, TensorTracker
 from runners.simulation.torch_device_rules import CpuRules
-from runners.simulation.torch_tracer import Follower
+from runners.simulation.torch_tracer import MetaTracer
 
 Work = Callable[[str], Any]  # is given the device to make its tensors on
 
 
 def events(work: Work) -> list[int]:
-    follower = Follower(CpuRules())
+    follower = MetaTracer(CpuRules())
     with follower.around_workload():
         work("meta")
     return list(follower.events)
@@ -34,7 +34,7 @@ def peak(work: Work) -> int:
 
 def real_peak(work: Work) -> int:
     """Of tensors, without what kernels have for themselves."""
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         work("cpu")
     return following.peak
 

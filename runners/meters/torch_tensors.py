@@ -43,7 +43,7 @@ class UnseenByDynamo(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
 
-class TensorFollower(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-call]
+class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-call]
     """Entered around a workload. A storage is counted once, whatever views share it, until the last of them dies."""
 
     def __init__(self) -> None:

@@ -31,14 +31,14 @@ Told = Callable[[BaseException], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Followed:
+class AllocationTrace:
     """What a point does on the cards of an architecture."""
 
     lines: list[dict[str, Any]]
     events: array[int]
 
     @classmethod
-    def read(cls, path: Path) -> Followed | None:
+    def read(cls, path: Path) -> AllocationTrace | None:
         try:
             head, _, packed = path.read_bytes().partition(b"\n")
         except FileNotFoundError:
@@ -61,9 +61,9 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told
     """Write the journal of an attempt on a card, and how it ends. `told` gives an exception as facts."""
     card = attempt.card or {}
     path = Path(attempt.followed or os.devnull)
-    followed = Followed.read(path) if attempt.followed else None
+    followed = AllocationTrace.read(path) if attempt.followed else None
     if followed is None:
-        followed = follow(attempt, workload, told)
+        followed = trace(attempt, workload, told)
         if attempt.followed and followed.lines[-1]["kind"] == "finished":  # a failure may be gone the next time
             followed.write(path)
     budget = attempt.point.get("budget")
@@ -73,11 +73,11 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told
         kind = "tensors" if on_cpu else "allocator"
         journal.write({"kind": "budget", "budget_kind": kind, "budget_bytes": room})
     refused = False
-    for line in decided(followed, attempt.device, device_of(card, budget)):
+    for line in replay(followed, attempt.device, device_of(card, budget)):
         journal.write(line)
         refused = refused or line["kind"] == "failed"
     if refused:
-        unlimited = decided(followed, attempt.device, device_of(card, None, endless=True))
+        unlimited = replay(followed, attempt.device, device_of(card, None, endless=True))
         journal.write({"kind": "unlimited", "peak": _peaks(unlimited)})
 
 
@@ -94,11 +94,11 @@ def describe(card: Mapping[str, Any]) -> dict[str, Any]:
 # --- following --------------------------------------------------------------------------------------------------------
 
 
-def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
+def trace(attempt: Attempt, workload: ModuleType, told: Told) -> AllocationTrace:
     """Run the workload on tensors without data, in this process."""
-    from runners.simulation.torch_tracer import Follower
+    from runners.simulation.torch_tracer import MetaTracer
 
-    values, follower = attempt.point.values, Follower(_rules(attempt.card or {}))
+    values, follower = attempt.point.values, MetaTracer(_rules(attempt.card or {}))
     meter = _Place(attempt.device, follower.events)
     lines = _Lines(meter)
     try:
@@ -120,12 +120,12 @@ def follow(attempt: Attempt, workload: ModuleType, told: Told) -> Followed:
     except BaseException as error:
         lines.write({"kind": "failed", **told(_of_this_machine(error))})
     if follower.lost is None:
-        return Followed(lines.lines, follower.events)
+        return AllocationTrace(lines.lines, follower.events)
     # Wherever it went from there, it went by what nobody knows.
     until = follower.lost_at
     known = [line for line in lines.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
     failed = {"kind": "failed", **told(Unavailable(follower.lost)), EVENT: until}
-    return Followed([*known, failed], follower.events[:until])
+    return AllocationTrace([*known, failed], follower.events[:until])
 
 
 def _of_this_machine(error: BaseException) -> BaseException:
@@ -192,9 +192,7 @@ def _told_to(follower: Any) -> contextlib.AbstractContextManager[None]:
     from runners.models import torch_models
     from runners.simulation.torch_tracer import replaced
 
-    return replaced(
-        torch_models, empty_cache=lambda device: follower.empty_cache(), made_on_host=follower.made_on_host
-    )
+    return replaced(torch_models, empty_cache=lambda device: follower.empty_cache(), made_on_host=follower.made_on_host)
 
 
 # --- deciding ---------------------------------------------------------------------------------------------------------
@@ -313,7 +311,7 @@ class _Host:
         return reading
 
 
-def decided(followed: Followed, name: str, device: Device) -> Iterator[dict[str, Any]]:
+def replay(followed: AllocationTrace, name: str, device: Device) -> Iterator[dict[str, Any]]:
     """The journal's lines on that device."""
     handles: list[int] = []
     done, before = 0, device.boundary()

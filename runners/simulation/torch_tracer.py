@@ -57,7 +57,7 @@ class Rules(Protocol):
         ...
 
 
-class Follower(UnseenByDynamo):
+class MetaTracer(UnseenByDynamo):
     """Entered around a workload on the device `meta`. `events`: bytes of a birth, and below zero the death of one.
 
     The births are numbered from 0 in their order, and the death of number n is -(n + 1).

@@ -21,7 +21,7 @@ from typing import Any
 
 from runners import fingerprint, processes
 from runners.budget import Budget
-from runners.failure_trace import Trace
+from runners.failure_trace import FailureTrace
 from runners.journal import Journal
 from runners.meters import cpu
 from runners.meters.program import ProgramMeter
@@ -58,7 +58,7 @@ def filled(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
     return ["".join(text + ("" if name is None else _as_word(known[name])) for text, name in _parts(w)) for w in argv]
 
 
-def measure(attempt: Attempt, journal: Journal, trace: Trace) -> dict[str, Any]:
+def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any]:
     """Run the program to its end, as one phase. Raises ProgramFailed."""
     values, names = attempt.point.values, attempt.device.split("+")
     trace.missing = "a program of its own is not followed"

@@ -14,9 +14,9 @@ from typing import Any
 
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point, canonical
-from sweeper.designs.search import GROWING, Interval, LatticePoint, Search, Verdict, interpolated
+from sweeper.designs.search import GROWING, Interval, LatticePoint, LatticeSearch, Verdict, interpolated
 from sweeper.errors import Mistake
-from sweeper.plan import Asked, Dimension, Plan
+from sweeper.plan import Dimension, Plan, PlannedPoint
 
 Choice = Mapping[str, Any]  # a value for each dimension
 
@@ -33,7 +33,7 @@ class Answer:
     used_bytes: int | None  # of what the budget counts; without one, what the allocator took from the device
 
 
-Design = Generator[list[Asked], list[Answer | None], None]
+Design = Generator[list[PlannedPoint], list[Answer | None], None]
 
 
 def answer(outcome: Outcome) -> Answer:
@@ -49,7 +49,7 @@ def answer(outcome: Outcome) -> Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Calculated:
+class CalculatedPeaks:
     """What a calculated device told of points of the same sweep, for whoever measures them after it: their peaks in
     bytes, as if nothing had limited them. `total_bytes` is what the device has that measures."""
 
@@ -59,7 +59,7 @@ class Calculated:
     peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # by the point's id
 
 
-NOTHING = Calculated()
+NOTHING = CalculatedPeaks()
 
 
 def grid(plan: Plan, *_: Any) -> Design:
@@ -77,7 +77,7 @@ def listed(plan: Plan, *_: Any) -> Design:
     return _each(plan, plan.design_options["points"])
 
 
-def frontier(plan: Plan, calculated: Calculated = NOTHING, earlier: Sequence[Point] = ()) -> Design:
+def frontier(plan: Plan, calculated: CalculatedPeaks = NOTHING, earlier: Sequence[Point] = ()) -> Design:
     """Only what decides where the edge is, for each combination of the keys that are not searched.
 
     The searches run in step, so that there is always something to measure. What an attempt implies is not measured, and
@@ -88,9 +88,9 @@ def frontier(plan: Plan, calculated: Calculated = NOTHING, earlier: Sequence[Poi
     others = [dimension for dimension in plan.dimensions if dimension not in searched]
     _refuse_to_search(plan, searched, others)
     neighbours = Neighbours(plan)
-    hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]  # a mistake ends here
+    hunts = [PointSearch(plan, choice, searched, calculated) for choice in boustrophedon(others)]  # a mistake ends here
     if _have_interval(searched):
-        later = [Asked(point=each, later=True) for each in earlier if any(hunt.place(each) for hunt in hunts)]
+        later = [PlannedPoint(point=each, later=True) for each in earlier if any(hunt.place(each) for hunt in hunts)]
     else:
         later = _written_out(plan, others, searched)
     known: dict[str, tuple[Point, Answer]] = {}
@@ -98,10 +98,10 @@ def frontier(plan: Plan, calculated: Calculated = NOTHING, earlier: Sequence[Poi
         answers_before = yield later
         before = zip(later, answers_before, strict=True)
         known = {each.point.id: (each.point, told) for each, told in before if told is not None}
-        hunts = [Hunt(plan, choice, searched, calculated) for choice in boustrophedon(others)]
+        hunts = [PointSearch(plan, choice, searched, calculated) for choice in boustrophedon(others)]
     for hunt in hunts:
         hunt.recall(known)
-    batch: list[Asked] = []
+    batch: list[PlannedPoint] = []
     while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
         batch += [neighbours.of(choice, nth) for _, asks in hunting for choice, nth in asks]
         answers = iter((yield batch))
@@ -135,8 +135,10 @@ def _each(plan: Plan, choices: Iterable[Choice]) -> Design:
     for dimension in plan.dimensions:
         if isinstance(dimension.values, Interval):
             key, interval = dimension.key, f"interval({dimension.values.low},{dimension.values.high})"
-            raise Mistake(f"{key}={interval}: design={plan.design} lists its values, as in {key}=1,2,4; design=frontier"
-                          " searches an interval")
+            raise Mistake(
+                f"{key}={interval}: design={plan.design} lists its values, as in {key}=1,2,4; design=frontier"
+                " searches an interval"
+            )
     batch = asked(plan, choices)
     for nth in range(1, plan.run.repeat_points + 1):
         yield [replace(each, nth=nth) for each in batch]
@@ -161,10 +163,10 @@ def star(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Any]]:
         yield from ({**base, dimension.key: value} for value in dimension.values[1:])
 
 
-def asked(plan: Plan, choices: Iterable[Choice]) -> list[Asked]:
+def asked(plan: Plan, choices: Iterable[Choice]) -> list[PlannedPoint]:
     """The points of the choices, each point once, each with its nearest neighbour among those before it."""
     neighbours = Neighbours(plan)
-    batch: dict[str, Asked] = {}
+    batch: dict[str, PlannedPoint] = {}
     for choice in choices:
         each = neighbours.of(choice)
         batch.setdefault(each.point.id, each)
@@ -179,15 +181,15 @@ class Neighbours:
         self._keys = [dimension.key for dimension in plan.dimensions]
         self._earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
 
-    def of(self, choice: Choice, nth: int = 1) -> Asked:
+    def of(self, choice: Choice, nth: int = 1) -> PlannedPoint:
         """The point of a choice, with the one before it that is nearest to it. Asked again it has none."""
         point = self._plan.settle(choice)
         if point.id in self._earlier:
-            return Asked(point=point, nth=nth)
+            return PlannedPoint(point=point, nth=nth)
         values = [canonical(point.get(key)) for key in self._keys]
         nearest, changed = self._nearest(values)
         self._earlier[point.id] = values
-        return Asked(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
+        return PlannedPoint(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
 
     def _nearest(self, values: Sequence[str]) -> tuple[str | None, Sequence[int]]:
         """The one that differs in the fewest dimensions, and in which; of several, the latest."""
@@ -209,17 +211,17 @@ class Neighbours:
 ONCE_MORE = (Status.KILLED, Status.CRASHED, Status.LOST)
 
 
-class Hunt:
+class PointSearch:
     """The search in one combination of what is not searched, in terms of points and answers."""
 
-    def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension], calculated: Calculated) -> None:
+    def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension], calculated: CalculatedPeaks) -> None:
         self._plan, self._choice = plan, choice
         run = plan.run
         # Points that are measured several times anyway are confirmed by that.
         confirm = "none" if run.repeat_points > 1 or calculated.itself else run.confirm
         dimensions = {each.key: _ascending(each.values) for each in searched}
         try:
-            self._search = Search(
+            self._search = LatticeSearch(
                 dimensions, objective=run.objective, confirm=confirm, **self._expected(dimensions, calculated)
             )
         except ValueError as error:
@@ -228,7 +230,7 @@ class Hunt:
         self._attempts: dict[str, str] = {}  # the last attempt that told, by point of the lattice
         self._at: LatticePoint = {}
 
-    def _expected(self, dimensions: Mapping[str, Sequence[Any]], calculated: Calculated) -> dict[str, Any]:
+    def _expected(self, dimensions: Mapping[str, Sequence[Any]], calculated: CalculatedPeaks) -> dict[str, Any]:
         """The predictor that what was calculated of these points makes, and what it is held against."""
         known = []
         for point, peak in calculated.peaks.values():
@@ -303,12 +305,12 @@ class Hunt:
             point = self._plan.settle({**self._choice, **at})
             self._attempts[canonical(at)] = Attempt(point=point, device=told.device, number=told.attempt).name
 
-    def implied(self) -> Iterator[Asked]:
+    def implied(self) -> Iterator[PlannedPoint]:
         """The points that were not measured because an attempt told how they would end."""
         for told in self._search.found():
             if told.implied_by is not None and not told.attempts:
                 point = self._plan.settle({**self._choice, **told.point})
-                yield Asked(point=point, because=self._attempts[canonical(told.implied_by)])
+                yield PlannedPoint(point=point, because=self._attempts[canonical(told.implied_by)])
 
     def _limit(self, told: Answer) -> int | None:
         """What the counter that decides may reach on this device."""
@@ -341,16 +343,20 @@ def _refuse_to_search(plan: Plan, searched: Sequence[Dimension], others: Sequenc
     for dimension in others:
         if isinstance(dimension.values, Interval):
             low, high = dimension.values.low, dimension.values.high
-            raise Mistake(f"{dimension.key}=interval({low},{high}): nobody knows whether more of it takes more memory;"
-                          f" list its values, as in {dimension.key}={low},{high}")
+            raise Mistake(
+                f"{dimension.key}=interval({low},{high}): nobody knows whether more of it takes more memory;"
+                f" list its values, as in {dimension.key}={low},{high}"
+            )
     if not searched:
-        raise Mistake("design=frontier: there is nothing to search; give batch or context several values, as in"
-                      " 'batch=interval(1,512)' or batch=1,2,4,8")
+        raise Mistake(
+            "design=frontier: there is nothing to search; give batch or context several values, as in"
+            " 'batch=interval(1,512)' or batch=1,2,4,8"
+        )
     for ends in product(*([each.values[0], each.values[-1]] for each in plan.dimensions)):  # a mistake ends here
         plan.settle({each.key: end for each, end in zip(plan.dimensions, ends, strict=True)})
 
 
-def _written_out(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[Asked]:
+def _written_out(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[PlannedPoint]:
     """Every point, where each has values that can be listed: what was not measured has its row too."""
     points = {point.id: point for choice in boustrophedon([*others, *searched]) for point in [plan.settle(choice)]}
-    return [Asked(point=point, later=True) for point in points.values()]
+    return [PlannedPoint(point=point, later=True) for point in points.values()]

@@ -185,7 +185,7 @@ class Gap:
     unknown: int  # points of the lattice between them; otherwise only values that were not asked for lie there
 
 
-class Told(NamedTuple):
+class PointState(NamedTuple):
     """One point of the lattice at the end: `fits`, `fails`, `flaky` or `unknown`, and, if not run, what implies it."""
 
     point: LatticePoint
@@ -195,7 +195,7 @@ class Told(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class SearchResult:
     """The frontier, what it rests on, and what it leaves open. Whole after every verdict, so also when interrupted.
 
     `told` and iteration look at the search itself: use them before it goes on.
@@ -215,13 +215,13 @@ class Found:
     complete: bool  # nothing is left to ask
     attempts: int  # confirmations not counted
     confirmations: int
-    _search: Search = field(repr=False, compare=False)
+    _search: LatticeSearch = field(repr=False, compare=False)
 
-    def told(self, point: Mapping[str, Value]) -> Told:
+    def told(self, point: Mapping[str, Value]) -> PointState:
         """What is known of one point."""
         return self._search.told(self._search.lattice.cell(point))
 
-    def __iter__(self) -> Iterator[Told]:
+    def __iter__(self) -> Iterator[PointState]:
         """Every point of the lattice. An interval can be long: nothing is kept."""
         return (self._search.told(cell) for cell in self._search.lattice)
 
@@ -317,9 +317,9 @@ def search(
     objective: str = "tokens",
     confirm: str = "edge",
     known: Iterable[tuple[Mapping[str, Value], Verdict]] = (),
-) -> Generator[Ask, Verdict, Found]:
+) -> Generator[Ask, Verdict, SearchResult]:
     """Yields the next attempt, is sent its verdict, returns the frontier. The arguments are those of `Search`."""
-    state = Search(
+    state = LatticeSearch(
         dimensions,
         limit_bytes=limit_bytes,
         predictor=predictor,
@@ -333,7 +333,7 @@ def search(
     return state.found()
 
 
-class Search:
+class LatticeSearch:
     """One frontier being looked for: `ask` what to run next, `tell` how it ended, `found` what is known so far.
 
     `limit_bytes` and the peaks in the verdicts are of the counter that decides. `confirm`: `edge` asks the reported
@@ -655,27 +655,27 @@ class Search:
                 best = told
         return best
 
-    def told(self, cell: Cell) -> Told:
+    def told(self, cell: Cell) -> PointState:
         """What is known of one point."""
         point, attempts = self.lattice.point(cell), len(self._verdicts.get(cell, ()))
         if cell in self._flaky:
-            return Told(point, "flaky", attempts, None)
+            return PointState(point, "flaky", attempts, None)
         if cell in self._fits:
-            return Told(point, "fits" if self._fits[cell] else "fails", attempts, None)
+            return PointState(point, "fits" if self._fits[cell] else "fails", attempts, None)
         column, level = cell
         if self._lowest[column] < level < self._highest[column]:
-            return Told(point, "unknown", attempts, None)
+            return PointState(point, "unknown", attempts, None)
         fits = level <= self._lowest[column]
         behind = self._implied_by(cell, fits)
         assert behind is not None
-        return Told(point, "fits" if fits else "fails", attempts, self.lattice.point(behind))
+        return PointState(point, "fits" if fits else "fails", attempts, self.lattice.point(behind))
 
-    def found(self) -> Found:
+    def found(self) -> SearchResult:
         """The frontier as far as it is known."""
         largest = self._largest()
         unknown, closed = self._counts()
         point = self.lattice.point
-        return Found(
+        return SearchResult(
             largest=point(largest[0]) if largest else None,
             ties=tuple(point(cell) for cell in largest[1:]),
             fits=tuple(self._evidence(cell) for cell in self._edge(fits=True)),
@@ -772,7 +772,10 @@ class Expectation:
         self._predictor = predictor if limit_bytes else None
         self._predicted: dict[Cell, float] = {}
         self._scale = 1.0
-        self._errors = {"predictor": Error(predictor_error), "fit": Error(predictor_error if predictor else FIT_ERROR)}
+        self._errors = {
+            "predictor": PredictionError(predictor_error),
+            "fit": PredictionError(predictor_error if predictor else FIT_ERROR),
+        }
         self._survey = Equations(len(self._forms))
         if self._predictor is not None:
             for cell in self._surveyed():
@@ -894,7 +897,7 @@ def interpolated(dimensions: Mapping[str, Sequence[Value]], known: Sequence[tupl
     return predict
 
 
-class Error:
+class PredictionError:
     """The relative error of a source, from its misses: recent ones count more, the claimed error like three of them."""
 
     def __init__(self, claimed: float) -> None:

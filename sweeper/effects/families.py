@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from runners.journal import BETWEEN, QUALITY
 from runners.outcome import CALCULATED_CPU, OUR_OWN_BYTES, Status, deciding_counter
 from sweeper import columns
-from sweeper.effects.memory_fit import Fit, NotFitted, Size, fit
+from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
 from sweeper.frontier.edges import NAMED, VARYING, Row, rest_of
@@ -215,17 +215,17 @@ def _phases_of(points: Sequence[Row], phases: Iterable[Row]) -> dict[tuple[str, 
 # --- of points that differ in batch and context alone -----------------------------------------------------------------
 
 
-class Named(NamedTuple):
+class PhaseKey(NamedTuple):
     """A phase on one of the attempt's devices."""
 
     phase: str
     device: str
 
 
-class Reign(NamedTuple):
+class PeakRange(NamedTuple):
     """A phase has the peak from one value of a dimension to another; calculated: from there on."""
 
-    phase: Named
+    phase: PhaseKey
     first: int
     last: int | None
     kind: str
@@ -268,25 +268,25 @@ class Family:
         return dict(Counter(reason for reason in reasons if reason))
 
     @cached_property
-    def peaks(self) -> dict[Named, dict[Size, int]]:
+    def peaks(self) -> dict[PhaseKey, dict[Size, int]]:
         """Measured peaks of every phase, of its repeats the highest. `between` is there where it has a point's peak."""
-        found: dict[Named, dict[Size, int]] = defaultdict(dict)
+        found: dict[PhaseKey, dict[Size, int]] = defaultdict(dict)
         for size, row in self.whole.items():
             for phase in self._phases(row):
                 peak = phase[f"peak_{self.counter}_bytes"]
                 if peak is not None:
-                    of = found[Named(phase["phase"], phase["phase_device"])]
+                    of = found[PhaseKey(phase["phase"], phase["phase_device"])]
                     of[size] = max(peak, of.get(size, 0))
         named = [of for phase, of in found.items() if phase.phase != BETWEEN]
         kept = [phase for phase, of in found.items() if phase.phase != BETWEEN or _rises_above(of, named)]
         return {phase: dict(sorted(found[phase].items())) for phase in kept}
 
     @cached_property
-    def fits(self) -> dict[Named, Fit | NotFitted]:
+    def fits(self) -> dict[PhaseKey, MemoryFit | NotFitted]:
         # What its layers really call: a model without another kind is eager whatever was asked for.
         used = (row["attention_used"] or self.config.get("attention") or "" for row in self.whole.values())
         eager = any("eager" in attention for attention in used)
-        return {phase: fit(of, eager) for phase, of in self.peaks.items()}
+        return {phase: fit_memory(of, eager) for phase, of in self.peaks.items()}
 
     @cached_property
     def sizes(self) -> list[Size]:
@@ -297,7 +297,7 @@ class Family:
         """Of what passed, the one with the most tokens."""
         return max(self.sizes, key=lambda size: (size.batch * size.context, size), default=None)
 
-    def peak_phase(self, size: Size, before: Named | None = None) -> Named:
+    def peak_phase(self, size: Size, before: PhaseKey | None = None) -> PhaseKey:
         """The phase with the measured peak; the one `before` unless another is clearly above it."""
         there = {phase: of[size] for phase, of in self.peaks.items() if size in of}
         top = max(there, key=lambda phase: there[phase])
@@ -305,7 +305,7 @@ class Family:
             return before
         return top
 
-    def reigns(self) -> list[tuple[str, int, list[Reign]]]:
+    def reigns(self) -> list[tuple[str, int, list[PeakRange]]]:
         """For each dimension, and each value of the other: which phase has the peak from where to where.
 
         The last may be calculated: where another phase takes over by the fits, beyond what was measured.
@@ -319,19 +319,19 @@ class Family:
                     found.append((along, value, self._reigns(line, along)))
         return found
 
-    def _reigns(self, line: Sequence[Size], along: str) -> list[Reign]:
-        found: list[Reign] = []
+    def _reigns(self, line: Sequence[Size], along: str) -> list[PeakRange]:
+        found: list[PeakRange] = []
         for size in line:
             at: int = getattr(size, along)
             phase = self.peak_phase(size, found[-1].phase if found else None)
             if found and found[-1].phase == phase:
                 found[-1] = found[-1]._replace(last=at)
             else:
-                found.append(Reign(phase, at, at, self.rows[0]["kind"]))
+                found.append(PeakRange(phase, at, at, self.rows[0]["kind"]))
         beyond = self._taken_over(line[-1], found[-1].phase, along)
         return found + ([] if beyond is None else [beyond])
 
-    def _taken_over(self, last: Size, reigning: Named, along: str) -> Reign | None:
+    def _taken_over(self, last: Size, reigning: PhaseKey, along: str) -> PeakRange | None:
         """The next phase with the peak by the fits, from where it has it."""
         end = FARTHEST * getattr(last, along)
         found = None
@@ -344,16 +344,16 @@ class Family:
                 above = self._is_above(phase, reigning, last._replace(**{along: middle}))
                 low, high = (low, middle) if above else (middle, high)
             if found is None or high < found.first:
-                found = Reign(phase, high, None, CALCULATED)
+                found = PeakRange(phase, high, None, CALCULATED)
         return found
 
-    def _is_above(self, phase: Named, other: Named, size: Size) -> bool:
+    def _is_above(self, phase: PhaseKey, other: PhaseKey, size: Size) -> bool:
         mine, theirs = self._calculated(phase, size), self._calculated(other, size)
         if isinstance(mine, NotFitted) or isinstance(theirs, NotFitted):
             return False
         return mine > theirs + UNSTEADY.get(self.counter, 0)
 
-    def _calculated(self, phase: Named, size: Size) -> float | NotFitted:
+    def _calculated(self, phase: PhaseKey, size: Size) -> float | NotFitted:
         found = self.fits[phase]
         return found if isinstance(found, NotFitted) else found.at(size)
 
@@ -373,7 +373,7 @@ class Family:
         known = {phase: int(found) for phase, found in told.items() if not isinstance(found, NotFitted)}
         missing = {phase: found.because for phase, found in told.items() if isinstance(found, NotFitted)}
         top = max(known, key=lambda phase: known[phase], default=None)
-        inside = all(fit.holds(size) for fit in self.fits.values() if isinstance(fit, Fit)) and bool(known)
+        inside = all(fit.holds(size) for fit in self.fits.values() if isinstance(fit, MemoryFit)) and bool(known)
         measured = {phase: of[size] for phase, of in self.peaks.items() if size in of}
         return {
             **size._asdict(),
@@ -399,7 +399,7 @@ class Family:
         peak, found = self.peaks[phase][size], self.fits[phase]
         held = self.held(size)
         parts = []
-        if isinstance(found, Fit) and (cost := found.costs["fixed"]) <= peak:
+        if isinstance(found, MemoryFit) and (cost := found.costs["fixed"]) <= peak:
             parts.append(("fixed costs", round(cost), CALCULATED, f"the fit of {phase.phase}"))
         elif held is not None:
             parts.append(("fixed costs", held, self.rows[0]["kind"], "held when a warm pass begins"))
@@ -426,7 +426,7 @@ class Family:
         found: int | None = None if first is None else first[f"baseline_{self.counter}_bytes"]
         return found
 
-    def logits(self, size: Size, phase: Named) -> tuple[int, str] | None:
+    def logits(self, size: Size, phase: PhaseKey) -> tuple[int, str] | None:
         """Bytes of one copy of the logits of every token, and how that is calculated; None where there is none.
 
         How many copies a loss keeps alive is not known here, so that their share is at least this.
@@ -439,13 +439,13 @@ class Family:
         tokens = f"{size.batch} samples x {size.context} tokens"
         return count, f"one copy: {tokens} x vocab_size {vocabulary} x {bits // 8} bytes"
 
-    def _has_all_logits(self, phase: Named) -> bool:
+    def _has_all_logits(self, phase: PhaseKey) -> bool:
         """Whether a phase could hold logits of every token: a model passes in it, and not for the last ones alone."""
         if self.rows[0]["workload"] == "generate":
             return phase.phase.endswith("prefill") and self.config["workload"].get("logits") == "all"
         return phase.phase.endswith(("forward", "loss", "backward", "warmup", "evaluation", "whole"))
 
-    def _cache(self, size: Size, phase: Named) -> int | None:
+    def _cache(self, size: Size, phase: PhaseKey) -> int | None:
         told = [json.loads(p["metrics"] or "{}") for p in self._phases(self.whole[size]) if p["phase"] == phase.phase]
         held = told[-1].get("cache_bytes_on_device", told[-1].get("cache_bytes")) if told else None
         return held if isinstance(held, int) else None

@@ -34,7 +34,7 @@ class NotFitted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryFit:
     """`costs`: bytes of each term that could be told apart. `peaks`: what it was fitted to, in bytes.
 
     `smaller`: measured too and left out, since another operation sets the peak there.
@@ -104,7 +104,7 @@ def _term(name: str, size: Size) -> int:
     return {FIXED: 1, SAMPLE: size.batch, TOKEN: tokens, SQUARE: tokens * size.context}[name]
 
 
-def fit(peaks: Mapping[Size, int], eager: bool) -> Fit | NotFitted:
+def fit_memory(peaks: Mapping[Size, int], eager: bool) -> MemoryFit | NotFitted:
     """The peaks of one phase by size; `eager`: whether attention is."""
     terms = _terms_of(peaks, eager)
     if isinstance(terms, NotFitted):
@@ -124,16 +124,16 @@ def fit(peaks: Mapping[Size, int], eager: bool) -> Fit | NotFitted:
     return _fit(terms, {size: peak for size, peak in peaks.items() if size not in disagree}, disagree)
 
 
-def _agrees(found: Fit, size: Size, peak: int) -> bool:
+def _agrees(found: MemoryFit, size: Size, peak: int) -> bool:
     return abs(found._bytes(size) - peak) <= SAME_OPERATION * max(peak, 1)
 
 
-def _fit(terms: Sequence[str], kept: Mapping[Size, int], smaller: Mapping[Size, int]) -> Fit:
+def _fit(terms: Sequence[str], kept: Mapping[Size, int], smaller: Mapping[Size, int]) -> MemoryFit:
     # A relative error of a peak of 0 has no meaning: that of one byte has.
     weights = np.array([1 / max(peak, 1) for peak in kept.values()])
     sizes = np.array([[_term(name, size) for name in terms] for size in kept], dtype=float)
     costs = least_squares(sizes * weights[:, None], np.array(list(kept.values()), dtype=float) * weights)
-    return Fit(dict(zip(terms, costs, strict=True)), dict(kept), dict(smaller))
+    return MemoryFit(dict(zip(terms, costs, strict=True)), dict(kept), dict(smaller))
 
 
 def _terms_of(peaks: Mapping[Size, int], eager: bool) -> tuple[str, ...] | NotFitted:

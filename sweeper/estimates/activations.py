@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sweeper.estimates.memory_terms import DTYPE_BITS, NoClosedForm, Term, element_bits, name_of
+from sweeper.estimates.memory_terms import DTYPE_BITS, MemoryTerm, NoClosedForm, element_bits, name_of
 from sweeper.estimates.parameter_counts import Layer, Parameters, parameters
 
 FLOAT32 = 4
@@ -33,7 +33,7 @@ ACTIVATIONS = (None, "silu", "swish")
 ROTATIONS = ("default", "linear", "llama3")
 
 
-def logits(values: Mapping[str, Any]) -> list[Term]:
+def logits(values: Mapping[str, Any]) -> list[MemoryTerm]:
     """The logits of a point that passes forward or trains, and what its loss makes of them."""
     workload = values["workload"]
     vocabulary, size = _vocabulary(values), _computed_bytes(values)
@@ -69,7 +69,7 @@ def logits(values: Mapping[str, Any]) -> list[Term]:
     return [made, *([copy] if size != FLOAT32 else []), kept, gradients]
 
 
-def activations(values: Mapping[str, Any]) -> list[Term]:
+def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
     """What is held from the forward pass until the backward pass reaches it, without the logits."""
     count, size = parameters(values), element_bits(values) // 8
     if count.layer is None or count.attention is None:
@@ -82,7 +82,7 @@ def activations(values: Mapping[str, Any]) -> list[Term]:
     if values["workload"].get("checkpointing"):
         inputs, positions = tokens * layer.hidden * size, context * POSITION
         return [
-            Term(
+            MemoryTerm(
                 term="activations",
                 bytes=attention.layers * inputs + norm + angles + positions,
                 formula=(
@@ -103,7 +103,7 @@ def activations(values: Mapping[str, Any]) -> list[Term]:
     gated = 4 * tokens * layer.inner * size
     each = 2 * norm + attending + sums + gated
     return [
-        Term(
+        MemoryTerm(
             term="activations",
             bytes=attention.layers * each + norm + angles,
             formula=(
@@ -137,9 +137,9 @@ def _of_logits(
     source: str,
     alive: tuple[str, ...],
     copies: int = 1,
-) -> Term:
+) -> MemoryTerm:
     several = f"{copies} x " if copies > 1 else ""
-    return Term(
+    return MemoryTerm(
         term=term,
         bytes=copies * rows * vocabulary * size,
         formula=f"{several}{rows:,} tokens x {vocabulary:,} vocabulary x {size} bytes",

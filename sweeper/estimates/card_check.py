@@ -19,7 +19,7 @@ from typing import Any
 
 from sweeper import cards
 from sweeper.errors import Mistake
-from sweeper.estimates.memory_terms import GB, Term, amounts, hundredths, reserve, weights
+from sweeper.estimates.memory_terms import GB, MemoryTerm, amounts, hundredths, reserve, weights
 from sweeper.plan import did_you_mean
 
 BITS = (4, 8, 16, 32)
@@ -57,7 +57,7 @@ KEYS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class UseCase:
     """One thing to do with a model: what its terms take, and what that means on the card."""
 
     way: str
@@ -70,25 +70,25 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class CardCheck:
     card: str
     usable_bytes: int
     usable: str
-    ways: tuple[Way, ...]
+    ways: tuple[UseCase, ...]
     not_estimated: tuple[str, ...]
     not_included: tuple[str, ...] = NOT_INCLUDED
 
 
-def budget(
+def check_card(
     parameters: int, bits: int, card: Mapping[str, Any], name: str = CARD, rank: int = RANK, reserved: int = 0
-) -> Budget:
+) -> CardCheck:
     """What a card has room for. Pure. `reserved`: bytes that somebody assumes for everything else."""
     usable = cards.usable_bytes(card)
     also = f" + reserve {reserved:,}" if reserved else ""
 
-    def way(name: str, count: int, verdicts: tuple[str, str], formula: str, assumption: str) -> Way:
+    def way(name: str, count: int, verdicts: tuple[str, str], formula: str, assumption: str) -> UseCase:
         left = usable - count - reserved
-        return Way(
+        return UseCase(
             way=name,
             bytes=count + reserved,
             fits=left > 0,  # with nothing left there is no room for anything else
@@ -148,7 +148,7 @@ def budget(
             " proportions that are assumed, not the model's",
         )
     )
-    return Budget(
+    return CardCheck(
         card=name,
         usable_bytes=usable,
         usable=f"{card['total_bytes']:,} in total less {card['context_bytes']:,} of context and libraries",
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str], json: bool = False) -> int:
     if name not in known:
         raise Mistake(f"card={name}: no such card{did_you_mean(name, known) or '; it must be ' + KEYS['card']}")
     reserved = sum(term.bytes for term in found[1:])
-    whole = budget(parameters, bits, known[name], name, _rank(given.get("rank", str(RANK))), reserved)
+    whole = check_card(parameters, bits, known[name], name, _rank(given.get("rank", str(RANK))), reserved)
     print(dumps(_as_json(found, whole)) if json else "\n".join(_lines(found, whole)))
     return 0
 
@@ -234,7 +234,7 @@ def _rank(value: str) -> int:
     return int(value)
 
 
-def _lines(found: Sequence[Term], whole: Budget) -> Iterator[str]:
+def _lines(found: Sequence[MemoryTerm], whole: CardCheck) -> Iterator[str]:
     for term in found:
         yield f"{term.term:<10} {amounts(term.bytes)}"
         yield f"{'':<10} = {term.formula}"
@@ -255,7 +255,7 @@ def _lines(found: Sequence[Term], whole: Budget) -> Iterator[str]:
     yield f"not included: {'; '.join(whole.not_included)}"
 
 
-def _as_json(found: Sequence[Term], whole: Budget) -> dict[str, Any]:
+def _as_json(found: Sequence[MemoryTerm], whole: CardCheck) -> dict[str, Any]:
     return {
         "terms": [
             {key: getattr(term, key) for key in ("term", "bytes", "formula", "assumption", "source")} for term in found

@@ -50,7 +50,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Error:
+class Deviation:
     """How much one figure of a point is above what was measured of it."""
 
     of: Figure
@@ -68,18 +68,18 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class PointComparison:
     """One point. `silent`: the devices that gave no figure, and how their attempts ended."""
 
     point_id: str
     config: Mapping[str, Any]
     estimate: Estimate
     figures: tuple[Figure, ...]
-    errors: tuple[Error, ...]
+    errors: tuple[Deviation, ...]
     silent: Mapping[str, str]
 
 
-def joined(rows: Iterable[Row]) -> Iterator[Joined]:
+def comparisons(rows: Iterable[Row]) -> Iterator[PointComparison]:
     """Rows of points.parquet, each device's; the points in the order of their first."""
     points: dict[str, list[Row]] = {}
     for row in rows:
@@ -90,7 +90,7 @@ def joined(rows: Iterable[Row]) -> Iterator[Joined]:
         counted = [figure for row in of_point for figure in _figures(row)]
         figures = [*_estimated(found), *sorted(counted, key=lambda figure: figure.kind)]
         told = {figure.device for figure in figures}
-        yield Joined(
+        yield PointComparison(
             point_id=id,
             config=config,
             estimate=found,
@@ -119,7 +119,7 @@ def _figures(row: Row) -> Iterator[Figure]:
             )
 
 
-def _errors(figures: Sequence[Figure]) -> Iterator[Error]:
+def _errors(figures: Sequence[Figure]) -> Iterator[Deviation]:
     """Each figure that was not measured, against each that was and counts the same."""
     measured = [each for each in figures if each.kind == MEASURED and each.note is None and each.bytes]
     for figure in figures:
@@ -128,4 +128,4 @@ def _errors(figures: Sequence[Figure]) -> Iterator[Error]:
         for other in measured:
             counts_the_same = other.counter == figure.counter and figure.counter in COMPARED
             if counts_the_same or (figure.kind == ESTIMATED and other.counter in OF_TENSORS):
-                yield Error(of=figure, measured=other)
+                yield Deviation(of=figure, measured=other)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sweeper.estimates.activations import activations, logits
-from sweeper.estimates.memory_terms import MOMENTS, NoClosedForm, Term, element_bits, kv_cache, name_of, weights
+from sweeper.estimates.memory_terms import MOMENTS, MemoryTerm, NoClosedForm, element_bits, kv_cache, name_of, weights
 from sweeper.estimates.parameter_counts import parameters
 
 Values = Mapping[str, Any]
@@ -34,7 +34,7 @@ Values = Mapping[str, Any]
 class Estimate:
     """The terms of one point, and one sentence for each that has no closed form here."""
 
-    terms: tuple[Term, ...] = ()
+    terms: tuple[MemoryTerm, ...] = ()
     not_estimated: tuple[str, ...] = ()
 
     @property
@@ -52,13 +52,13 @@ class Estimate:
         return max(self.together.items(), key=lambda sum: sum[1], default=None)
 
 
-def terms(values: Values) -> list[Term]:
+def terms(values: Values) -> list[MemoryTerm]:
     """The terms of a point's settled values; those without a closed form are left out."""
     return list(estimate(values).terms)
 
 
 def estimate(values: Values) -> Estimate:
-    found: list[Term] = []
+    found: list[MemoryTerm] = []
     missing: list[str] = []
     for name, made in _asked_of(values):
         try:
@@ -68,7 +68,7 @@ def estimate(values: Values) -> Estimate:
     return Estimate(terms=tuple(found), not_estimated=tuple(missing))
 
 
-def _asked_of(values: Values) -> Sequence[tuple[str, Callable[[Values], Sequence[Term]]]]:
+def _asked_of(values: Values) -> Sequence[tuple[str, Callable[[Values], Sequence[MemoryTerm]]]]:
     """Which terms a workload has."""
     workload = name_of(values.get("workload"))
     if workload == "forward":
@@ -83,14 +83,14 @@ def _asked_of(values: Values) -> Sequence[tuple[str, Callable[[Values], Sequence
     return [("weights", _unknown_workload)]
 
 
-def _unknown_workload(values: Values) -> list[Term]:
+def _unknown_workload(values: Values) -> list[MemoryTerm]:
     raise NoClosedForm(f"only the code of workload={name_of(values.get('workload'))} knows what it builds")
 
 
 ALWAYS = {"forward": ("forward",), "train": ("forward", "loss", "backward", "step"), "generate": ("decode",)}
 
 
-def _weights_of(values: Values) -> list[Term]:
+def _weights_of(values: Values) -> list[MemoryTerm]:
     count = parameters(values)
     term = weights(count.total, element_bits(values))
     return [
@@ -104,13 +104,13 @@ def _weights_of(values: Values) -> list[Term]:
     ]
 
 
-def _gradients_of(values: Values) -> list[Term]:
+def _gradients_of(values: Values) -> list[MemoryTerm]:
     count, workload = parameters(values), values["workload"]
     _all_are_trained(values)
     keeps = workload.get("set_to_none") is False and _steps(values) > 1
     added_up = (workload.get("accumulate") or 1) > 1
     return [
-        Term(
+        MemoryTerm(
             term="gradients",
             bytes=count.total * element_bits(values) // 8,
             formula=f"{count.total:,} parameters x {element_bits(values) // 8} bytes",
@@ -121,7 +121,7 @@ def _gradients_of(values: Values) -> list[Term]:
     ]
 
 
-def _optimizer_of(values: Values) -> list[Term]:
+def _optimizer_of(values: Values) -> list[MemoryTerm]:
     count = parameters(values)
     _all_are_trained(values)
     states, kept = _optimizer_states(values["workload"])
@@ -130,7 +130,7 @@ def _optimizer_of(values: Values) -> list[Term]:
     if states >= 2:
         assumption += "; the step counter of each tensor (4 bytes) is neglected"
     return [
-        Term(
+        MemoryTerm(
             term="optimizer",
             bytes=states * count.total * size,
             formula=f"{states} x {count.total:,} parameters x {size} bytes",
@@ -163,7 +163,7 @@ def _optimizer_states(workload: Mapping[str, Any]) -> tuple[int, str]:
     raise NoClosedForm(f"the states of workload.optimizer={optimizer} are not known here")
 
 
-def _kv_cache_of(values: Values) -> list[Term]:
+def _kv_cache_of(values: Values) -> list[MemoryTerm]:
     shape = parameters(values).attention
     if shape is None:
         raise NoClosedForm(f"model={name_of(values.get('model'))} has no attention to keep keys and values for")

@@ -24,7 +24,7 @@ MOMENTS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class MemoryTerm:
     """One summand: whole bytes, where they come from, and in which of MOMENTS they are alive."""
 
     term: str
@@ -39,9 +39,9 @@ class NoClosedForm(Exception):
     """Says what the arithmetic does not know; becomes a sentence of the estimate, never a number."""
 
 
-def weights(parameters: int, bits: int) -> Term:
+def weights(parameters: int, bits: int) -> MemoryTerm:
     """Parameters at so many bits each, rounded up to the byte: 3 parameters of 4 bits take 2 bytes."""
-    return Term(
+    return MemoryTerm(
         term="weights",
         bytes=-(-parameters * bits // 8),
         formula=f"{parameters:,} parameters x {bits} bits / 8",
@@ -50,9 +50,11 @@ def weights(parameters: int, bits: int) -> Term:
     )
 
 
-def kv_cache(*, layers: int, kv_heads: int, head_dim: int, tokens: int, sequences: int, element_bytes: int) -> Term:
+def kv_cache(
+    *, layers: int, kv_heads: int, head_dim: int, tokens: int, sequences: int, element_bytes: int
+) -> MemoryTerm:
     """Keys and values: one vector of each per layer, key-value head and token. Query heads do not count."""
-    return Term(
+    return MemoryTerm(
         term="kv_cache",
         bytes=2 * layers * kv_heads * head_dim * tokens * sequences * element_bytes,
         formula=(
@@ -64,9 +66,9 @@ def kv_cache(*, layers: int, kv_heads: int, head_dim: int, tokens: int, sequence
     )
 
 
-def reserve(gib: Decimal) -> Term:
+def reserve(gib: Decimal) -> MemoryTerm:
     """An assumed reserve, rounded up to the byte."""
-    return Term(
+    return MemoryTerm(
         term="reserve",
         bytes=ceil(Fraction(gib) * GIB),
         formula=f"{gib:f} GiB x 2^30",

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from runners.outcome import Status, deciding_counter
 from sweeper import columns as schema
 from sweeper.designs.search import GROWING, ranking
-from sweeper.frontier.margins import Beside, Margin, Term, as_json, outside, without
-from sweeper.frontier.open_values import Searched, Untested, Values
+from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json, outside, without
+from sweeper.frontier.open_values import OpenValues, SearchedValues, Values
 
 ALWAYS = ("batch", "context")
 
@@ -56,7 +56,7 @@ def frontier(
     objective: str = "tokens",
     along: Sequence[str] | None = None,
     margin: Mapping[str, int | str] | None = None,
-    searched: Iterable[Searched] = (),
+    searched: Iterable[SearchedValues] = (),
 ) -> list[dict[str, Any]]:
     """The rows of frontier.parquet. `along`: the keys that are searched, if not the ones that grow and vary. `margin`:
     what is to be left, by name (sweeper.frontier.margins). `searched`: what was asked for and has no row, in intervals.
@@ -64,14 +64,14 @@ def frontier(
     A search in which nothing told has no row. One in which nothing fits has one whose point is null, and its failures.
     """
     rows = list(rows)
-    beside = Beside(rows)
-    told = (search for search in searches(rows, along, searched) if search.told)
+    beside = RunContext(rows)
+    told = (search for search in groups_of(rows, along, searched) if search.told)
     return [edge for search in told for edge in search.edges(objective, Margin(margin or {}, search.rows, beside))]
 
 
-def searches(
-    rows: Iterable[Row], along: Sequence[str] | None = None, searched: Iterable[Searched] = ()
-) -> list[Search]:
+def groups_of(
+    rows: Iterable[Row], along: Sequence[str] | None = None, searched: Iterable[SearchedValues] = ()
+) -> list[FrontierGroup]:
     """The rows, by what they have in common, in the order they come in."""
     rows, searched = list(rows), list(searched)
     asked = {key for each in searched for key in each.dimensions}
@@ -80,12 +80,12 @@ def searches(
     for row in rows:
         mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
         found[row["device"], row["kind"], ",".join(mine), rest_of(row, mine)].append(row)
-    asked_of: dict[str, dict[str, list[Searched]]] = defaultdict(lambda: defaultdict(list))
+    asked_of: dict[str, dict[str, list[SearchedValues]]] = defaultdict(lambda: defaultdict(list))
     for names in {key[2] for key in found} if searched else ():
         for each in searched:
             asked_of[names][each.rest(names.split(","))].append(each)
     return [
-        Search(tuple(names.split(",")) if names else (), group, asked_of[names][rest] if searched else ())
+        FrontierGroup(tuple(names.split(",")) if names else (), group, asked_of[names][rest] if searched else ())
         for (_, _, names, rest), group in found.items()
     ]
 
@@ -109,12 +109,12 @@ def rest_of(row: Row, along: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Search:
+class FrontierGroup:
     """Points on one device that differ in nothing but the keys along which memory grows."""
 
     along: tuple[str, ...]
     rows: Sequence[Row]
-    searched: Sequence[Searched] = ()
+    searched: Sequence[SearchedValues] = ()
 
     def at(self, row: Row) -> At:
         return tuple(row[schema.column_of(key)] for key in self.along)
@@ -151,7 +151,7 @@ class Search:
         return [_negative(at) for at in _maximal(map(_negative, self.failing))]
 
     @cached_property
-    def untested(self) -> Untested:
+    def untested(self) -> OpenValues:
         """What did not tell, and is not implied by what did: by nothing that is contradicted, or told both ways."""
         largest, smallest = self.largest_fitting, self.smallest_failing
         fits = _maximal(at for at in self.fitting if not any(_at_least(at, fails) for fails in smallest))
@@ -162,7 +162,7 @@ class Search:
         ]
         minimal = [_negative(at) for at in _maximal(map(_negative, fails))]
         told = [*self.fitting, *self.failing, *self.sometimes]
-        return Untested(self._lattices, fits, minimal, told, list(self.silent))
+        return OpenValues(self._lattices, fits, minimal, told, list(self.silent))
 
     @property
     def _lattices(self) -> list[tuple[Values, ...]]:
@@ -236,22 +236,22 @@ class Search:
         left = ((at, headroom(row)[0]) for at, row in self.fitting.items())
         return {at: free for at, free in left if free is not None}
 
-    def largest_with(self, margin: Margin, objective: str) -> Left:
+    def largest_with(self, margin: Margin, objective: str) -> MarginResult:
         """The largest point that was measured and leaves the margin."""
         rank = ranking(objective, self.along)
         largest_first = sorted(
             self.headrooms, key=lambda at: rank(dict(zip(self.along, at, strict=True))), reverse=True
         )
-        silent: list[tuple[At, list[Term]]] = []
-        terms: list[Term] = []
+        silent: list[tuple[At, list[MarginTerm]]] = []
+        terms: list[MarginTerm] = []
         for at in largest_first:
             terms = margin.at(self.fitting[at], headroom(self.fitting[at])[1])
             if any(term.fails for term in terms) or self.headrooms[at] < sum(term.to_leave for term in terms):
                 continue
             if all(term.told for term in terms):
-                return Left(at, terms, silent)
+                return MarginResult(at, terms, silent)
             silent.append((at, terms))
-        return Left(None, silent[0][1] if silent else terms, silent)
+        return MarginResult(None, silent[0][1] if silent else terms, silent)
 
     def _with_margin(self, objective: str, margin: Margin) -> dict[str, Any]:
         left = self.largest_with(margin, objective)
@@ -286,12 +286,12 @@ class Search:
         return "unknown" if self.untested.count(above=self.at(row)) else "not_reached"
 
 
-class Left(NamedTuple):
+class MarginResult(NamedTuple):
     """The largest point that leaves a margin, its terms there, and the larger ones of which a term was not told."""
 
     at: At | None
-    terms: Sequence[Term]  # without a point, of the largest that could still be it, else of the smallest there is
-    silent: Sequence[tuple[At, Sequence[Term]]]
+    terms: Sequence[MarginTerm]  # without a point, of the largest that could still be it, else of the smallest there is
+    silent: Sequence[tuple[At, Sequence[MarginTerm]]]
 
     @property
     def bytes(self) -> int:
@@ -354,7 +354,7 @@ def frontier_text(
     objective: str = "tokens",
     margin: Mapping[str, int | str] | None = None,
     beside: Iterable[Row] | None = None,
-    searched: Iterable[Searched] = (),
+    searched: Iterable[SearchedValues] = (),
 ) -> str:
     """Plain lines for a person: for each search the largest that fits, the smallest that fails, and why.
 
@@ -362,10 +362,10 @@ def frontier_text(
     frontier.
     """
     rows = list(rows)
-    found = searches(rows, searched=searched)
+    found = groups_of(rows, searched=searched)
     told = [search for search in found if search.told]
     names = _names(told)
-    others = Beside(rows if beside is None else beside)
+    others = RunContext(rows if beside is None else beside)
     lines = _card_lines([search for search in told if search.rows[0]["kind"] == "calculated"], names, objective)
     if lines:
         told = [search for search in told if search.rows[0]["kind"] != "calculated"]
@@ -382,19 +382,19 @@ NAMED = ("model", "workload", "dtype")
 VARYING = tuple(column.name for column in schema.DIMENSIONS if column.name not in NAMED)
 
 
-def _names(found: Sequence[Search]) -> tuple[str, ...]:
+def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
     """The columns, beside the usual ones, that tell one search from another."""
     columns = [*VARYING, *(name for name in (found[0].rows[0] if found else {}) if name not in schema.FIXED)]
     searched = {schema.column_of(key) for search in found for key in search.along}
     return tuple(c for c in columns if c not in searched and len({str(s.rows[0].get(c)) for s in found}) > 1)
 
 
-def _card_lines(found: Sequence[Search], names: Sequence[str], objective: str) -> list[str]:
+def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective: str) -> list[str]:
     """A line for each of many cards, by their size: on which of them it fits, and what is the largest that does."""
     cards = {search.rows[0]["device"] for search in found}
     if len(cards) < MANY:
         return []
-    alike: dict[str, list[Search]] = defaultdict(list)
+    alike: dict[str, list[FrontierGroup]] = defaultdict(list)
     for search in found:
         row = search.rows[0]
         said = [str(row[name]) for name in NAMED if row.get(name) is not None]
@@ -413,7 +413,7 @@ def _card_lines(found: Sequence[Search], names: Sequence[str], objective: str) -
     return lines
 
 
-def _lines(search: Search, names: Sequence[str], objective: str, margin: Margin) -> list[str]:
+def _lines(search: FrontierGroup, names: Sequence[str], objective: str, margin: Margin) -> list[str]:
     row = search.rows[0]
     said = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
     if row["device"] == "cpu" and "allocator" not in names:
@@ -430,7 +430,7 @@ def _lines(search: Search, names: Sequence[str], objective: str, margin: Margin)
     return [*lines, *(f"  {remark}" for remark in _remarks(search, objective))]
 
 
-def _margin_lines(search: Search, objective: str, margin: Margin) -> list[str]:
+def _margin_lines(search: FrontierGroup, objective: str, margin: Margin) -> list[str]:
     """What fits with what is to be left, what that is made of, and what it does not cover."""
     if not margin.asked or not search.fitting:
         return []
@@ -448,7 +448,7 @@ def _margin_lines(search: Search, objective: str, margin: Margin) -> list[str]:
     return lines + ([f"  not in it:         {'; '.join(beyond)}"] if beyond else [])
 
 
-def _not_told(terms: Iterable[Term]) -> list[str]:
+def _not_told(terms: Iterable[MarginTerm]) -> list[str]:
     return [term.name for term in terms if not term.told]
 
 
@@ -458,7 +458,7 @@ def _budget(row: Row) -> list[str]:
     return [f"budget {readable(row['budget_bytes'])} ({row['budget_kind']})"]
 
 
-def _largest_line(search: Search, objective: str) -> str:
+def _largest_line(search: FrontierGroup, objective: str) -> str:
     largest = search.largest(objective)
     in_the_way = search.next_larger(largest)
     if largest is None:
@@ -481,14 +481,14 @@ def _largest_line(search: Search, objective: str) -> str:
     return said
 
 
-def _smallest(search: Search, objective: str) -> At | None:
+def _smallest(search: FrontierGroup, objective: str) -> At | None:
     """Of the points at the failing edge the one next to the largest that fits, else the smallest."""
     largest = search.largest(objective)
     beyond = [at for at in search.smallest_failing if largest is not None and _at_least(at, largest)]
     return min(beyond or search.smallest_failing, key=lambda at: (prod(at), at), default=None)
 
 
-def _remarks(search: Search, objective: str) -> list[str]:
+def _remarks(search: FrontierGroup, objective: str) -> list[str]:
     largest, remarks = search.largest(objective), []
     others = [at for at in sorted(search.largest_fitting) if at != largest]
     if others:
@@ -507,7 +507,7 @@ def _remarks(search: Search, objective: str) -> list[str]:
     return remarks
 
 
-def _silent_lines(found: Sequence[Search]) -> list[str]:
+def _silent_lines(found: Sequence[FrontierGroup]) -> list[str]:
     """One line for each device on which some searches told nothing."""
     by_device: dict[str, list[Row]] = defaultdict(list)
     for search in found:

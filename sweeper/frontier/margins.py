@@ -26,7 +26,7 @@ LONG = ("long", LONGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class MarginTerm:
     """Bytes to leave at one point, and where they are from; None: nothing of this run told them."""
 
     name: str
@@ -64,7 +64,7 @@ def without(config: str, keys: Iterable[str]) -> str:
     return canonical(values)
 
 
-class Beside:
+class RunContext:
     """The rows of a run, found by what they have in common."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
@@ -105,27 +105,27 @@ class Margin:
 
     asked: Mapping[str, int | str]
     rows: Sequence[Row]
-    beside: Beside
+    beside: RunContext
 
-    def at(self, row: Row, counter: str | None) -> list[Term]:
+    def at(self, row: Row, counter: str | None) -> list[MarginTerm]:
         """The terms at one point. `counter`: the column whose peak is compared with the limit there."""
         return [self._term(name, value, row, counter) for name, value in self.asked.items()]
 
-    def _term(self, name: str, value: int | str, row: Row, counter: str | None) -> Term:
+    def _term(self, name: str, value: int | str, row: Row, counter: str | None) -> MarginTerm:
         if not isinstance(value, str):
-            return Term(name=name, bytes=value, source="assumed")
+            return MarginTerm(name=name, bytes=value, source="assumed")
         if name == "spread":
-            return Term(name=name, bytes=_spread(self.rows, counter), source="measured")
+            return MarginTerm(name=name, bytes=_spread(self.rows, counter), source="measured")
         # On a calculated device nothing is measured, whatever was asked for, and the term says so.
         source = "calculated" if row["kind"] == "calculated" else value
         if name == "others":
             held = counter == "peak_used_bytes"  # which the driver counts, whoever uses it
-            return Term(name=name, bytes=row.get("used_by_others_bytes"), source=source, in_peak=held)
+            return MarginTerm(name=name, bytes=row.get("used_by_others_bytes"), source=source, in_peak=held)
         base = row if source == "measured" else self.beside.calculated(row)
         if base is None or counter is None:
-            return Term(name=name, bytes=None, source=source)
+            return MarginTerm(name=name, bytes=None, source=source)
         if name == "unseen":
-            return Term(name=name, bytes=_unseen(row, base), source=source)
+            return MarginTerm(name=name, bytes=_unseen(row, base), source=source)
         if name == "longest_input":
             return _longest_input(base, counter, source, self.beside)
         return _after_training(name, base, counter, source, self.beside)
@@ -144,33 +144,33 @@ def _unseen(row: Row, calculated: Row) -> int | None:
     return None if expected is None or seen is None else max(0, expected - seen)
 
 
-def _longest_input(row: Row, counter: str, source: str, beside: Beside) -> Term:
+def _longest_input(row: Row, counter: str, source: str, beside: RunContext) -> MarginTerm:
     """How much more the longest input takes that told of the same point otherwise."""
     name = "longest_input"
     longer = [each for each in beside.on(row, "inputs", "context") if _inputs(each) in LONG]
     for each in sorted(longer, key=lambda each: each["context"], reverse=True):
         upto = None if _inputs(each) == LONGEST else each["context"]
         if each["context"] <= row["context"]:
-            return Term(name=name, bytes=0, source=source, in_peak=True, upto=upto)
+            return MarginTerm(name=name, bytes=0, source=source, in_peak=True, upto=upto)
         most, mine = _peak(each, counter, source), _peak(row, counter, source)
         if most is not None and mine is not None:
-            return Term(name=name, bytes=max(0, most - mine), source=source, upto=upto)
+            return MarginTerm(name=name, bytes=max(0, most - mine), source=source, upto=upto)
         if beside.fails(each):
-            return Term(name=name, bytes=None, source=source, fails=True)
-    return Term(name=name, bytes=None, source=source)
+            return MarginTerm(name=name, bytes=None, source=source, fails=True)
+    return MarginTerm(name=name, bytes=None, source=source)
 
 
-def _after_training(phase: str, row: Row, counter: str, source: str, beside: Beside) -> Term:
+def _after_training(phase: str, row: Row, counter: str, source: str, beside: RunContext) -> MarginTerm:
     """How much more a phase takes than the training before it: at this point, else at the one that has it besides."""
     mine = _beyond(row, phase, counter, source)
     if mine is not None:
-        return Term(name=phase, bytes=mine, source=source, in_peak=True)
+        return MarginTerm(name=phase, bytes=mine, source=source, in_peak=True)
     others = beside.on(row, f"workload.{phase}")
     more = [bytes for each in others if (bytes := _beyond(each, phase, counter, source)) is not None]
     if more:
-        return Term(name=phase, bytes=max(more), source=source)
+        return MarginTerm(name=phase, bytes=max(more), source=source)
     fails = any(each["fits"] is False and each.get("failed_phase") == phase for each in others)
-    return Term(name=phase, bytes=None, source=source, fails=fails)
+    return MarginTerm(name=phase, bytes=None, source=source, fails=fails)
 
 
 def _peak(row: Row, counter: str, source: str) -> int | None:
@@ -199,14 +199,14 @@ def _inputs(row: Row) -> str | None:
     return name
 
 
-def as_json(terms: Sequence[Term]) -> str:
+def as_json(terms: Sequence[MarginTerm]) -> str:
     """The terms as a table keeps them."""
     return json.dumps(
         [{"name": each.name, "bytes": each.bytes, "source": each.source, "in_peak": each.in_peak} for each in terms]
     )
 
 
-def outside(row: Row, terms: Sequence[Term]) -> list[str]:
+def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
     """What the measured workload did not do and no term tells, and so the margin does not cover."""
     config = json.loads(row["config"])
     workload, inputs = config.get("workload") or {}, config.get("inputs") or {}

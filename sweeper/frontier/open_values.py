@@ -24,7 +24,7 @@ MOST_VALUES = 1 << 20  # of several intervals that overlap, written out; beyond,
 
 
 @dataclass(frozen=True, slots=True)
-class Searched:
+class SearchedValues:
     """What a sweep asked of one search with an interval in it: a point of it, and the values of each dimension."""
 
     point: Point
@@ -39,10 +39,10 @@ class Searched:
         return None if any(None in each for each in values if not isinstance(each, Interval)) else tuple(values)
 
 
-def searched_in(line: Mapping[str, Any]) -> Searched:
+def searched_in(line: Mapping[str, Any]) -> SearchedValues:
     """As a line of plan.jsonl has it."""
     dimensions = {each["key"]: _values(each) for each in line["dimensions"]}
-    return Searched(Point(values=line["values"]), dimensions)
+    return SearchedValues(Point(values=line["values"]), dimensions)
 
 
 def _values(dimension: Mapping[str, Any]) -> Values:
@@ -53,7 +53,7 @@ def _values(dimension: Mapping[str, Any]) -> Values:
 
 
 @dataclass(frozen=True)
-class Untested:
+class OpenValues:
     """Points of one search, by their values in its dimensions."""
 
     lattices: Sequence[Sequence[Values]]  # what was asked for beyond the points that have a row

@@ -19,14 +19,14 @@ DESCRIBES = ("sources", "price_per_hour", "bandwidth_bytes_per_s")  # of a card,
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Fingerprint:
     """What decides it, as it is now: versions and settings, and a hash of each workload's own code."""
 
     identity: Mapping[str, str | None]
     code: Mapping[str, str | None]  # by the names of what is measured, as runners.fingerprint has them, in JSON
 
 
-def surroundings_now(python: str, points: Sequence[Point]) -> Surroundings:
+def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     """Ask the measured interpreter. Raises Mistake if it cannot say."""
     names = {canonical(each): each for each in map(code_names, points)}
     asked = launch_command.command(python, "fingerprint", json.dumps(list(names.values())))
@@ -36,10 +36,10 @@ def surroundings_now(python: str, points: Sequence[Point]) -> Surroundings:
     except ValueError:
         last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
         raise Mistake(f"python={python}: cannot be asked for its versions: {last[0]}") from None
-    return Surroundings(identity=told["identity"], code=told["code"])
+    return Fingerprint(identity=told["identity"], code=told["code"])
 
 
-def difference(then: Attempt, outcome: Outcome, now: Surroundings, device: Device) -> str | None:
+def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device) -> str | None:
     """The first thing that is not as it was, with both values; None if the outcome can be recalled."""
     was: dict[str, Any] = {**(then.identity or {}), "the device's UUID": then.device_uuid}
     present: dict[str, Any] = {**now.identity, "the device's UUID": device.uuid}

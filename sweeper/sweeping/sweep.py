@@ -22,12 +22,12 @@ from runners.engines.local import EngineFailed, Local
 from runners.fingerprint import code_names
 from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, Calculated, Design, answer, grows, searched
+from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, CalculatedPeaks, Design, answer, grows, searched
 from sweeper.designs.search import Interval
 from sweeper.errors import Mistake
-from sweeper.plan import Asked, Device, Dimension, Plan
+from sweeper.plan import Device, Dimension, Plan, PlannedPoint
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.sweeping.recall import Surroundings, difference, surroundings_now
+from sweeper.sweeping.recall import Fingerprint, current_fingerprint, difference
 from sweeper.tables.run_tables import Tables
 from sweeper.views.progress import Show, show_for
 
@@ -42,7 +42,7 @@ class Lane:
 
     device: Device
     design: Design
-    asked: list[Asked] = field(default_factory=list)  # the batch under way
+    asked: list[PlannedPoint] = field(default_factory=list)  # the batch under way
     answers: list[Answer | None] = field(default_factory=list)  # of its points, in the same order
     under_way: Attempt | None = None
     seat: str = ""  # the engine's lane that it is under way in: the device's own, or one of those that calculate
@@ -51,14 +51,14 @@ class Lane:
     done: bool = False
 
     @property
-    def next(self) -> Asked | None:
+    def next(self) -> PlannedPoint | None:
         """The point whose turn it is."""
         return self.asked[len(self.answers)] if len(self.answers) < len(self.asked) else None
 
 
 def sweep(plan: Plan) -> int:
     """Run the plan. The exit code: 0 all points told, 3 some did not, 2 nothing could be measured, 130/143 stopped."""
-    surroundings = surroundings_now(plan.run.python, plan.points)
+    surroundings = current_fingerprint(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
         with show_for(plan, run.path) as show, _signals() as signals:
@@ -68,7 +68,7 @@ def sweep(plan: Plan) -> int:
 
 
 class Sweep:
-    def __init__(self, plan: Plan, now: Surroundings, run: RunFolder, show: Show, signals: Signals) -> None:
+    def __init__(self, plan: Plan, now: Fingerprint, run: RunFolder, show: Show, signals: Signals) -> None:
         self.plan, self.surroundings, self.run_folder, self.show, self.signals = plan, now, run, show, signals
         self.tables = Tables(run.path)
         self.order = 0
@@ -108,7 +108,7 @@ class Sweep:
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
-    def _write_plan(self, first: Sequence[list[Asked]]) -> None:
+    def _write_plan(self, first: Sequence[list[PlannedPoint]]) -> None:
         plan = self.plan
         keys = asdict(plan.run)
         self._plan_line(
@@ -141,7 +141,7 @@ class Sweep:
         self.run_folder.plan(line)
         self.tables.planned(line)
 
-    def _take(self, lane: Lane, asked: list[Asked]) -> None:
+    def _take(self, lane: Lane, asked: list[PlannedPoint]) -> None:
         """The design's next batch."""
         lane.asked = [each for each in asked if each.because is None]
         lane.answers = []
@@ -250,7 +250,7 @@ class Sweep:
         except StopIteration:
             lane.done = True
 
-    def _recall(self, asked: Asked, device: Device) -> tuple[int, Outcome | None]:
+    def _recall(self, asked: PlannedPoint, device: Device) -> tuple[int, Outcome | None]:
         """The number the next attempt has, and the outcome that makes it unnecessary, if an earlier one told it.
 
         Of several answers the one that was asked for first, second, ...: those that told, if any did. Raises Mistake
@@ -325,13 +325,13 @@ class Sweep:
         earlier = self.tables.tried(device.name) if searched(self.plan) else []
         return DESIGNS[self.plan.design](self.plan, self._calculated_for(device), earlier)
 
-    def _calculated_for(self, device: Device) -> Calculated:
+    def _calculated_for(self, device: Device) -> CalculatedPeaks:
         if device.card is not None:
-            return Calculated(itself=True)
+            return CalculatedPeaks(itself=True)
         like = self._like(device)
         if like is None:
             return NOTHING
-        return Calculated(comes_first=True, total_bytes=device.total_bytes, peaks=self.calculated[like.name])
+        return CalculatedPeaks(comes_first=True, total_bytes=device.total_bytes, peaks=self.calculated[like.name])
 
     def _settled(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
         lane.answers.append(answer(outcome))

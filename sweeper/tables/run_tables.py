@@ -32,10 +32,10 @@ from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper import columns as schema
 from sweeper import quality
-from sweeper.columns import Column, Estimated, Measured, Planned, Settled
+from sweeper.columns import Column, EstimatedTerm, MeasuredPhase, PlannedRow, SettledAttempt
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, frontier
-from sweeper.frontier.open_values import Searched, searched_in
+from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.tables.loss_check import Trained, compared, trained
 
 if TYPE_CHECKING:
@@ -106,15 +106,15 @@ class Tables:
         self.objective = "tokens"
         self.quality: Mapping[str, Any] | None = None  # how it is compared, as the first run here that did fixed it
         self.margin: Mapping[str, int | str] = {}
-        self.searched: list[Searched] = []  # in intervals
-        self._plan, self._results = Rows(schema.PLAN), Rows(schema.RESULT, PENDING_ATTEMPTS)
-        self._phases, self._estimates = Rows(schema.PHASES), Rows(schema.ESTIMATES)
+        self.searched: list[SearchedValues] = []  # in intervals
+        self._plan, self._results = PackedRows(schema.PLAN), PackedRows(schema.RESULT, PENDING_ATTEMPTS)
+        self._phases, self._estimates = PackedRows(schema.PHASES), PackedRows(schema.ESTIMATES)
         self._asked: dict[tuple[str, str | None], int] = {}  # point and device (None: each) -> row of the plan
         self._swept: dict[str, list[Any]] = {}  # key -> its value in each row of the plan
         self._devices: dict[str, Mapping[str, Any]] = {}
         self._skipped: dict[tuple[str, str | None], str] = {}
         self._neighbours: dict[tuple[str, str], Mapping[str, Any]] = {}  # of points whose turn came later
-        self._made: dict[tuple[str, str], list[Made]] = defaultdict(list)
+        self._made: dict[tuple[str, str], list[AttemptRow]] = defaultdict(list)
         self._trained: dict[int, Trained] = {}  # row of the results -> its losses
         self._plain: dict[str, Trained] = {}  # by what is alike: the losses that the others' should be
         self._environments: dict[str, Mapping[str, Any]] = {}
@@ -160,11 +160,11 @@ class Tables:
         if self._row_of(*key) is None:
             self._ask(id, attempt.point, attempt.device, {})
         environment = self._environment(outcome.environment)
-        made.append(Made(attempt.number, len(self._results), outcome.fits, environment))
+        made.append(AttemptRow(attempt.number, len(self._results), outcome.fits, environment))
         self._learnt(trained(attempt.device, attempt.point, outcome))
-        self._results.add(Settled(attempt, outcome, environment))
+        self._results.add(SettledAttempt(attempt, outcome, environment))
         for position, phase in enumerate(outcome.phases):
-            self._phases.add(Measured(id, attempt, position, phase))
+            self._phases.add(MeasuredPhase(id, attempt, position, phase))
 
     def write_if_grown(self) -> None:
         """Write the files again if there is a tenth more to tell; writing takes a tenth of the time at most."""
@@ -219,13 +219,13 @@ class Tables:
         if key in self._asked:
             return
         self._asked[key] = len(self._plan)
-        self._plan.add(Planned(id, point, line))
+        self._plan.add(PlannedRow(id, point, line))
         for swept, values in self._swept.items():
             values.append(_shared(point.get(swept)))
         if id not in self._estimated:
             self._estimated.add(id)
             for term in _terms(point.values):
-                self._estimates.add(Estimated(id, term))
+                self._estimates.add(EstimatedTerm(id, term))
 
     def _sweep(self, key: str) -> None:
         """Give a swept key its column, also for the points of an earlier run that it was fixed in."""
@@ -270,7 +270,7 @@ class Tables:
         yield "frontier", columns, [_table_of(columns, edges)]
 
     def _points_and_edges(
-        self, points: list[Row], swept: Sequence[Column], edges: list[dict[str, Any]]
+        self, points: list[PointRow], swept: Sequence[Column], edges: list[dict[str, Any]]
     ) -> Iterator[pa.Table]:
         kept = [*NEEDS, *(column.name for column in swept)]
         rows: list[dict[str, Any]] = []
@@ -279,7 +279,7 @@ class Tables:
             yield table
         edges += frontier(rows, self.objective, margin=self.margin, searched=self.searched)
 
-    def _points(self) -> list[Row]:
+    def _points(self) -> list[PointRow]:
         """Every planned point on every device of the run, in the plan's order, with the attempt that counts."""
         unlisted = {device: None for _, device in self._made if device not in self._devices}
         devices = [*self._devices, *unlisted]
@@ -292,16 +292,16 @@ class Tables:
                     rows.append(self._row(point, device, planned))
         return rows
 
-    def _row(self, point: str, device: str, planned: int) -> Row:
+    def _row(self, point: str, device: str, planned: int) -> PointRow:
         made = self._made.get((point, device), [])
         told = [one for one in made if one.fits is not None]
         counting = max(told or made, key=lambda one: one.number, default=None)
         alike = [one.fits for one in told if one.environment == counting.environment] if counting else []
         flaky = len(set(alike)) > 1 if len(alike) > 1 else None
-        row = Row(point, device, planned, counting, True, len(made), flaky)
+        row = PointRow(point, device, planned, counting, True, len(made), flaky)
         return row if made else self._not_made(row)
 
-    def _not_made(self, row: Row) -> Row:
+    def _not_made(self, row: PointRow) -> PointRow:
         """Why there was no attempt: a row all the same."""
         unavailable = self._devices.get(row.device, {}).get("unavailable")
         because = self._skipped.get((row.point, row.device)) or self._skipped.get((row.point, None))
@@ -311,7 +311,7 @@ class Tables:
             return row._replace(status=Status.SKIPPED, skipped_because=because)
         return row._replace(status=Status.NOT_RUN)
 
-    def _made_of(self, row: Row) -> list[Made]:
+    def _made_of(self, row: PointRow) -> list[AttemptRow]:
         return sorted(self._made.get((row.point, row.device), []), key=lambda one: one.number)
 
     def _row_of(self, point: str, device: str) -> int | None:
@@ -320,7 +320,9 @@ class Tables:
     def _swept_columns(self) -> list[Column]:
         return [schema.swept_column(key, values) for key, values in self._swept.items()]
 
-    def _joined(self, columns: Sequence[Column], rows: Sequence[Row], swept: Sequence[Column]) -> Iterator[pa.Table]:
+    def _joined(
+        self, columns: Sequence[Column], rows: Sequence[PointRow], swept: Sequence[Column]
+    ) -> Iterator[pa.Table]:
         """The rows, a slice at a time: what was planned, what came of it, and what is known only now."""
         plan, results = self._plan.table(), self._results.table()
         for key, column in zip(self._swept, swept, strict=True):
@@ -339,7 +341,7 @@ class Tables:
         losses = None if result is None else self._trained.get(result)
         return None if losses is None else compared(losses, self._plain.get(losses.alike))
 
-    def _known(self, rows: Sequence[Row]) -> dict[str, list[Any]]:
+    def _known(self, rows: Sequence[PointRow]) -> dict[str, list[Any]]:
         """What neither the plan nor the attempt says; under an attempt's column, what stands where that is null."""
         devices = [self._devices.get(row.device, {}) for row in rows]
         neighbours = [self._neighbours.get((row.point, row.device), {}) for row in rows]
@@ -361,7 +363,7 @@ class Tables:
         }
 
     def _verdicts(
-        self, rows: Sequence[Row], asked: pa.Table, came: pa.Table, results: pa.Table
+        self, rows: Sequence[PointRow], asked: pa.Table, came: pa.Table, results: pa.Table
     ) -> dict[str, list[Any]]:
         """The quality of each row, beside that of the attempt that counts at its reference."""
         columns = [asked[name].to_pylist() for name in ("weights", "quality_target", "quality_reference")]
@@ -387,13 +389,13 @@ class Tables:
         status, number = (results[name][row.result].as_py() for name in ("status", "quality"))
         return quality.Assessed(status, number)
 
-    def _alike(self, row: Row) -> list[int]:
+    def _alike(self, row: PointRow) -> list[int]:
         """The places of the attempts that passed in the surroundings of the one that counts."""
         made = self._made_of(row)
         counting = max(made, key=lambda one: (one.fits is not None, one.number), default=None)
         return [one.row for one in made if one.fits and counting and one.environment == counting.environment]
 
-    def _spreads(self, rows: Sequence[Row], results: pa.Table) -> dict[str, list[Any]]:
+    def _spreads(self, rows: Sequence[PointRow], results: pa.Table) -> dict[str, list[Any]]:
         """How far the peaks of the attempts lie apart that passed in the same surroundings, of every point with two."""
         passed = [self._alike(row) for row in rows]
         peaks = [each.name for each in schema.PEAKS if each.name.startswith("peak_") and each.type == schema.INT]
@@ -417,14 +419,14 @@ class Tables:
         run = pa.array([self.folder.name] * len(table), schema.TEXT)
         return table.append_column("run", run).select([column.name for column in columns])
 
-    def _environment_rows(self) -> Rows:
-        rows = Rows(schema.ENVIRONMENT)
+    def _environment_rows(self) -> PackedRows:
+        rows = PackedRows(schema.ENVIRONMENT)
         for environment, record in self._environments.items():
             rows.add({**record, "environment_id": environment, "record": record})
         return rows
 
 
-class Made(NamedTuple):
+class AttemptRow(NamedTuple):
     """An attempt that was made: its number, its row, and whether it told."""
 
     number: int
@@ -433,13 +435,13 @@ class Made(NamedTuple):
     environment: str | None  # other surroundings tell of another device, and contradict nothing
 
 
-class Row(NamedTuple):
+class PointRow(NamedTuple):
     """A row of points.parquet or attempts.parquet, as places of what it is joined from."""
 
     point: str
     device: str
     planned: int
-    made: Made | None
+    made: AttemptRow | None
     counts: bool
     attempts: int
     flaky: bool | None
@@ -451,11 +453,11 @@ class Row(NamedTuple):
     def result(self) -> int | None:
         return None if self.made is None else self.made.row
 
-    def by(self, made: Made) -> Row:
+    def by(self, made: AttemptRow) -> PointRow:
         return self._replace(made=made, counts=made == self.made)
 
 
-class Rows:
+class PackedRows:
     """Rows of one table, in memory: the last as what they are made of, the rest as packed Arrow columns. Only grows."""
 
     def __init__(self, columns: Sequence[Column], pending: int = PENDING) -> None:

@@ -16,7 +16,7 @@ from runners.journal import BETWEEN
 from runners.outcome import deciding_counter
 from sweeper import columns
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, readable, searches, why
+from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, groups_of, readable, why
 from sweeper.frontier.open_values import searched_in
 from sweeper.quality import SAME
 from sweeper.tables import run_tables
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str]) -> int:
         raise Mistake(f"frontier: {unknown[0]} is not known; it takes RUN and --json")
     if len(runs) != 1:
         raise Mistake(f"frontier takes one run, the folder of a sweep, got {' '.join(runs) or 'none'}")
-    found = sheet(run_tables.run_folder(runs[0]))
+    found = decision_sheet(run_tables.run_folder(runs[0]))
     print(json.dumps(found, indent=2) if as_json else as_text(found))
     return 0
 
 
-def sheet(folder: Path) -> dict[str, Any]:
+def decision_sheet(folder: Path) -> dict[str, Any]:
     """Everything on the sheet, as JSON has it: bytes are bytes, what is not known is null."""
     found = run_tables.read(folder)
     keys = _keys(folder)
@@ -103,7 +103,7 @@ def _statuses(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 
 def _loads(rows: Sequence[Row], objective: str) -> Iterator[dict[str, Any]]:
     """What a decision looks at, of each search: the largest that fits, the next that does not, the largest tried."""
-    for search in searches(rows):
+    for search in groups_of(rows):
         seen: dict[str, tuple[str, Row]] = {}
         largest = search.largest(objective)
         tried = [row for row in search.rows if row["status"] in TRIED]

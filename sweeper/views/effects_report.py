@@ -17,15 +17,15 @@ from sweeper.effects.families import (
     SIZE,
     Difference,
     Family,
-    Named,
-    Reign,
+    PeakRange,
+    PhaseKey,
     differences,
     families,
     title,
     typed,
     why_not,
 )
-from sweeper.effects.memory_fit import TERMS, Fit, NotFitted, Size
+from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NAMED, Row, readable
 from sweeper.tables import run_tables
@@ -151,7 +151,7 @@ def _ends(values: Sequence[int]) -> list[int]:
     return [min(values), max(values)]
 
 
-def _fit_as_json(phase: Named, found: Fit | NotFitted) -> dict[str, Any]:
+def _fit_as_json(phase: PhaseKey, found: MemoryFit | NotFitted) -> dict[str, Any]:
     told: dict[str, Any] = {"phase": phase.phase, "phase_device": phase.device, "kind": CALCULATED}
     if isinstance(found, NotFitted):
         return told | {f"{term}_bytes": None for term in TERMS} | {"refused": found.because}
@@ -169,7 +169,7 @@ def _fit_as_json(phase: Named, found: Fit | NotFitted) -> dict[str, Any]:
     }
 
 
-def _reign_as_json(reign: Reign) -> dict[str, Any]:
+def _reign_as_json(reign: PeakRange) -> dict[str, Any]:
     return {"phase": reign.phase.phase, "from": reign.first, "to": reign.last, "kind": reign.kind}
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs.frontier import DESIGNS, NOTHING
 from sweeper.errors import Mistake
-from sweeper.estimates.comparison import CALCULATED, MEASURED, NEEDS, Error, Figure, Joined, joined
+from sweeper.estimates.comparison import CALCULATED, MEASURED, NEEDS, Deviation, Figure, PointComparison, comparisons
 from sweeper.estimates.estimate import Estimate, estimate
 from sweeper.estimates.memory_terms import MOMENTS, amounts, counted
-from sweeper.plan import Asked, Plan, typed
+from sweeper.plan import Plan, PlannedPoint, typed
 from sweeper.run_folder import POINTS
 
 Group = tuple[Estimate, list[Point]]  # points with one and the same estimate
@@ -35,7 +35,7 @@ def main(plan: Plan, json: bool = False) -> int:
     return 0
 
 
-def _first_asked(plan: Plan) -> list[Asked]:
+def _first_asked(plan: Plan) -> list[PlannedPoint]:
     """What the design asks for before it has been told anything: all of it, unless it searches."""
     return list(next(iter(DESIGNS[plan.design](plan, NOTHING)), []))
 
@@ -73,7 +73,7 @@ def _alike(points: Iterable[Point]) -> list[Group]:
     return list(groups.values())
 
 
-def _plan_lines(plan: Plan, asked: Sequence[Asked], done: Set[tuple[str, str]]) -> Iterator[str]:
+def _plan_lines(plan: Plan, asked: Sequence[PlannedPoint], done: Set[tuple[str, str]]) -> Iterator[str]:
     names = [device.name for device in plan.devices]
     measured = sum((each.point.id, name) in done for each in asked for name in names)
     yield (
@@ -140,7 +140,7 @@ def _at_least_lines(family: Sequence[Group], differing: Sequence[str]) -> Iterat
 
 def _plan_as_json(
     plan: Plan,
-    asked: Sequence[Asked],
+    asked: Sequence[PlannedPoint],
     done: Set[tuple[str, str]],
     groups: Sequence[Group],
 ) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def of_run(arguments: Sequence[str], json: bool = False) -> int:
     names = {row["environment_id"]: row["device_name"] for row in environment}
     devices = {row["device"]: names.get(row["environment_id"]) for row in rows if row["environment_id"]}
     at = {row["point_id"]: {key: row[key] for key in (*usual, *swept) if row[key] is not None} for row in rows}
-    every = list(joined(rows))
+    every = list(comparisons(rows))
     if json:
         print(dumps({"run": folder.name, "devices": devices, "points": [_joined_as_json(each, at) for each in every]}))
     else:
@@ -209,7 +209,7 @@ def of_run(arguments: Sequence[str], json: bool = False) -> int:
 
 
 def _run_lines(
-    run: str, every: Sequence[Joined], devices: Mapping[str, str | None], at: Mapping[str, Mapping[str, Any]]
+    run: str, every: Sequence[PointComparison], devices: Mapping[str, str | None], at: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
     keys = list(dict.fromkeys(key for values in at.values() for key in values))
     differing = [key for key in keys if len({canonical(values.get(key)) for values in at.values()}) > 1]
@@ -229,7 +229,7 @@ def _run_lines(
     yield NEVER_ADDED
 
 
-def _row(figure: Figure, errors: Sequence[Error]) -> tuple[str, ...]:
+def _row(figure: Figure, errors: Sequence[Deviation]) -> tuple[str, ...]:
     said = [
         f"{error.bytes:+,} bytes = {_percent(error)} of {error.measured.device} {error.measured.counter}"
         for error in errors
@@ -239,7 +239,7 @@ def _row(figure: Figure, errors: Sequence[Error]) -> tuple[str, ...]:
     return figure.kind, figure.device or "", figure.counter, amounts(figure.bytes), "; ".join([*note, *said])
 
 
-def _percent(error: Error) -> str:
+def _percent(error: Deviation) -> str:
     hundredth = error.hundredths_of_percent
     return f"{'-' if hundredth < 0 else '+'}{abs(hundredth) // 100}.{abs(hundredth) % 100:02d} %"
 
@@ -250,7 +250,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield ("  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True))).rstrip()
 
 
-def _joined_as_json(each: Joined, at: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _joined_as_json(each: PointComparison, at: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "id": each.point_id,
         "at": at[each.point_id],

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sweeper.effects.families import CALCULATED, SIZE, Family, Named, Reign, title
-from sweeper.effects.memory_fit import Fit, NotFitted, Size
+from sweeper.effects.families import CALCULATED, SIZE, Family, PeakRange, PhaseKey, title
+from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Line(NamedTuple):
     along: str
     at: int
     sizes: list[Size]
-    reigns: Sequence[Reign]
+    reigns: Sequence[PeakRange]
 
 
 def _lines(family: Family) -> list[Line]:
@@ -115,9 +115,9 @@ def _panel(panel: Axes, family: Family, line: Line, at: dict[str, int]) -> None:
     panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _highest(family: Family, line: Line) -> list[tuple[str, Named]]:
+def _highest(family: Family, line: Line) -> list[tuple[str, PhaseKey]]:
     """The phases that have the peak somewhere on a line, and the highest; those with the same curve together."""
-    together: dict[tuple[int | None, ...], list[Named]] = {}
+    together: dict[tuple[int | None, ...], list[PhaseKey]] = {}
     for phase, peaks in family.peaks.items():
         together.setdefault(tuple(peaks.get(size) for size in line.sizes), []).append(phase)
     reigning = {reign.phase for reign in line.reigns}
@@ -126,12 +126,12 @@ def _highest(family: Family, line: Line) -> list[tuple[str, Named]]:
     return [(_names(together[curve]), together[curve][0]) for curve in order[:MOST_PHASES]]
 
 
-def _names(phases: Sequence[Named]) -> str:
+def _names(phases: Sequence[PhaseKey]) -> str:
     several = len({phase.device for phase in phases}) > 1
     return ", ".join(f"{phase.phase} ({phase.device})" if several else phase.phase for phase in phases)
 
 
-def _curve(found: Fit | NotFitted, last: Size, along: str, first: int, end: int) -> list[tuple[float, float]]:
+def _curve(found: MemoryFit | NotFitted, last: Size, along: str, first: int, end: int) -> list[tuple[float, float]]:
     """The fit from the first to the end, where it says something."""
     if isinstance(found, NotFitted):
         return []

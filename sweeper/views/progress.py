@@ -13,7 +13,7 @@ from typing import Any
 
 from runners.outcome import Outcome, Status
 from runners.point import Point
-from sweeper.frontier.open_values import Searched
+from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 
 GIB = 2**30
@@ -67,7 +67,7 @@ class Show:
         rows: Sequence[Mapping[str, Any]],
         folder: Path,
         beside: Sequence[Mapping[str, Any]] | None = None,
-        searched: Sequence[Searched] = (),
+        searched: Sequence[SearchedValues] = (),
     ) -> None:
         """Counts per status that add up to the points asked for, the frontier, and where everything is.
 
@@ -137,7 +137,7 @@ class TerminalShow(Show):
         rows: Sequence[Mapping[str, Any]],
         folder: Path,
         beside: Sequence[Mapping[str, Any]] | None = None,
-        searched: Sequence[Searched] = (),
+        searched: Sequence[SearchedValues] = (),
     ) -> None:
         self._live.stop()
         super().ended(rows, folder, beside, searched)

@@ -14,7 +14,7 @@ import pytest
 
 from runners.journal import Journal
 from runners.meters.cpu import CpuMeter
-from runners.meters.torch_tensors import TensorFollower
+from runners.meters.torch_tensors import TensorTracker
 from runners.phases import Phases
 
 MLP = {"name": "mlp", "library": "torch", "width": 32}
@@ -108,7 +108,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
             importlib.import_module(library)
         module.prepare(asked, "cpu")
         journal = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        follower = TensorFollower()
+        follower = TensorTracker()
         phases = Phases(CpuMeter(tensors=follower), Journal(journal))
         phases.open()
         with follower:

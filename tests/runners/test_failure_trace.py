@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runners import failure_trace as traces
-from runners.failure_trace import Trace
+from runners.failure_trace import FailureTrace
 from runners.meters import cuda
 from runners.outcome import Status
 from runners.point import AttemptFolder
@@ -185,7 +185,7 @@ class Writes:
 
 
 def kept(folder: Path, history: Writes, **options: Any) -> dict[str, Any]:
-    trace = Trace(AttemptFolder(folder), asked=True)
+    trace = FailureTrace(AttemptFolder(folder), asked=True)
     trace.follow(lambda: history, trace.folder.trace)
     (line,) = trace.keep([ValueError()])
     return line
@@ -211,7 +211,7 @@ def test_a_trace_that_cannot_be_written_is_a_reason_and_no_error(tmp_path: Path,
 
 
 def test_a_failure_before_anything_could_be_followed_says_so(tmp_path: Path) -> None:
-    (line,) = Trace(AttemptFolder(tmp_path), asked=True).keep([ImportError()])
+    (line,) = FailureTrace(AttemptFolder(tmp_path), asked=True).keep([ImportError()])
     assert (line["file"], line["reason"]) == (None, "the attempt failed before there was anything to follow")
 
 
@@ -234,8 +234,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     return torch
 
 
-def on_cuda(folder: Path) -> Trace:
-    trace = Trace(AttemptFolder(folder), asked=True)
+def on_cuda(folder: Path) -> FailureTrace:
+    trace = FailureTrace(AttemptFolder(folder), asked=True)
     trace.follow(cuda.AllocatorHistory, trace.folder.snapshot)
     return trace
 

@@ -106,9 +106,7 @@ def test_a_card_of_ones_own_is_a_file_beside_the_others(tmp_path: Path) -> None:
 
 def test_a_misspelt_card_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     done = sweep(tmp_path, *MLP, "devices=[sim:h100-80g]", code=2)
-    assert done.stderr.strip().splitlines() == [
-        "sweeper: devices=sim:h100-80g: no such card (did you mean h100-80gb?)"
-    ]
+    assert done.stderr.strip().splitlines() == ["sweeper: devices=sim:h100-80g: no such card (did you mean h100-80gb?)"]
     assert not (tmp_path / "run").exists()
 
 

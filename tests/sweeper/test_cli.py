@@ -198,9 +198,7 @@ def test_it_works_from_a_wheel_that_is_installed_elsewhere(tmp_path: Path) -> No
         ("name=" + "x" * 300, "must be 200 letters or less"),
     ],
 )
-def test_numbers_and_names_that_nothing_can_hold_are_refused_in_one_line(
-    tmp_path: Path, word: str, right: str
-) -> None:
+def test_numbers_and_names_that_nothing_can_hold_are_refused_in_one_line(tmp_path: Path, word: str, right: str) -> None:
     done = sweeper("devices=cpu", word, cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert right in done.stderr

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from runners.meters.torch_tensors import TensorFollower
+from runners.meters.torch_tensors import TensorTracker
 
 MIB = 2**20
 
 
 def test_views_share_and_the_last_one_frees() -> None:
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         kept = torch.ones(MIB // 4)
         view = kept.view(-1)[1:]
         assert following.live == MIB
@@ -28,14 +28,14 @@ def test_views_share_and_the_last_one_frees() -> None:
 
 
 def test_storages_are_rounded_to_the_allocators_64_bytes() -> None:
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         kept = torch.ones(17)
         assert following.live == 128
         del kept
 
 
 def test_a_storage_that_grows_is_counted_as_it_is() -> None:
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         kept = torch.ones(16)
         kept.resize_(MIB // 4)
         assert following.live == MIB
@@ -55,7 +55,7 @@ def test_it_agrees_with_pytorchs_own_counter_through_training() -> None:
             step(model, optimizer, inputs)
 
     work()  # what is made once and kept is not the counter's difference
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         work()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work()
@@ -69,8 +69,8 @@ def test_it_agrees_with_pytorchs_own_counter_through_training() -> None:
 
 def test_it_brings_in_no_compiler() -> None:
     code = (
-        "import sys, torch; from runners.meters.torch_tensors import TensorFollower\n"
-        "with TensorFollower(): torch.ones(1)\n"
+        "import sys, torch; from runners.meters.torch_tensors import TensorTracker\n"
+        "with TensorTracker(): torch.ones(1)\n"
         "print('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
@@ -79,7 +79,7 @@ def test_it_brings_in_no_compiler() -> None:
 def test_once_something_was_compiled_it_gives_no_number() -> None:
     import torch._dynamo
 
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         torch.compile(lambda x: x + 1, backend="eager")(torch.ones(8))
         assert not following.valid
     torch._dynamo.reset()
@@ -109,7 +109,7 @@ class Quantised(torch.Tensor):
 
 
 def test_a_tensor_made_of_others_counts_as_they_do_and_what_its_operators_make_of_them_too() -> None:
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         kept = torch.nn.Parameter(Quantised(torch.ones(MIB, dtype=torch.int8), torch.ones(1)), requires_grad=False)
         assert following.live == MIB + 64
         following.start_new_peak()
@@ -128,14 +128,14 @@ def test_an_operator_whose_kernel_is_python_is_followed_into() -> None:
         return copies.mean(0)
 
     given = torch.ones(MIB // 4)
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         result = mean_of_copies(given)
         following.settle()
         assert following.live == MIB
         assert following.peak == 3 * MIB
     meta = torch.ones(4, device="meta")
     mean_of_copies.register_fake(torch.empty_like)
-    with TensorFollower() as following:
+    with TensorTracker() as following:
         assert mean_of_copies(meta).is_meta
         assert following.peak == 0
     assert torch.equal(result, given)
@@ -144,9 +144,9 @@ def test_an_operator_whose_kernel_is_python_is_followed_into() -> None:
 def test_in_inference_mode_what_a_composite_operator_makes_inside_is_seen() -> None:
     """A transposed matrix is copied by reshape within matmul, and given back as it ends."""
     left = torch.ones(2, 512, 512).transpose(0, 1)
-    with torch.inference_mode(), TensorFollower() as following:
+    with torch.inference_mode(), TensorTracker() as following:
         torch.nn.functional.linear(left, torch.ones(7, 512))
     inside = following.peak
-    with torch.no_grad(), TensorFollower() as following:
+    with torch.no_grad(), TensorTracker() as following:
         torch.nn.functional.linear(left, torch.ones(7, 512))
     assert inside == following.peak > 2 * 512 * 512 * 4

@@ -192,9 +192,7 @@ def test_inputs_of_another_kind_than_the_model_reads_are_refused(
 
 
 @pytest.mark.parametrize("file", ["nothing.txt", "."])
-def test_a_file_that_is_not_there_is_refused_before_anything_is_measured(
-    run: Any, checkpoint: Any, file: str
-) -> None:
+def test_a_file_that_is_not_there_is_refused_before_anything_is_measured(run: Any, checkpoint: Any, file: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"inputs.file=.*: no such file"):
         run(model=checkpoint, inputs=text(file))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runners.outcome import Outcome, Status
-from runners.simulation.simulate import Followed
+from runners.simulation.simulate import AllocationTrace
 from tests.measuring import MIB, SETTLED, Lab
 
 GIB = 2**30
@@ -277,8 +277,8 @@ def test_what_is_not_as_it_was_written_is_followed_anew(lab: Lab, tmp_path: Path
 def test_what_is_followed_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     from array import array
 
-    followed = Followed([{"kind": "finished", "event": 2}], array("q", [512, -1]))
+    followed = AllocationTrace([{"kind": "finished", "event": 2}], array("q", [512, -1]))
     followed.write(tmp_path / "followed")
-    assert Followed.read(tmp_path / "followed") == followed
-    assert Followed.read(tmp_path / "nosuch") is None
+    assert AllocationTrace.read(tmp_path / "followed") == followed
+    assert AllocationTrace.read(tmp_path / "nosuch") is None
     assert [each.name for each in tmp_path.iterdir()] == ["followed"]

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runners.simulation.torch_device_rules import CpuRules, CudaRules
 from runners.simulation.torch_kernels import Architecture
-from runners.simulation.torch_tracer import Follower
+from runners.simulation.torch_tracer import MetaTracer
 from tests.following import peak, real_peak
 
 BFLOAT16 = torch.bfloat16
@@ -226,7 +226,7 @@ def test_dropout_on_cuda_keeps_a_byte_for_each_number() -> None:
 
     def held(rules: Any) -> int:
         sizes: list[int] = []
-        follower = Follower(rules)
+        follower = MetaTracer(rules)
         with follower.around_workload():
             x = torch.empty(1024, dtype=BFLOAT16, device="meta", requires_grad=True)
             dropped = [functional.dropout(x, 0.1), nn.Dropout(0.1)(x), torch.dropout(x, 0.1, True)]
@@ -243,7 +243,7 @@ def test_dropout_on_cuda_keeps_a_byte_for_each_number() -> None:
 
 @pytest.mark.parametrize(("dtype", "copies"), [(torch.float16, 0), (BFLOAT16, 1)])
 def test_softmax_to_float32_converts_on_its_way_on_cuda_and_of_float16_alone(dtype: Any, copies: int) -> None:
-    follower = Follower(CudaRules(Architecture("nvidia", (8, 0))))
+    follower = MetaTracer(CudaRules(Architecture("nvidia", (8, 0))))
     with follower.around_workload():
         scores = torch.empty(64, 64, dtype=dtype, device="meta")
         functional.softmax(scores, dim=-1, dtype=torch.float32)

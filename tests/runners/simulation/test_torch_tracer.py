@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from runners.phases import Unavailable
 from runners.simulation.torch_device_rules import CpuRules
-from runners.simulation.torch_tracer import Follower
+from runners.simulation.torch_tracer import MetaTracer
 from tests.following import Work, counted, events, peak, real_peak
 
 KIB = 2**10
@@ -21,7 +21,7 @@ KIB = 2**10
 
 def given(work: Work) -> Any:
     """What the work returns on tensors without data."""
-    with Follower(CpuRules()).around_workload():
+    with MetaTracer(CpuRules()).around_workload():
         return work("meta")
 
 

@@ -231,8 +231,7 @@ def test_a_budget_limits_what_a_program_takes_and_what_it_starts(run: Any) -> No
     budget = 200 * MIB
     alone = run("bytearray(300 * 2**20)", budget=budget)
     child = run(
-        "import subprocess, sys\n"
-        "subprocess.run([sys.executable, '-c', 'bytearray(300 * 2**20)'], check=True)",
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'bytearray(300 * 2**20)'], check=True)",
         budget=budget,
     )
     fits = run("bytearray(100 * 2**20)", budget=budget)

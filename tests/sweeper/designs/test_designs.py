@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runners.point import Point
 from sweeper.designs.frontier import DESIGNS
-from sweeper.plan import Asked, Dimension, Plan, RunKeys
+from sweeper.plan import Dimension, Plan, PlannedPoint, RunKeys
 
 RUN = RunKeys(
     name=None, outputs="outputs", python="python", retry=(), resume="same", stop_after_same_error=0,
@@ -33,7 +33,7 @@ def plan(design: str, points: Any = None, settle: Any = None, **values: tuple[An
     )
 
 
-def asked(plan: Plan) -> list[Asked]:
+def asked(plan: Plan) -> list[PlannedPoint]:
     """All that a design asks for that looks at no outcome."""
     batches = list(DESIGNS[plan.design](plan))
     assert len(batches) == 1

@@ -16,7 +16,7 @@ from runners.point import Attempt, Point
 from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, answer
 from sweeper.designs.search import Interval
 from sweeper.errors import Mistake
-from sweeper.plan import Asked, Dimension, Plan, RunKeys
+from sweeper.plan import Dimension, Plan, PlannedPoint, RunKeys
 
 RUN = RunKeys(
     name=None, outputs="outputs", python="python", retry=(), resume="same", stop_after_same_error=0,
@@ -43,7 +43,7 @@ class Told:
     """What the dialogue came to."""
 
     attempts: list[tuple[dict[str, Any], int, Status]] = field(default_factory=list)
-    planned: dict[str, Asked] = field(default_factory=dict)
+    planned: dict[str, PlannedPoint] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)  # point -> the attempt that implies it
     batches: list[int] = field(default_factory=list)
 

@@ -17,10 +17,10 @@ from sweeper.designs.search import (
     AFTER_A_CONTRADICTION,
     Contradiction,
     Equations,
-    Found,
     Gap,
     Interval,
-    Search,
+    LatticeSearch,
+    SearchResult,
     Value,
     Verdict,
     search,
@@ -34,7 +34,7 @@ GIB = 2**30
 
 def run(
     dimensions: Mapping[str, Sequence[Value]], truth: Truth, **options: object
-) -> tuple[Found, list[tuple[dict[str, Value], str]]]:
+) -> tuple[SearchResult, list[tuple[dict[str, Value], str]]]:
     """The answer, and every attempt in order with its reason."""
     steps, asked = search(dimensions, **options), []  # type: ignore[arg-type]
     try:
@@ -44,7 +44,7 @@ def run(
             told = truth(ask.point)
             ask = steps.send(told if isinstance(told, Verdict) else Verdict(told))
     except StopIteration as end:
-        found: Found = end.value
+        found: SearchResult = end.value
         return found, asked
 
 
@@ -238,7 +238,7 @@ def test_confirm_says_how_much_is_asked_once_more():
     assert counts["edge"] == 3  # the largest and a failure along each dimension
     assert counts["all"] == len(found.fits) + len(found.fails)
     with pytest.raises(Mistake, match="confirm=some: expected edge, all or none"):
-        Search(dimensions, confirm="some")
+        LatticeSearch(dimensions, confirm="some")
 
 
 def test_the_largest_follows_the_objective_and_ties_are_shown():
@@ -269,7 +269,7 @@ def test_an_objective_without_a_searched_dimension_takes_all_that_are_searched()
 
 
 def test_an_interrupted_search_says_what_it_knows_and_that_it_is_not_complete():
-    state = Search({"batch": list(range(1, 9))})
+    state = LatticeSearch({"batch": list(range(1, 9))})
     for _ in range(2):
         ask = state.ask()
         assert ask is not None
@@ -280,12 +280,12 @@ def test_an_interrupted_search_says_what_it_knows_and_that_it_is_not_complete():
     assert found.unknown > 0
     assert found.unknown + found.closed + 2 == 8
     with pytest.raises(RuntimeError, match="no attempt was asked for"):
-        Search({"batch": [1]}).tell(Verdict(True))
+        LatticeSearch({"batch": [1]}).tell(Verdict(True))
 
 
 def test_searches_run_in_step():
     edges = {"float32": 3, "bfloat16": 6}
-    states = {dtype: Search({"batch": list(range(1, 9))}) for dtype in edges}
+    states = {dtype: LatticeSearch({"batch": list(range(1, 9))}) for dtype in edges}
     while asks := {dtype: ask for dtype, state in states.items() if (ask := state.ask())}:
         for dtype, ask in asks.items():
             states[dtype].tell(Verdict(ask.point["batch"] <= edges[dtype]))
@@ -393,9 +393,9 @@ def test_the_largest_batch_at_several_contexts_is_one_search():
 def test_a_lattice_too_fine_to_search_is_refused_with_the_cure():
     fine = Interval(1, 512)
     with pytest.raises(ValueError, match="give a coarser resolution"):
-        Search({"batch": fine, "context": fine, "new_tokens": fine})
+        LatticeSearch({"batch": fine, "context": fine, "new_tokens": fine})
     with pytest.raises(ValueError, match="needs ascending values"):
-        Search({"batch": [2, 1]})
+        LatticeSearch({"batch": [2, 1]})
 
 
 # Every set

@@ -22,7 +22,7 @@ from sweeper.effects.families import (
     PEAKS,
     Difference,
     Family,
-    Named,
+    PhaseKey,
     differences,
     families,
 )
@@ -234,7 +234,7 @@ def test_there_is_no_time_where_nothing_was_computed_or_nothing_is_called_warm()
 def test_each_phase_has_costs_of_its_own() -> None:
     family = Run().grid().family()
     for phase, (fixed, _, token) in TRAINING.items():
-        found = family.fits[Named(phase, "cpu")]
+        found = family.fits[PhaseKey(phase, "cpu")]
         assert not isinstance(found, NotFitted)
         assert found.costs == pytest.approx({"fixed": fixed, "per_sample": 0, "per_token": token}, rel=1e-6, abs=1e-3)
 
@@ -255,7 +255,7 @@ def test_only_the_attempt_that_counts_is_fitted() -> None:
     run = Run().grid()
     run.phases += [dict(phase, attempt=2, peak_tensor_bytes=2**50) for phase in run.phases]
     run.phases += [dict(run.phases[0], phase="quality", peak_tensor_bytes=2**50)]  # no part of the workload
-    assert run.family().peak_phase(Size(8, 256)) == Named("warm_backward", "cpu")
+    assert run.family().peak_phase(Size(8, 256)) == PhaseKey("warm_backward", "cpu")
 
 
 def test_only_eager_attention_has_a_cost_of_a_squared_token() -> None:
@@ -271,8 +271,8 @@ def test_only_eager_attention_has_a_cost_of_a_squared_token() -> None:
 def test_what_happened_between_two_phases_is_one_of_them_only_where_it_has_the_peak() -> None:
     below = Run().grid(costs={**TRAINING, "between": (0, 0, 100)}).family()
     above = Run().grid(costs={**TRAINING, "between": (500 * MIB, 0, 0)}).family()
-    assert Named("between", "cpu") not in below.peaks
-    assert above.peak_phase(Size(8, 256)) == Named("between", "cpu")
+    assert PhaseKey("between", "cpu") not in below.peaks
+    assert above.peak_phase(Size(8, 256)) == PhaseKey("between", "cpu")
 
 
 def test_a_sweep_of_one_dimension_alone_tells_what_that_one_costs() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.effects.memory_fit import SAME_OPERATION, Fit, NotFitted, Size, fit, least_squares
+from sweeper.effects.memory_fit import SAME_OPERATION, MemoryFit, NotFitted, Size, fit_memory, least_squares
 
 MIB = 2**20
 GRID = [Size(batch, context) for batch, context in product((1, 2, 4, 8), (64, 128, 256))]
@@ -25,9 +25,9 @@ def peak(size: Size, fixed: int, per_sample: int = 0, per_token: int = 0, per_to
     return fixed + per_sample * size.batch + per_token * tokens + per_token_squared * tokens * size.context
 
 
-def fitted(peaks: dict[Size, int], eager: bool = False) -> Fit:
-    found = fit(peaks, eager)
-    assert isinstance(found, Fit), found
+def fitted(peaks: dict[Size, int], eager: bool = False) -> MemoryFit:
+    found = fit_memory(peaks, eager)
+    assert isinstance(found, MemoryFit), found
     return found
 
 
@@ -143,10 +143,8 @@ def test_with_as_many_points_as_terms_the_error_is_not_known() -> None:
         ([(1, 64), (2, 32), (4, 16), (8, 8)], False, "do not tell"),
     ],
 )
-def test_a_fit_that_the_points_do_not_carry_is_refused(
-    sizes: list[tuple[int, int]], eager: bool, because: str
-) -> None:
-    found = fit({Size(*size): 1000 for size in sizes}, eager)
+def test_a_fit_that_the_points_do_not_carry_is_refused(sizes: list[tuple[int, int]], eager: bool, because: str) -> None:
+    found = fit_memory({Size(*size): 1000 for size in sizes}, eager)
     assert isinstance(found, NotFitted)
     assert because in found.because
 

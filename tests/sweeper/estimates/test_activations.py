@@ -62,7 +62,7 @@ def _followed(values: str) -> dict[str, Mapping[str, int]]:
     asked = loads(values)
     attempt = Attempt(point=Point(values=asked), device="sim:cpu", card=CPU)
     workload = {"train": train, "forward": forward}[asked["workload"]["name"]]
-    lines = list(simulate.decided(simulate.follow(attempt, workload, failed), "sim:cpu", simulate.device_of(CPU, None)))
+    lines = list(simulate.replay(simulate.trace(attempt, workload, failed), "sim:cpu", simulate.device_of(CPU, None)))
     ended = {line["phase"]: line["counters"]["sim:cpu"] for line in lines if line["kind"] == "ended"}
     return {
         phase: {reading: counters[reading]["tensor"] for reading in ("baseline", "peak", "end")}

@@ -12,18 +12,18 @@ import pytest
 from sweeper import cards
 from sweeper.errors import Mistake
 from sweeper.estimates import card_check
-from sweeper.estimates.card_check import Budget, budget
+from sweeper.estimates.card_check import CardCheck, check_card
 
 ROOT = Path(__file__).resolve().parents[3]
 CARD = {"total_bytes": 24_500_000_000, "context_bytes": 500_000_000}
 
 
-def verdicts(found: Budget) -> dict[str, str]:
+def verdicts(found: CardCheck) -> dict[str, str]:
     return {way.way: way.verdict for way in found.ways}
 
 
 def test_eight_billion_at_16_bits_run_on_24_gb_and_train_there_only_by_an_adapter() -> None:
-    found = budget(8_000_000_000, 16, CARD)
+    found = check_card(8_000_000_000, 16, CARD)
     assert found.usable_bytes == 24_000_000_000
     assert verdicts(found) == {
         "run": "fits to run",
@@ -38,19 +38,19 @@ def test_eight_billion_at_16_bits_run_on_24_gb_and_train_there_only_by_an_adapte
 def test_what_one_byte_decides_is_decided_by_it() -> None:
     """With nothing left beside the weights there is no room for anything else."""
     at, below = ({**CARD, "total_bytes": 14_500_000_000 + byte} for byte in (0, 1))
-    assert verdicts(budget(7_000_000_000, 16, at))["run"] == "does not fit to run"
-    assert verdicts(budget(7_000_000_000, 16, below))["run"] == "fits to run"
-    assert budget(7_000_000_000, 16, below).ways[0].left_bytes == 1
+    assert verdicts(check_card(7_000_000_000, 16, at))["run"] == "does not fit to run"
+    assert verdicts(check_card(7_000_000_000, 16, below))["run"] == "fits to run"
+    assert check_card(7_000_000_000, 16, below).ways[0].left_bytes == 1
 
 
 def test_four_billion_would_train_in_16_bits_where_they_do_not_in_float32() -> None:
-    found = verdicts(budget(2_900_000_000, 16, CARD))
+    found = verdicts(check_card(2_900_000_000, 16, CARD))
     assert (found["train"], found["train in float32"]) == ("may fit to train", "does not fit to train")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_of_fewer_bits_are_not_trained_in_full_and_that_is_said(bits: int) -> None:
-    found = budget(7_000_000_000, bits, CARD)
+    found = check_card(7_000_000_000, bits, CARD)
     assert list(verdicts(found)) == ["run", "adapter"]
     assert "weights of" in found.not_estimated[0]
 
@@ -59,7 +59,7 @@ def test_an_adapter_has_the_rank_that_is_asked_for_on_the_seven_products_of_each
     """By hand, of a decoder of 32 layers of width 4096 with an mlp of 8/3: (8 + 3 + 8) x rank x width of each."""
     assert card_check.shape(12 * 32 * 4096**2) == (32, 4096)
     for rank in (8, 16):
-        way = budget(12 * 32 * 4096**2, 4, CARD, rank=rank).ways[-1]
+        way = check_card(12 * 32 * 4096**2, 4, CARD, rank=rank).ways[-1]
         assert way.bytes == 12 * 32 * 4096**2 // 2 + 4 * 4 * (32 * 19 * rank * 4096)
         assert f"rank {rank} in float32 on every linear layer; 32 layers of width 4,096" in way.assumption
 
@@ -67,14 +67,14 @@ def test_an_adapter_has_the_rank_that_is_asked_for_on_the_seven_products_of_each
 def test_the_assumed_adapter_is_within_a_tenth_of_what_peft_adds_to_llama_3_1_8b() -> None:
     """41,943,040 at rank 16 on all linear layers: 32 x 16 x (2 x 8192 + 2 x 5120 + 3 x 18432)."""
     peft = 32 * 16 * (2 * 8192 + 2 * 5120 + 3 * 18432)
-    way = budget(8_030_261_248, 16, CARD, rank=16).ways[-1]
+    way = check_card(8_030_261_248, 16, CARD, rank=16).ways[-1]
     assumed = (way.bytes - 16_060_522_496) // 16
     assert peft == 41_943_040
     assert abs(assumed - peft) < peft / 10
 
 
 def test_a_reserve_is_part_of_every_way() -> None:
-    without, with_reserve = (budget(7_000_000_000, 16, CARD, reserved=reserved) for reserved in (0, 2**32))
+    without, with_reserve = (check_card(7_000_000_000, 16, CARD, reserved=reserved) for reserved in (0, 2**32))
     assert [way.bytes - 2**32 for way in with_reserve.ways] == [way.bytes for way in without.ways]
 
 

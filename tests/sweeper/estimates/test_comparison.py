@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sweeper.estimates.comparison import CALCULATED, ESTIMATED, MEASURED, NEEDS, Joined, joined
+from sweeper.estimates.comparison import CALCULATED, ESTIMATED, MEASURED, NEEDS, PointComparison, comparisons
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {"name": "mlp", "library": "torch", "width": 1000}
@@ -26,12 +26,12 @@ def row(device: str, status: str = "ok", point: str = "a", **known: Any) -> dict
     return {**dict.fromkeys(NEEDS), **told, **peaks, **known}
 
 
-def errors(found: Joined) -> dict[tuple[str, str | None, str | None, str], int]:
+def errors(found: PointComparison) -> dict[tuple[str, str | None, str | None, str], int]:
     return {(e.of.kind, e.of.device, e.measured.device, e.measured.counter): e.bytes for e in found.errors}
 
 
-def one(*rows: dict[str, Any]) -> Joined:
-    (found,) = joined(rows)
+def one(*rows: dict[str, Any]) -> PointComparison:
+    (found,) = comparisons(rows)
     return found
 
 
@@ -93,7 +93,9 @@ def test_a_device_without_a_figure_says_how_it_ended() -> None:
 
 
 def test_points_are_never_mixed() -> None:
-    found = list(joined([row("cpu", tensor=5), row("sim:cpu", point="b", tensor=4), row("cpu", point="b", tensor=3)]))
+    found = list(
+        comparisons([row("cpu", tensor=5), row("sim:cpu", point="b", tensor=4), row("cpu", point="b", tensor=3)])
+    )
     assert [each.point_id for each in found] == ["a", "b"]
     assert [len(each.errors) for each in found] == [1, 2]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.estimates import card_check, estimate
 from sweeper.estimates.estimate import terms
-from sweeper.estimates.memory_terms import GIB, Term, amounts, hundredths, kv_cache, weights
+from sweeper.estimates.memory_terms import GIB, MemoryTerm, amounts, hundredths, kv_cache, weights
 from sweeper.estimates.parameter_counts import parameters
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,7 +130,7 @@ def odd(name: str) -> dict[str, Any]:
     return {"name": name, "library": "transformers", "model_type": model_type, "config": {**config, **changed}}
 
 
-def by_term(found: list[Term]) -> dict[str, int]:
+def by_term(found: list[MemoryTerm]) -> dict[str, int]:
     return {term.term: term.bytes for term in found}
 
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.point import Point
-from sweeper.designs.search import Interval, Search, Verdict
+from sweeper.designs.search import Interval, LatticeSearch, Verdict
 from sweeper.frontier.edges import frontier, frontier_text
-from sweeper.frontier.open_values import Searched, searched_in
+from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.tables.run_tables import Tables
 from tests.sweeper.frontier.test_edges import row
 
@@ -22,9 +22,9 @@ At = tuple[int, ...]
 KEYS = ("batch", "context")
 
 
-def searched(**dimensions: Any) -> Searched:
+def searched(**dimensions: Any) -> SearchedValues:
     values = {"model": {"name": "mlp"}, "batch": 1, "context": 64}
-    return Searched(Point(values=values | {key: each[0] for key, each in dimensions.items()}), dimensions)
+    return SearchedValues(Point(values=values | {key: each[0] for key, each in dimensions.items()}), dimensions)
 
 
 def tried(told: Mapping[At, str]) -> list[dict[str, Any]]:
@@ -36,7 +36,7 @@ def tried(told: Mapping[At, str]) -> list[dict[str, Any]]:
     return rows
 
 
-def between(told: Mapping[At, str], *asked: Searched) -> list[tuple[str, int]]:
+def between(told: Mapping[At, str], *asked: SearchedValues) -> list[tuple[str, int]]:
     return [(edge["side"], edge["untested_between"]) for edge in frontier(tried(told), searched=asked)]
 
 
@@ -74,7 +74,7 @@ def test_a_wider_interval_counts_with_the_one_before_it_and_each_value_once() ->
 
 def test_an_interval_of_another_search_counts_nothing_in_this_one() -> None:
     asked = searched(batch=Interval(1, 512))
-    other = Searched(Point(values={"model": {"name": "gpt2"}, "batch": 1, "context": 64}), asked.dimensions)
+    other = SearchedValues(Point(values={"model": {"name": "gpt2"}, "batch": 1, "context": 64}), asked.dimensions)
     assert between({(1,): "ok", (2,): "oom"}, other) == [("fits", 0), ("fails", 0)]
 
 
@@ -94,7 +94,7 @@ def test_of_any_monotone_set_the_table_leaves_open_what_the_search_leaves_open(
 ) -> None:
     """However early the search is stopped, and at its end nothing. Of each batch the contexts up to its height fit."""
     dimensions = {"batch": Interval(1, len(edge)), "context": Interval(1, 9, resolution)}
-    search = Search(dimensions, confirm="none")
+    search = LatticeSearch(dimensions, confirm="none")
     told: dict[At, str] = {}
     while len(told) < most + 1 and (ask := search.ask()) is not None:
         batch, context = int(ask.point["batch"]), int(ask.point["context"])
