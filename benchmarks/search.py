@@ -23,7 +23,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from sweeper.designs.search import (
     PREDICTOR_ERROR,
     Cell,
-    Interval,
     Lattice,
     LatticePoint,
     LatticeSearch,
@@ -32,6 +31,7 @@ from sweeper.designs.search import (
     Value,
     Verdict,
 )
+from sweeper.interval import Interval
 
 GIB = 2**30
 NOISE = 0.003  # of a peak around the memory model: what a fit within one regime left over

@@ -14,8 +14,9 @@ from typing import Any
 
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point, canonical
-from sweeper.designs.search import GROWING, Interval, LatticePoint, LatticeSearch, Verdict, interpolated
+from sweeper.designs.search import GROWING, LatticePoint, LatticeSearch, Verdict, interpolated
 from sweeper.errors import Mistake
+from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint
 
 Choice = Mapping[str, Any]  # a value for each dimension

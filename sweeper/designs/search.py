@@ -12,23 +12,23 @@ from __future__ import annotations
 
 import bisect
 import math
-import re
 import statistics
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise, product
 from operator import add, mul
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple
 
 from sweeper.errors import Mistake
+from sweeper.interval import Interval
+from sweeper.objective import ranking
 
 Value = int | float
 LatticePoint = dict[str, Value]
 Predictor = Callable[[Mapping[str, Value]], float]
 Room = Sequence[tuple[int, int]]  # of each column, the highest level that fits and the lowest that does not
 Mass = Callable[[int, int], float]  # of a column, up to a level
-Rank = tuple[float, tuple[Value, ...]]
 Cell = tuple[int, int]  # a point inside: the number of its column, and its level along the lattice's longest dimension
 
 # Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
@@ -55,59 +55,6 @@ AFTER_A_CONTRADICTION = 64  # attempts for what a withdrawn inference had closed
 # What is searched
 
 
-class Interval(Sequence[int]):
-    """Whole numbers from low to high, both ends and the multiples of the resolution between them. Never written out."""
-
-    def __init__(self, low: int, high: int, resolution: int = 1) -> None:
-        if resolution < 1 or low > high:
-            raise ValueError(f"an interval needs low <= high and a resolution >= 1, got {low}, {high}, {resolution}")
-        self.low, self.high, self.resolution = low, high, resolution
-        self._skipped = low // resolution  # multiples that are not above low
-        between = (high - 1) // resolution - self._skipped if high > low else 0
-        self._length = 1 + max(0, between) + (high > low)
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
-        if isinstance(index, slice):
-            return [self[each] for each in range(*index.indices(self._length))]
-        at = range(self._length)[index]
-        if at == 0:
-            return self.low
-        return self.high if at == self._length - 1 else (self._skipped + at) * self.resolution
-
-    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        at = bisect.bisect_left(self, value)
-        if at < self._length and self[at] == value:
-            return at
-        raise ValueError(f"{value!r} is not in {self!r}")
-
-    def __contains__(self, value: object) -> bool:
-        try:
-            self.index(value)
-        except (TypeError, ValueError):
-            return False
-        return True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Interval) and (self.low, self.high, self.resolution) == (
-            other.low,
-            other.high,
-            other.resolution,
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.low, self.high, self.resolution))
-
-    def __repr__(self) -> str:
-        return f"Interval({self.low}, {self.high}, {self.resolution})"
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What an attempt at a point told: whether it fits (None: it did not tell), and the deciding counter's peak."""
@@ -122,36 +69,6 @@ class Ask(NamedTuple):
 
     point: LatticePoint
     reason: str  # search, again, confirm
-
-
-def weights_of(objective: str) -> dict[str, float]:
-    """The exponents of an objective: `tokens` (batch x context), a dimension, or a product like `batch^2*context`."""
-    weights: dict[str, float] = {}
-    for factor in objective.split("*"):
-        found = re.fullmatch(r"\s*([A-Za-z_][\w.]*)\s*(?:\^\s*(\d+(?:\.\d+)?)\s*)?", factor)
-        if found is None or found[1] in weights:
-            raise Mistake(f"objective={objective}: expected tokens, a dimension, or a product such as batch^2*context")
-        power = float(found[2]) if "." in (found[2] or "") else int(found[2] or 1)
-        for name in ("batch", "context") if found[1] == "tokens" else (found[1],):
-            weights[name] = weights.get(name, 0) + power
-    return weights
-
-
-def ranking(objective: str, names: Sequence[str]) -> Callable[[Mapping[str, Value]], Rank]:
-    """By what points are compared that differ in these names: the objective, then batch, context and the others.
-
-    What is not searched is the same for every point. If nothing of the objective is searched, all that is counts. Of
-    the product it is the logarithm, since powers can be beyond a float, to nine digits: 2 x 8 is as much as 4 x 4.
-    """
-    weights = weights_of(objective)
-    counted = {name: weights[name] for name in names if name in weights} or dict.fromkeys(names, 1)
-    order = sorted(names, key=lambda name: (name != "batch", name != "context"))
-
-    def rank(point: Mapping[str, Value]) -> Rank:
-        product = sum(weight * math.log(max(point[name], 1e-9)) for name, weight in counted.items())
-        return round(product, 9), tuple(point[name] for name in order)
-
-    return rank
 
 
 # What is answered

@@ -19,8 +19,9 @@ from typing import Any
 
 from sweeper import cards
 from sweeper.errors import Mistake
-from sweeper.estimates.memory_terms import GB, MemoryTerm, amounts, hundredths, reserve, weights
+from sweeper.estimates.memory_terms import MemoryTerm, reserve, weights
 from sweeper.plan import did_you_mean
+from sweeper.units import GB, amounts, hundredths
 
 BITS = (4, 8, 16, 32)
 TRAINED = (16, 32)  # widths that torch trains weights in

@@ -9,8 +9,8 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-GIB = 2**30
-GB = 10**9
+from sweeper.units import GIB
+
 DTYPE_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
 # When terms are alive together, each a moment that every pass of the workload comes through.
@@ -96,16 +96,3 @@ def name_of(option: Any) -> Any:
 # --- as a person reads them ---
 
 
-def amounts(count: int) -> str:
-    """Bytes as a person compares them: exact, in GB (10^9) and in GiB (2^30)."""
-    return f"{count:,} bytes = {hundredths(count, GB)} GB = {hundredths(count, GIB)} GiB"
-
-
-def hundredths(count: int, unit: int) -> str:
-    """`count / unit` to two decimals, half up. Whole numbers all the way: a float would round some halves down."""
-    rounded = (200 * count + unit) // (2 * unit)
-    return f"{rounded // 100:,}.{rounded % 100:02d}"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 
 from runners.outcome import Status, deciding_counter
 from sweeper import columns as schema
-from sweeper.designs.search import GROWING, ranking
+from sweeper.designs.search import GROWING
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json, outside, without
 from sweeper.frontier.open_values import OpenValues, SearchedValues, Values
+from sweeper.objective import ranking
+from sweeper.units import readable
 
 ALWAYS = ("batch", "context")
 
@@ -563,11 +565,3 @@ def _message(row: Row) -> str:
     return f"{': '.join(part for part in parts if part):.120}"
 
 
-def readable(count: int) -> str:
-    """Bytes for a person, in binary units that are called so."""
-    size = abs(count)
-    unit, name = next(((unit, name) for unit, name in UNITS if size >= unit), (1, "bytes"))
-    return f"{count} bytes" if unit == 1 else f"{count / unit:.2f} {name}"
-
-
-UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))

@@ -45,7 +45,7 @@ class MarginTerm:
         return self.bytes is not None or self.fails
 
     def __str__(self) -> str:
-        from sweeper.frontier.edges import readable
+        from sweeper.units import readable
 
         if self.bytes is None:
             return f"{self.name} {'does not fit' if self.fails else f'not {self.source}'}"

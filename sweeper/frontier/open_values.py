@@ -14,8 +14,8 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from runners.point import Point, canonical
-from sweeper.designs.search import Interval
 from sweeper.frontier.margins import without
+from sweeper.interval import Interval
 
 At = tuple[float, ...]
 Values = Sequence[float]

@@ -46,8 +46,8 @@ from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper.cards import CONF, Cards
 from sweeper.designs.frontier import DESIGNS, NOTHING
-from sweeper.designs.search import Interval
 from sweeper.errors import Mistake
+from sweeper.interval import Interval
 from sweeper.plan import (
     LISTS,
     RUN_KEYS,

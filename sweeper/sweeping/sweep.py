@@ -23,8 +23,8 @@ from runners.fingerprint import code_names
 from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, CalculatedPeaks, Design, answer, grows, searched
-from sweeper.designs.search import Interval
 from sweeper.errors import Mistake
+from sweeper.interval import Interval
 from sweeper.plan import Device, Dimension, Plan, PlannedPoint
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, difference

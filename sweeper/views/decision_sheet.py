@@ -16,10 +16,11 @@ from runners.journal import BETWEEN
 from runners.outcome import deciding_counter
 from sweeper import columns
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, groups_of, readable, why
+from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, groups_of, why
 from sweeper.frontier.open_values import searched_in
 from sweeper.quality import SAME
 from sweeper.tables import run_tables
+from sweeper.units import readable
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),

@@ -27,8 +27,9 @@ from sweeper.effects.families import (
 )
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NAMED, Row, readable
+from sweeper.frontier.edges import NAMED, Row
 from sweeper.tables import run_tables
+from sweeper.units import readable
 from sweeper.views import pictures
 
 LONGEST = 24  # steps on the screen; --json has them all

@@ -12,9 +12,9 @@ from typing import Any
 from runners.probe import LIBRARIES
 from sweeper import __version__
 from sweeper.errors import Mistake
-from sweeper.estimates.memory_terms import GIB, hundredths
 from sweeper.plan import interpreter
 from sweeper.planning.probes import Probes
+from sweeper.units import GIB, hundredths
 
 # Said wherever CUDA is offered, until tests/gpu has passed on a GPU (`make test-gpu`).
 CUDA_UNPROVEN = (

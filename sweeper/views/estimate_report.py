@@ -13,9 +13,10 @@ from sweeper.designs.frontier import DESIGNS, NOTHING
 from sweeper.errors import Mistake
 from sweeper.estimates.comparison import CALCULATED, MEASURED, NEEDS, Deviation, Figure, PointComparison, comparisons
 from sweeper.estimates.estimate import Estimate, estimate
-from sweeper.estimates.memory_terms import MOMENTS, amounts, counted
+from sweeper.estimates.memory_terms import MOMENTS
 from sweeper.plan import Plan, PlannedPoint, typed
 from sweeper.run_folder import POINTS
+from sweeper.units import amounts, counted
 
 Group = tuple[Estimate, list[Point]]  # points with one and the same estimate
 

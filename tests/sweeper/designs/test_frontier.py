@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point
 from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, answer
-from sweeper.designs.search import Interval
 from sweeper.errors import Mistake
+from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint, RunKeys
 
 RUN = RunKeys(

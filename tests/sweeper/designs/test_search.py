@@ -18,15 +18,15 @@ from sweeper.designs.search import (
     Contradiction,
     Equations,
     Gap,
-    Interval,
     LatticeSearch,
     SearchResult,
     Value,
     Verdict,
     search,
-    weights_of,
 )
 from sweeper.errors import Mistake
+from sweeper.interval import Interval
+from sweeper.objective import weights_of
 
 Truth = Callable[[Mapping[str, Value]], bool | Verdict | None]
 GIB = 2**30

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.estimates import card_check, estimate
 from sweeper.estimates.estimate import terms
-from sweeper.estimates.memory_terms import GIB, MemoryTerm, amounts, hundredths, kv_cache, weights
+from sweeper.estimates.memory_terms import MemoryTerm, kv_cache, weights
 from sweeper.estimates.parameter_counts import parameters
+from sweeper.units import GIB, amounts, hundredths
 
 ROOT = Path(__file__).resolve().parents[3]
 

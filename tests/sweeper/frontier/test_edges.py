@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from runners.outcome import Status
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NEEDS, frontier, frontier_text, readable
+from sweeper.frontier.edges import NEEDS, frontier, frontier_text
 from sweeper.tables.run_tables import Tables
+from sweeper.units import readable
 from sweeper.views.decision_sheet import main
 
 MIB, GIB = 2**20, 2**30

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.point import Point
-from sweeper.designs.search import Interval, LatticeSearch, Verdict
+from sweeper.designs.search import LatticeSearch, Verdict
 from sweeper.frontier.edges import frontier, frontier_text
 from sweeper.frontier.open_values import SearchedValues, searched_in
+from sweeper.interval import Interval
 from sweeper.tables.run_tables import Tables
 from tests.sweeper.frontier.test_edges import row
 
