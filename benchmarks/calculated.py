@@ -28,9 +28,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from runners.device import CPU_CARD, Device
 from runners.phases import Phases, Reading
 from runners.point import Attempt, Point
-from sweeper.cards import CPU, Cards
 from sweeper.planning.planner import plan_of, read
 from sweeper.planning.probes import Probes
 
@@ -160,7 +160,7 @@ def each_compared(rows: Sequence[str]) -> Iterator[Compared]:
 
 def point_of(row: str) -> Point:
     workload, model, *overrides = row.split()
-    line = read([f"workload={workload}", f"model={model}", f"devices=[sim:{CPU}]", *overrides])
+    line = read([f"workload={workload}", f"model={model}", "devices=[sim:cpu]", *overrides])
     with Probes() as probes:
         (point,) = plan_of(line, probes, print).points
     return point
@@ -183,12 +183,12 @@ def counter(point: Point) -> int:
     from torch.profiler import ProfilerActivity, profile
 
     workload, values = workload_of(point), point.values
-    workload.prepare(values, CPU)
+    workload.prepare(values, "cpu")
     nowhere = Nowhere()
     phases = Phases(nowhere, nowhere)  # type: ignore[arg-type]
     phases.open()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        workload.run(values, CPU, phases)
+        workload.run(values, "cpu", phases)
     allocations = list(allocations_of(recorded))
     first = allocations[0]
     before: int = first.total_allocated - first.alloc_size
@@ -227,11 +227,10 @@ class Nowhere:
 def calculation(point: Point) -> tuple[int | None, str]:
     from runners.simulation import simulate
 
-    card = Cards((), lambda name: {})[CPU]
-    attempt = Attempt(point=point, device=f"sim:{CPU}", card=card)
+    attempt = Attempt(point=point, device=Device(name="sim:cpu", card=CPU_CARD))
     followed = simulate.trace(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
     largest = 0
-    for line in simulate.replay(followed, attempt.device, simulate.device_of(card, None)):
+    for line in simulate.replay(followed, attempt.device.name, simulate.device_of(CPU_CARD, None)):
         if line["kind"] == "failed":
             return None, line["why"]
         if line["kind"] == "ended":

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -85,12 +84,12 @@ def one(request: Path) -> None:
     workload = importlib.import_module(f"runners.workloads.{attempt.point['workload']}")
     for module in workload.imports(attempt.point.values):
         importlib.import_module(module)
-    card: Any = attempt.card
+    card = simulate.card_of(attempt)
     simulate._rules(card)  # imports
     began = time.process_time()
     followed = simulate.trace(attempt, workload, _told)
     middle = time.process_time()
-    lines = list(simulate.replay(followed, attempt.device, simulate.device_of(card, None, endless=True)))
+    lines = list(simulate.replay(followed, attempt.device.name, simulate.device_of(card, None, endless=True)))
     ended = time.process_time()
     assert lines[-1]["kind"] == "finished", lines[-1]
     print(json.dumps({

@@ -34,6 +34,7 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 
 import older_versions  # noqa: E402 (both work from a checkout that is not installed)
 
+from runners.device import Card, Device  # noqa: E402
 from runners.point import Attempt, Point, canonical  # noqa: E402
 from runners.simulation import simulate  # noqa: E402
 from runners.simulation.torch_tracer import replaced  # noqa: E402
@@ -279,13 +280,13 @@ class Calculated:
 
     def counter(self, name: str, case: Case) -> int:
         if name == "used" and case.at_end:
-            reserve = NOMINAL[case.card] - card_named(case.card)["total_bytes"]
+            reserve = NOMINAL[case.card] - (card_named(case.card).total_bytes or 0)
             return self.end[name] + int(reserve)
         return self.peak[name]
 
 
-def card_named(name: str) -> dict[str, Any]:
-    return dict(yaml.safe_load((ROOT / "conf" / "card" / f"{name}.yaml").read_text()))
+def card_named(name: str) -> Card:
+    return Card.from_json(yaml.safe_load((ROOT / "conf" / "card" / f"{name}.yaml").read_text()))
 
 
 def calculate(case: Case) -> Calculated:
@@ -294,7 +295,7 @@ def calculate(case: Case) -> Calculated:
 
     began = time.perf_counter()
     card = card_named(case.card)
-    attempt = Attempt(point=Point(values=case.values), device=f"sim:{case.card}", card=card)
+    attempt = Attempt(point=Point(values=case.values), device=Device(name=f"sim:{case.card}", card=card))
     workload = importlib.import_module(f"runners.workloads.{case.values['workload']['name']}")
     for module in workload.imports(case.values):
         importlib.import_module(module)
@@ -312,7 +313,7 @@ def calculate(case: Case) -> Calculated:
     return _read(case, followed, card, began)
 
 
-def _read(case: Case, followed: simulate.AllocationTrace, card: Mapping[str, Any], began: float) -> Calculated:
+def _read(case: Case, followed: simulate.AllocationTrace, card: Card, began: float) -> Calculated:
     peak: dict[str, int] = {}
     end: dict[str, int] = {}
     for line in simulate.replay(followed, "sim", simulate.device_of(card, None)):

@@ -28,14 +28,14 @@ from sweeper.designs.search import (
     LatticeSearch,
     Predictor,
     SearchResult,
-    Value,
     Verdict,
 )
 from sweeper.interval import Interval
+from sweeper.objective import Number
 
 GIB = 2**30
 NOISE = 0.003  # of a peak around the memory model: what a fit within one regime left over
-Dimensions = Mapping[str, Sequence[Value]]
+Dimensions = Mapping[str, Sequence[Number]]
 
 
 def steps(count: int, size: int) -> list[int]:

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from runners.device import device_named  # noqa: E402
 from runners.point import Attempt, AttemptFolder, Point  # noqa: E402 (works from a checkout that is not installed)
 
 MIB, GIB = 2**20, 2**30
@@ -108,7 +109,7 @@ def write_run(folder: Path, attempts: int) -> int:
             point = Point(values=values)
             asked = {"kind": "asked", "id": point.id, "order": order, "device": None}
             plan.write(json.dumps({**asked, "changed_from": None, "changed": [], "values": values}) + "\n")
-            attempt = Attempt(point=point, device="cpu")
+            attempt = Attempt(point=point, device=device_named("cpu"))
             place = AttemptFolder(folder / "points" / attempt.name)
             place.path.mkdir(parents=True)
             texts = [json.dumps(attempt.to_json()), journal_of(values), json.dumps(exit_of(order))]

@@ -21,8 +21,8 @@ class Budget:
     """
 
     def __init__(self, attempt: Attempt) -> None:
-        self._on_cpu = attempt.device == "cpu"
-        self._devices = len(attempt.device.split("+"))
+        self._on_cpu = attempt.device.is_cpu
+        self._devices = len(attempt.device.parts)
         self._asked: int | None = attempt.point.get("budget")
         self._limits: tuple[int, int] | None = None  # soft while imposed, and hard
 

@@ -83,12 +83,12 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
     import_libraries(attempt)
     workload = _workload(attempt)
     # A program of its own, for which this process neither has nor needs torch.
-    if hasattr(workload, "measure") and attempt.card is None:
+    if hasattr(workload, "measure") and not attempt.device.is_calculated:
         measured: dict[str, Any] = workload.measure(attempt, journal, trace)
         return measured
     from runners import torch_fingerprint
 
-    if attempt.card is not None:
+    if attempt.device.is_calculated:
         journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
         simulate.measure(attempt, workload, journal, _told)
         return None
@@ -123,7 +123,7 @@ def _workload(attempt: Attempt) -> ModuleType:
 
 def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractContextManager[Any]]:
     """The torch device the workload is given, the device's meter, and what follows tensors meanwhile."""
-    if attempt.device == "cpu":
+    if attempt.device.is_cpu:
         if not attempt.point.get("tensors"):
             trace.missing = "tensors=false: on cpu nothing else knows which tensors are alive"
             return "cpu", cpu.CpuMeter(), nullcontext()
@@ -131,13 +131,13 @@ def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractC
         return "cpu", cpu.CpuMeter(tensors=follower), follower
     from runners.meters import cuda
 
-    names = attempt.device.split("+")
+    names = attempt.device.parts
     for index, name in enumerate(names):
         cuda.check(name, index, attempt.point["dtype"])
     if trace.asked:
         trace.follow(cuda.AllocatorHistory, trace.folder.snapshot)
     # The process sees its own devices only, so they are the first ones whatever they are called outside.
-    return "cuda:0", cuda.CudaMeter(list(range(len(names))), names, cpu.CpuMeter()), nullcontext()
+    return "cuda:0", cuda.CudaMeter(list(range(len(names))), list(names), cpu.CpuMeter()), nullcontext()
 
 
 def _follower() -> TensorTracker:

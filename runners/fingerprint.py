@@ -83,7 +83,7 @@ def identity() -> dict[str, str | None]:
 
 def record(attempt: Attempt) -> dict[str, Any]:
     """What an attempt ran in, as far as it is known without torch. No names of users, no secrets."""
-    on_cpu = attempt.device == "cpu"
+    on_cpu = attempt.device.is_cpu
     return {
         "host": socket.gethostname(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -97,7 +97,7 @@ def record(attempt: Attempt) -> dict[str, Any]:
         "variables": variables(os.environ),
         "workload_code": code_of(code_names(attempt.point)),
         "device_name": cpu.name() if on_cpu else None,
-        "device_uuid": attempt.device_uuid,
+        "device_uuid": attempt.device.uuid,
         "device_total_bytes": cpu.total_memory_bytes() if on_cpu else None,
         "allocator_backend": "malloc" if on_cpu else None,
         "driver": None if on_cpu else nvml.driver_version(),

@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from runners.device import Device
 from runners.journal import BETWEEN, QUALITY
 from runners.point import Attempt
 from runners.refusals import Refusal, refusal_in
 
 OUR_OWN_BYTES = 2**20
-CALCULATED = "sim:"  # how a device is called that is calculated and not measured
-CPU, CALCULATED_CPU = "cpu", f"{CALCULATED}cpu"
 START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # by its name: a user's class may be called the same
@@ -68,7 +67,7 @@ class Outcome:
     """How one attempt ended. What was not measured is None."""
 
     status: Status
-    device: str
+    device: Device
     attempt: int | None = None
     oom_scope: str | None = None
     failed_phase: str | None = None
@@ -111,7 +110,7 @@ class Outcome:
         if self.status is Status.OK:
             return True
         if self.status in (Status.OOM, Status.OOM_KILLED):
-            own = self.oom_scope == "device" or self.device in (CPU, CALCULATED_CPU)
+            own = self.oom_scope == "device" or self.device.is_host
             return False if own else None
         return None
 
@@ -119,9 +118,9 @@ class Outcome:
     def unlimited_peak_bytes(self) -> int | None:
         """Of a calculated attempt: the peak of the deciding counter as if the device had no end."""
         if self.status is Status.OOM:
-            return self.unlimited.get(self.deciding)
-        passed = self.status is Status.OK and self.device.startswith(CALCULATED)
-        return self.peak(self.deciding) if passed else None
+            return self.unlimited.get(self.device.deciding_counter)
+        passed = self.status is Status.OK and self.device.is_calculated
+        return self.peak(self.device.deciding_counter) if passed else None
 
     def peak(self, counter: str) -> int | None:
         """The highest reading of one counter over all phases, in bytes; of one device, where there are several.
@@ -133,19 +132,12 @@ class Outcome:
         return None if highest == 0 and self.peak_is_partial else highest
 
     @property
-    def deciding(self) -> str:
-        """The counter that says where the peak is: what the allocator gave out, on cpu what is resident."""
-        return deciding_counter(self.device)
-
-    @property
     def budget_used_bytes(self) -> int | None:
         """What the limit counts, at its highest. On cpu it is what the address space grew by (VmPeak over VmSize): the
         resident peak counts file pages, which RLIMIT_DATA does not. After a refusal VmPeak says nothing, nor where it
         counts what is only reserved (64 MiB of a thread's arena): more than the budget cannot have been used of it."""
-        if self.device == CALCULATED_CPU:
-            return self.peak("tensor")
-        if self.device != CPU:
-            return self.peak("reserved")
+        if not self.device.is_cpu:
+            return self.peak(self.device.budget_counter)
         before, peak = self.process_baseline.get("virtual"), self.peak("address")
         if before is None or peak is None or self.status is not Status.OK:
             return None
@@ -158,13 +150,13 @@ class Outcome:
 
         Between phases our own lines are written, which takes some pages: a phase that has a name wins by so much.
         """
-        highest = self.peak(self.deciding)
+        highest = self.peak(self.device.deciding_counter)
         if highest is None:
             return None
-        counting = [phase for phase in self.phases if phase.counts and self.deciding in phase.peak]
+        counting = [phase for phase in self.phases if phase.counts and self.device.deciding_counter in phase.peak]
         named = [phase for phase in counting if phase.name != BETWEEN]
-        top = max(named, key=lambda phase: phase.peak[self.deciding], default=None)
-        return BETWEEN if top is None or top.peak[self.deciding] + OUR_OWN_BYTES < highest else top.name
+        top = max(named, key=lambda phase: phase.peak[self.device.deciding_counter], default=None)
+        return BETWEEN if top is None or top.peak[self.device.deciding_counter] + OUR_OWN_BYTES < highest else top.name
 
     @property
     def needs_at_least_bytes(self) -> int | None:
@@ -172,15 +164,11 @@ class Outcome:
 
         None with several devices: the exception does not say, in the user's names, which of them refused.
         """
-        if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None or "+" in self.device:
+        if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None or self.device.parts[1:]:
             return None
         failed = _failed(self.phases)
-        held = None if failed is None else failed.end.get(self.deciding)
+        held = None if failed is None else failed.end.get(self.device.deciding_counter)
         return None if held is None else held + self.requested_bytes
-
-
-def deciding_counter(device: str) -> str:
-    return {CPU: "resident", CALCULATED_CPU: "tensor"}.get(device, "allocated")
 
 
 def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any] | None) -> Outcome:
@@ -337,7 +325,7 @@ def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mappin
     if current["kind"] == "baseline" and not seen and exit.get("signal") is None:
         return
     # What was seen from outside is of a process in which nothing is measured, where a device is calculated.
-    elsewhere = of_program or attempt.device.startswith(CALCULATED)
+    elsewhere = of_program or attempt.device.is_calculated
     yield from _unfinished(attempt, current, seen, {} if elsewhere else exit)
 
 
@@ -359,7 +347,7 @@ def _keep_highest(seen: dict[str, dict[str, int]], heartbeat: Mapping[str, Any])
 def _unfinished(
     attempt: Attempt, current: Mapping[str, Any], seen: Mapping[str, Mapping[str, int]], exit: Mapping[str, Any]
 ) -> Iterator[Phase]:
-    first = attempt.device.partition("+")[0]  # where the process's own memory stands
+    first = attempt.device.parts[0]  # where the process's own memory stands
     began = current if current["kind"] == "began" else _between(current, first)
     counters = began.get("counters") or {first: {}}
     for device in dict.fromkeys([*counters, *seen]):

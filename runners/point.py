@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runners.device import Card, Device
+
 FORMAT = 1  # of point.json, journal.jsonl and exit.json
 
 
@@ -58,16 +60,14 @@ class Attempt:
     """One point, on one device, in one new process, once: everything the measured process is told."""
 
     point: Point
-    device: str  # as the user names it, canonical: cpu, cuda:0, cuda:0+cuda:1, sim:h100-80gb
+    device: Device
     number: int = 1  # 1 for the first attempt of this point on this device
-    device_uuid: str | None = None
     environ: Mapping[str, str | None] | None = None  # set (or, with None, removed) before the interpreter starts
     cwd: str = "."
     heartbeat: float = 0.2  # seconds between readings inside a phase
     locks: tuple[str, ...] = ()  # held by the supervisor while the attempt runs: one at a time on each of its devices
     trace: bool = False  # if it ends by an exception, the allocator's history is kept
     engine: str = "local"
-    card: Mapping[str, Any] | None = None  # what is calculated with, of a device that is
     followed: str | None = None  # the file that its attempts share, and the other cards of its architecture
     identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.fingerprint
 
@@ -79,12 +79,12 @@ class Attempt:
     @property
     def warm(self) -> bool:
         """Whether it is a copy of a template. One that is calculated is: nothing of its process is measured."""
-        return self.card is not None or bool(self.point.get("start") == "warm")
+        return self.device.is_calculated or bool(self.point.get("start") == "warm")
 
     @property
     def name(self) -> str:
         """The attempt folder's path below `points/`. Ids only: nothing that a user typed becomes a path."""
-        device = re.sub(r"[^a-z0-9+.-]", "-", self.device)
+        device = re.sub(r"[^a-z0-9+.-]", "-", self.device.name)
         return f"{self.point.id[:2]}/{self.point.id}.{device}.{self.number}"
 
     def to_json(self) -> dict[str, Any]:
@@ -92,16 +92,16 @@ class Attempt:
             "format": FORMAT,
             "id": self.point.id,
             "values": self.point.values,
-            "device": self.device,
+            "device": self.device.name,
             "attempt": self.number,
-            "device_uuid": self.device_uuid,
+            "device_uuid": self.device.uuid,
             "environ": dict(self.environ or {}),
             "cwd": self.cwd,
             "heartbeat": self.heartbeat,
             "locks": list(self.locks),
             "trace": self.trace,
             "engine": self.engine,
-            "card": None if self.card is None else dict(self.card),
+            "card": None if self.device.card is None else self.device.card.to_json(),
             "followed": self.followed,
             "identity": None if self.identity is None else dict(self.identity),
         }
@@ -110,19 +110,26 @@ class Attempt:
     def from_json(cls, request: Mapping[str, Any]) -> Attempt:
         return cls(
             point=Point(values=request["values"]),
-            device=request["device"],
+            device=_device(request),
             number=request["attempt"],
-            device_uuid=request.get("device_uuid"),
             environ=request.get("environ") or {},
             cwd=request.get("cwd", "."),
             heartbeat=request.get("heartbeat", 0.2),
             locks=tuple(request.get("locks", ())),
             trace=request.get("trace", False),
             engine=request.get("engine", "local"),
-            card=request.get("card"),
             followed=request.get("followed"),
             identity=request.get("identity"),
         )
+
+
+def _device(request: Mapping[str, Any]) -> Device:
+    uuid, card = request.get("device_uuid"), request.get("card")
+    return Device(
+        name=request["device"],
+        uuids=tuple(uuid.split("+")) if uuid else (),
+        card=None if card is None else Card.from_json(card),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,8 +257,7 @@ class Supervisor:
     def _device_is_free(self, running: Running) -> bool:
         """Whether the attempt may start: nobody else is on its devices, or has been there for too long to wait."""
         if running.watch is None:
-            uuid = running.attempt.device_uuid
-            running.watch = contamination.Watch(uuid.split("+") if uuid else (), self._devices)
+            running.watch = contamination.Watch(running.attempt.device.uuids, self._devices)
         return not self._waits_for(running, running.watch.before(time.monotonic()))
 
     def _await_memory(self, running: Running) -> None:

@@ -22,10 +22,10 @@ def record(attempt: Attempt) -> dict[str, Any]:
         "libraries": {name: _version(name) for name in fingerprint.LIBRARIES[1:] if name in sys.modules},
         "threads": torch.get_num_threads(),
     }
-    if attempt.device == "cpu":
+    if attempt.device.is_cpu:
         return found
-    if attempt.card is not None:
-        return found | simulate.describe(attempt.card)
+    if attempt.device.card is not None:
+        return found | simulate.describe(attempt.device.card)
     from runners.meters import cuda
 
     return found | cuda.describe(0)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runners.device import CPU_CARD, HOST, Card
 from sweeper.errors import Mistake
 
 HERE = Path(__file__).resolve().parent
@@ -20,19 +21,18 @@ NAMES = {
     "architecture": (r"sm_\d{2,3}|gfx[0-9a-f]+", "as in sm_90 or gfx942"),
 }
 KEYS = (*NAMES, *WHOLE, "used_by_others_bytes", "bandwidth_bytes_per_s", "price_per_hour", "sources")
-CPU = "cpu"  # sim:cpu, which has no file: what the tensors take on a host
 ALL = "all"
 
 
-class Cards(Mapping[str, Mapping[str, Any]]):
+class Cards(Mapping[str, Card]):
     """By name; each is read when it is asked for. Raises Mistake for one that lacks a figure."""
 
     def __init__(self, names: Sequence[str], read: Callable[[str], Mapping[str, Any]]) -> None:
         self._names, self._read = names, read
 
-    def __getitem__(self, name: str) -> Mapping[str, Any]:
-        if name == CPU:
-            return {"name": "tensors on a CPU", "vendor": "", "architecture": CPU, "total_bytes": None}
+    def __getitem__(self, name: str) -> Card:
+        if name == HOST:  # sim:cpu, which has no file
+            return CPU_CARD
         if name not in self._names:
             raise KeyError(name)
         card = self._read(name)
@@ -50,9 +50,9 @@ class Cards(Mapping[str, Mapping[str, Any]]):
         if card["context_bytes"] >= card["total_bytes"]:
             raise Mistake(f"card/{name}.yaml: context_bytes={card['context_bytes']}: must be less than total_bytes")
         others = card.get("used_by_others_bytes", 0)
-        if type(others) is not int or not 0 <= others < usable_bytes(card):
+        if type(others) is not int or not 0 <= others < card["total_bytes"] - card["context_bytes"]:
             raise Mistake(f"card/{name}.yaml: used_by_others_bytes={others}: must be a whole number of bytes")
-        return card
+        return Card.from_json(card)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -62,11 +62,6 @@ class Cards(Mapping[str, Mapping[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._names)
-
-
-def usable_bytes(card: Mapping[str, Any]) -> int:
-    """What an allocator can reserve on a card that nobody else uses: the total less the context and the libraries."""
-    return int(card["total_bytes"]) - int(card["context_bytes"])
 
 
 def of_sweeper() -> Cards:

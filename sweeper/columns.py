@@ -29,7 +29,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from runners.outcome import CALCULATED, Outcome, Phase
+from runners.device import device_named
+from runners.outcome import Outcome, Phase
 from runners.point import Attempt, Point
 from sweeper import quality
 
@@ -127,9 +128,8 @@ class SettledAttempt:
 
     @property
     def used_by_others(self) -> int | None:
-        if self.attempt.card is not None:
-            others: int | None = self.attempt.card.get("used_by_others_bytes")
-            return others
+        if self.attempt.device.card is not None:
+            return self.attempt.device.card.used_by_others_bytes
         return self.outcome.used_before_bytes
 
     @property
@@ -364,7 +364,7 @@ LIMITS = (
         "bytes",
     ),
     Column("device_total_bytes", INT, "the device's memory", "bytes"),
-    Column("device_uuid", TEXT, "the device's own identity", None, lambda settled: settled.attempt.device_uuid),
+    Column("device_uuid", TEXT, "the device's own identity", None, lambda settled: settled.attempt.device.uuid),
     Column(
         "used_by_others_bytes",
         INT,
@@ -492,8 +492,8 @@ def _counter(moment: str, counter: str) -> Column:
 PHASES = (
     RUN,
     POINT_ID,
-    Column("device", TEXT, DEVICE.meaning, None, attrgetter("attempt.device")),
-    Column("kind", TEXT, KIND.meaning, None, lambda measured: kind_of(measured.attempt.device)),
+    Column("device", TEXT, DEVICE.meaning, None, attrgetter("attempt.device.name")),
+    Column("kind", TEXT, KIND.meaning, None, lambda measured: measured.attempt.device.kind),
     NUMBER,
     Column("position", INT, "place of the phase in its attempt, from 0", None, attrgetter("position")),
     Column("phase_device", TEXT, "the device these counters are of", None, attrgetter("phase.device")),
@@ -613,7 +613,7 @@ TABLES = ("points", "attempts", "phases", "environment", "estimates", "frontier"
 
 
 def kind_of(device: str) -> str:
-    return "calculated" if device.startswith(CALCULATED) else "measured"
+    return device_named(device).kind
 
 
 def column_of(key: str) -> str:

@@ -1,42 +1,73 @@
-"""What the largest configuration means: the quantity that configurations are ranked by."""
+"""By what configurations are ranked, so that one of them is the largest."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from sweeper.designs.search import Value
 from sweeper.errors import Mistake
 
-Rank = tuple[float, tuple[Value, ...]]
+Number = int | float
+Rank = tuple[float, tuple[Number, ...]]
+
+FACTOR = re.compile(r"\s*(?P<key>[A-Za-z_][\w.]*)\s*(?:\^\s*(?P<power>\d+(?:\.\d+)?)\s*)?")
+ALIASES = {"tokens": ("batch", "context")}
 
 
-def weights_of(objective: str) -> dict[str, float]:
-    """The exponents of an objective: `tokens` (batch x context), a dimension, or a product like `batch^2*context`."""
-    weights: dict[str, float] = {}
-    for factor in objective.split("*"):
-        found = re.fullmatch(r"\s*([A-Za-z_][\w.]*)\s*(?:\^\s*(\d+(?:\.\d+)?)\s*)?", factor)
-        if found is None or found[1] in weights:
-            raise Mistake(f"objective={objective}: expected tokens, a dimension, or a product such as batch^2*context")
-        power = float(found[2]) if "." in (found[2] or "") else int(found[2] or 1)
-        for name in ("batch", "context") if found[1] == "tokens" else (found[1],):
-            weights[name] = weights.get(name, 0) + power
-    return weights
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A product of keys with exponents: `tokens` (batch x context), one key, or `batch^2*context`."""
+
+    text: str
+    factors: tuple[tuple[str, Number], ...]  # each key as it is typed, and its exponent
+
+    @classmethod
+    def parse(cls, text: str) -> Objective:
+        """Read an objective. Raises Mistake if it is no product of keys, or names a key twice."""
+        factors: dict[str, Number] = {}
+        for factor in text.split("*"):
+            found = FACTOR.fullmatch(factor)
+            if found is None or found["key"] in factors:
+                raise Mistake(f"objective={text}: must be tokens, a key, or a product such as batch^2*context")
+            power = found["power"] or "1"
+            factors[found["key"]] = float(power) if "." in power else int(power)
+        return cls(text, tuple(factors.items()))
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys that are named, without aliases such as `tokens`."""
+        return tuple(key for key, _ in self.factors if key not in ALIASES)
+
+    @property
+    def exponents(self) -> dict[str, Number]:
+        """The exponent of each key, aliases resolved."""
+        found: dict[str, Number] = {}
+        for key, power in self.factors:
+            for name in ALIASES.get(key, (key,)):
+                found[name] = found.get(name, 0) + power
+        return found
+
+    def ranking(self, names: Sequence[str]) -> Callable[[Mapping[str, Number]], Rank]:
+        """The rank of points that differ in these keys: by the product, then by batch, context and the others.
+
+        A key of the objective that is not among them is the same for every point and is left out. If none is among
+        them, the product of all of them counts. Products are compared by their logarithm, since powers can exceed the
+        range of a float, rounded to nine digits: 2 x 8 ranks as 4 x 4 does.
+        """
+        exponents = self.exponents
+        counted = {name: exponents[name] for name in names if name in exponents} or dict.fromkeys(names, 1)
+        order = sorted(names, key=lambda name: (name != "batch", name != "context"))
+
+        def rank(point: Mapping[str, Number]) -> Rank:
+            product = sum(power * math.log(max(point[name], 1e-9)) for name, power in counted.items())
+            return round(product, 9), tuple(point[name] for name in order)
+
+        return rank
 
 
-def ranking(objective: str, names: Sequence[str]) -> Callable[[Mapping[str, Value]], Rank]:
-    """By what points are compared that differ in these names: the objective, then batch, context and the others.
-
-    What is not searched is the same for every point. If nothing of the objective is searched, all that is counts. Of
-    the product it is the logarithm, since powers can be beyond a float, to nine digits: 2 x 8 is as much as 4 x 4.
-    """
-    weights = weights_of(objective)
-    counted = {name: weights[name] for name in names if name in weights} or dict.fromkeys(names, 1)
-    order = sorted(names, key=lambda name: (name != "batch", name != "context"))
-
-    def rank(point: Mapping[str, Value]) -> Rank:
-        product = sum(weight * math.log(max(point[name], 1e-9)) for name, weight in counted.items())
-        return round(product, 9), tuple(point[name] for name in order)
-
-    return rank
+TOKENS = Objective.parse("tokens")

@@ -18,27 +18,17 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from runners.device import Card, Device
 from runners.outcome import Status
 from runners.point import Point, canonical
 from runners.workloads.command import placeholders
 from sweeper import quality
-from sweeper.cards import usable_bytes
 from sweeper.errors import Mistake
 from sweeper.frontier.margins import WORDS
+from sweeper.objective import Objective
+from sweeper.units import SIZE, parse_bytes
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """Where points are measured, or why they cannot be. For several at once (`cuda:0+cuda:1`) the UUIDs are joined."""
-
-    name: str
-    kind: str  # cpu, cuda, sim
-    uuid: str | None = None
-    total_bytes: int | None = None  # of several at once, the smallest: devices are never summed
-    unavailable: str | None = None
-    card: Mapping[str, Any] | None = None  # what is calculated with, of a calculated device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +64,7 @@ class RunKeys:
     retry: tuple[str, ...]
     resume: str
     stop_after_same_error: int  # 0: never
-    objective: str  # tokens, a dimension, or a product such as batch^2*context
+    objective: Objective
     heartbeat: float
     parallel: bool
     trace: str = "never"
@@ -183,10 +173,6 @@ SPELLED = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
     "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64", "fp64": "float64", "f64": "float64",
 }  # fmt: skip
-UNITS = {
-    "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-}  # fmt: skip
-SIZE = "24GiB, 24GB, 600MiB or a number of bytes"
 LEAST_BUDGET = 2**20  # below, it was meant in another unit
 TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 RETRIED = tuple(str(each) for each in Status if each not in (Status.OK, Status.SKIPPED, Status.NOT_RUN))
@@ -232,7 +218,7 @@ class Rules:
 
     swept: Collection[str]  # keys with several values
     signature: Callable[[str, str], Signature]  # of the function that a key names; raises Mistake
-    cards: Mapping[str, Mapping[str, Any]]  # described in conf/card
+    cards: Mapping[str, Card]  # described in conf/card
     given: Collection[str] = ()  # keys that have a value of the user's own, or several
 
 
@@ -362,23 +348,19 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _budget(value: Any, cards: Mapping[str, Mapping[str, Any]]) -> int:
+def _budget(value: Any, cards: Mapping[str, Card]) -> int:
     """Whole bytes, so that 1GiB, 1024MiB and a card whose allocator can have as much are one point."""
     if isinstance(value, str) and value.startswith("card:"):
         card = value.removeprefix("card:")
         if card not in cards:
             raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
-        return usable_bytes(cards[card])
+        return cards[card].usable_bytes
     return _size("budget", value, LEAST_BUDGET)
 
 
 def _size(key: str, value: Any, least: int) -> int:
-    written = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)?", value) if isinstance(value, str) else None
-    if written and (written[2] or "B").upper() in UNITS:
-        size = int(Decimal(written[1]) * UNITS[(written[2] or "B").upper()])
-    elif isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    else:
+    size = parse_bytes(value)
+    if size is None:
         raise Mistake(f"{key}={typed(value)}: must be a size, as in {SIZE}")
     if size < least:
         raise Mistake(f"{key}={value}: that is {size} bytes; write {SIZE}")
@@ -509,7 +491,7 @@ def run_keys(config: Mapping[str, Any]) -> RunKeys:
         retry=_retry(listed(config["retry"])),
         resume=_one_of("resume", config["resume"]),
         stop_after_same_error=_at_least("stop_after_same_error", config["stop_after_same_error"]),
-        objective=_objective(config["objective"]),
+        objective=Objective.parse(config["objective"]),
         confirm=_one_of("confirm", config["confirm"]),
         repeat_points=_at_least("repeat_points", config["repeat_points"]),
         margin={str(name): _term(str(name), value) for name, value in config["margin"].items()},
@@ -538,13 +520,6 @@ def _run_name(name: str | None) -> str | None:
     if name is not None and (not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in (".", "..")):
         raise Mistake(f"name={name}: must be letters, digits, '.', '_' and '-', and is a folder's name in outputs")
     return name
-
-
-def _objective(objective: str) -> str:
-    factor = r"[A-Za-z_][\w.]*(\^[0-9]+(\.[0-9]+)?)?"
-    if not re.fullmatch(rf"{factor}( ?\* ?{factor})*", objective):
-        raise Mistake(f"objective={objective}: must be tokens, a key, or a product such as batch^2*context")
-    return objective
 
 
 def resolutions(config: Mapping[str, Any], intervals: Collection[str]) -> dict[str, int]:

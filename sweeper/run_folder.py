@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
+from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
 
@@ -44,7 +45,7 @@ class RunFolder:
         if not (self.path / PLAN).exists():
             raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
 
-    def attempts(self, point: Point, device: str) -> Iterator[AttemptFolder]:
+    def attempts(self, point: Point, device: Device) -> Iterator[AttemptFolder]:
         """The folders of the attempts there were at a point on a device, the first one first."""
         number = 1
         while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runners import journal, processes
+from runners.device import Card, Device, device_named
 from runners.engines.local import Event, Local
 from runners.outcome import Outcome, outcome_of
 from runners.point import Attempt, AttemptFolder, Point
@@ -56,9 +57,11 @@ class Lab:
         self.number += 1
         attempt = Attempt(
             point=Point(values=values),
-            device=device,
-            device_uuid=device_uuid,
-            card=card,
+            device=Device(
+                name=device,
+                uuids=tuple(device_uuid.split("+")) if device_uuid else (),
+                card=None if card is None else Card.from_json(card),
+            ),
             followed=None if followed is None else str(followed),
             number=self.number,
             cwd=str(self.cwd),
@@ -77,7 +80,7 @@ class Lab:
     def next_folder(self, target: str, params: Mapping[str, Any], **settled: Any) -> Path:
         workload = {"name": "custom", "target": target, "params": dict(params)}
         point = Point(values={**SETTLED, "model": None, "workload": workload, **settled})
-        return self.folder(Attempt(point=point, device="cpu", number=self.number + 1)).path
+        return self.folder(Attempt(point=point, device=device_named("cpu"), number=self.number + 1)).path
 
     def wait_for(self, kind: str) -> Event:
         while True:

@@ -184,7 +184,7 @@ def _surroundings(attempt: Attempt) -> tuple[object, ...]:
     """
     if not attempt.warm:
         return ("cold",)
-    if attempt.card is not None:  # whose memory is not in any process
+    if attempt.device.is_calculated:  # whose memory is not in any process
         return ("calculated", tuple(sorted((attempt.environ or {}).items())))
     model = attempt.point.get("model")
     return ("warm", attempt.point.get("workload"), model, tuple(sorted((attempt.environ or {}).items())))

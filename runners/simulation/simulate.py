@@ -18,13 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from runners.device import Card
 from runners.journal import BETWEEN, Journal
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
 from runners.simulation.allocator import CachingAllocator, Refused, Settings
 
-CPU = "cpu"  # the architecture of `sim:cpu`: what tensors take on the host, without any allocator's rounding
-ALIGNMENT = 64  # of them: c10/core/alignment.h
+ALIGNMENT = 64  # of tensors on a host: c10/core/alignment.h
 EVENT = "event"  # in a followed line, in the place of the counters: how many events there were
 
 Told = Callable[[BaseException], dict[str, Any]]
@@ -59,7 +59,7 @@ class AllocationTrace:
 
 def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told) -> None:
     """Write the journal of an attempt on a card, and how it ends. `told` gives an exception as facts."""
-    card = attempt.card or {}
+    card = card_of(attempt)
     path = Path(attempt.followed or os.devnull)
     followed = AllocationTrace.read(path) if attempt.followed else None
     if followed is None:
@@ -68,26 +68,33 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told
             followed.write(path)
     budget = attempt.point.get("budget")
     if budget is not None:
-        on_cpu = card["architecture"] == CPU
-        room = budget if on_cpu else min(budget, card["total_bytes"] - _outside(card))
-        kind = "tensors" if on_cpu else "allocator"
+        kind, room = "tensors", budget
+        if card.total_bytes is not None:
+            kind, room = "allocator", min(budget, card.total_bytes - card.outside_bytes)
         journal.write({"kind": "budget", "budget_kind": kind, "budget_bytes": room})
     refused = False
-    for line in replay(followed, attempt.device, device_of(card, budget)):
+    for line in replay(followed, attempt.device.name, device_of(card, budget)):
         journal.write(line)
         refused = refused or line["kind"] == "failed"
     if refused:
-        unlimited = replay(followed, attempt.device, device_of(card, None, endless=True))
+        unlimited = replay(followed, attempt.device.name, device_of(card, None, endless=True))
         journal.write({"kind": "unlimited", "peak": _peaks(unlimited)})
 
 
-def describe(card: Mapping[str, Any]) -> dict[str, Any]:
+def card_of(attempt: Attempt) -> Card:
+    """The card of a calculated attempt. Raises ValueError for one that is measured."""
+    if attempt.device.card is None:
+        raise ValueError(f"{attempt.device.name} has no card to calculate with")
+    return attempt.device.card
+
+
+def describe(card: Card) -> dict[str, Any]:
     """What of a card goes into the environment's record."""
     return {
-        "device_name": card["name"],
-        "device_total_bytes": card["total_bytes"],
+        "device_name": card.name,
+        "device_total_bytes": card.total_bytes,
         "allocator_backend": "calculated",
-        "allocator_settings": card.get("settings") or None,
+        "allocator_settings": card.settings or None,
     }
 
 
@@ -98,8 +105,8 @@ def trace(attempt: Attempt, workload: ModuleType, told: Told) -> AllocationTrace
     """Run the workload on tensors without data, in this process."""
     from runners.simulation.torch_tracer import MetaTracer
 
-    values, follower = attempt.point.values, MetaTracer(_rules(attempt.card or {}))
-    meter = _Place(attempt.device, follower.events)
+    values, follower = attempt.point.values, MetaTracer(_rules(card_of(attempt)))
+    meter = _Place(attempt.device.name, follower.events)
     lines = _Lines(meter)
     try:
         if hasattr(workload, "measure"):
@@ -165,18 +172,18 @@ class _Lines:
         self.lines += [{**line, EVENT: self._place.now} for line in lines]
 
 
-def _rules(card: Mapping[str, Any]) -> Any:
+def _rules(card: Card) -> Any:
     from runners.simulation import torch_device_rules
 
-    if card["architecture"] == CPU:
+    if card.is_host:
         return torch_device_rules.CpuRules()
     return torch_device_rules.CudaRules(torch_device_rules.architecture(card))
 
 
 def _refuse_what_it_lacks(attempt: Attempt) -> None:
     """Bytes alone do not make it fit: a card without the dtype is no place for the point."""
-    card, point = attempt.card or {}, attempt.point
-    if card["architecture"] == CPU:
+    card, point = card_of(attempt), attempt.point
+    if card.is_host:
         return
     from runners.models.torch_models import dtype_named
     from runners.simulation import torch_device_rules, torch_kernels
@@ -184,7 +191,7 @@ def _refuse_what_it_lacks(attempt: Attempt) -> None:
     architecture = torch_device_rules.architecture(card)
     for name in (point["dtype"], point.get("workload.precision")):
         if name is not None and (why := torch_kernels.lacks(architecture, dtype_named(name))):
-            raise Unavailable(f"{attempt.device}: {why}")
+            raise Unavailable(f"{attempt.device.name}: {why}")
 
 
 def _told_to(follower: Any) -> contextlib.AbstractContextManager[None]:
@@ -215,14 +222,9 @@ class Device(Protocol):
     def boundary(self) -> Reading: ...
 
 
-def device_of(card: Mapping[str, Any], budget: int | None, endless: bool = False) -> Device:
+def device_of(card: Card, budget: int | None, endless: bool = False) -> Device:
     """Under a budget; or without any end, to see what a point that was refused would have taken."""
-    return _Host(budget) if card["architecture"] == CPU else _Card(card, budget, endless)
-
-
-def _outside(card: Mapping[str, Any]) -> int:
-    """What a card has in use that is no segment of this allocator."""
-    return int(card["context_bytes"]) + int(card.get("used_by_others_bytes") or 0)
+    return _Host(budget) if card.is_host else _Card(card, budget, endless)
 
 
 def _peaks(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -240,16 +242,16 @@ def _peaks(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 class _Card:
     """A card with its allocator: what is left of it beside the context, the libraries and others."""
 
-    def __init__(self, card: Mapping[str, Any], budget: int | None, endless: bool) -> None:
+    def __init__(self, card: Card, budget: int | None, endless: bool) -> None:
         from runners.simulation import torch_device_rules, torch_kernels
 
         self._workspace = torch_kernels.workspace_bytes(torch_device_rules.architecture(card))
-        self._outside = _outside(card)
+        self._outside = card.outside_bytes
         self._allocator = CachingAllocator(
-            capacity=None if endless else card["total_bytes"] - self._outside,
-            total=card["total_bytes"],
+            capacity=None if endless or card.total_bytes is None else card.total_bytes - self._outside,
+            total=card.total_bytes or 0,
             limit=budget,
-            settings=Settings.parse(card.get("settings") or ""),
+            settings=Settings.parse(card.settings),
             outside=self._outside,
         )
         self.allocate, self.free = self._allocator.allocate, self._allocator.free

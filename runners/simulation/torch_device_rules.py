@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from runners.device import Card
 from runners.simulation import torch_kernels as cuda_kernels
 from runners.simulation.torch_tracer import replaced
 
@@ -41,11 +42,11 @@ class CpuRules:
         return False
 
 
-def architecture(card: Mapping[str, Any]) -> cuda_kernels.Architecture:
+def architecture(card: Card) -> cuda_kernels.Architecture:
     """Of a card's file: sm_90 is compute capability 9.0, sm_120 is 12.0."""
-    found = re.fullmatch(r"sm_(\d+)(\d)", card["architecture"])
+    found = re.fullmatch(r"sm_(\d+)(\d)", card.architecture)
     capability = (int(found[1]), int(found[2])) if found else None
-    return cuda_kernels.Architecture(card["vendor"], capability)
+    return cuda_kernels.Architecture(card.vendor, capability)
 
 
 class CudaRules:

@@ -60,15 +60,15 @@ def filled(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
 
 def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any]:
     """Run the program to its end, as one phase. Raises ProgramFailed."""
-    values, names = attempt.point.values, attempt.device.split("+")
+    values, device = attempt.point.values, attempt.device
     trace.missing = "a program of its own is not followed"
     budget = Budget(attempt)
-    if attempt.device != "cpu" and values.get("budget") is not None:
+    if not device.is_cpu and values.get("budget") is not None:
         raise Unavailable("budget: the allocator of a program of its own cannot be limited from outside")
     reports = trace.folder.reports
     reports.mkdir()
     processes.inherit_orphans()  # what the program leaves to itself stays in its tree
-    meter = ProgramMeter(names, attempt.device_uuid.split("+") if attempt.device_uuid else (), reports)
+    meter = ProgramMeter(device.parts, device.uuids, reports)
     phases = Phases(meter, journal)
     journal.write(fingerprint.fact(fingerprint.record(attempt)))
     with phases.heartbeat(attempt.heartbeat):
@@ -77,7 +77,7 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
         phases.open()
         try:
             with phases(WHOLE if values.get("phases") == WHOLE else "run") as notes:
-                program = _start(values, "cpu" if attempt.device == "cpu" else "cuda:0", reports)
+                program = _start(values, "cpu" if device.is_cpu else "cuda:0", reports)
                 budget.impose_on(program.pid)
                 with meter.sampling(), _Echo(program) as echo:
                     code = program.wait()

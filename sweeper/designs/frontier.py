@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from runners.device import Device
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point, canonical
 from sweeper.designs.search import GROWING, LatticePoint, LatticeSearch, Verdict, interpolated
@@ -28,7 +29,7 @@ class Answer:
 
     status: Status
     fits: bool | None
-    device: str
+    device: Device
     attempt: int | None
     budget_bytes: int | None
     used_bytes: int | None  # of what the budget counts; without one, what the allocator took from the device
@@ -317,7 +318,7 @@ class PointSearch:
         """What the counter that decides may reach on this device."""
         if told.budget_bytes is not None:
             return told.budget_bytes
-        return next((device.total_bytes for device in self._plan.devices if device.name == told.device), None)
+        return next((device.total_bytes for device in self._plan.devices if device.name == told.device.name), None)
 
 
 def _verdict(told: Answer) -> Verdict:

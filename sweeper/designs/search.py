@@ -22,11 +22,10 @@ from typing import NamedTuple
 
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
-from sweeper.objective import ranking
+from sweeper.objective import TOKENS, Number, Objective
 
-Value = int | float
-LatticePoint = dict[str, Value]
-Predictor = Callable[[Mapping[str, Value]], float]
+LatticePoint = dict[str, Number]
+Predictor = Callable[[Mapping[str, Number]], float]
 Room = Sequence[tuple[int, int]]  # of each column, the highest level that fits and the lowest that does not
 Mass = Callable[[int, int], float]  # of a column, up to a level
 Cell = tuple[int, int]  # a point inside: the number of its column, and its level along the lattice's longest dimension
@@ -97,8 +96,8 @@ class Gap:
 
     point: LatticePoint
     along: str
-    above: Value  # fits
-    below: Value | None  # does not fit; None: nothing further told
+    above: Number  # fits
+    below: Number | None  # does not fit; None: nothing further told
     unknown: int  # points of the lattice between them; otherwise only values that were not asked for lie there
 
 
@@ -134,7 +133,7 @@ class SearchResult:
     confirmations: int
     _search: LatticeSearch = field(repr=False, compare=False)
 
-    def told(self, point: Mapping[str, Value]) -> PointState:
+    def told(self, point: Mapping[str, Number]) -> PointState:
         """What is known of one point."""
         return self._search.told(self._search.lattice.cell(point))
 
@@ -149,7 +148,7 @@ class SearchResult:
 class Lattice:
     """The product of the dimensions, seen as columns along its longest: two bounds a column say all that is closed."""
 
-    def __init__(self, dimensions: Mapping[str, Sequence[Value]]) -> None:
+    def __init__(self, dimensions: Mapping[str, Sequence[Number]]) -> None:
         for name, values in dimensions.items():
             if not values or (not isinstance(values, Interval) and any(b <= a for a, b in pairwise(values))):
                 raise ValueError(f"{name}: a searched dimension needs ascending values, got {values!r}")
@@ -178,7 +177,7 @@ class Lattice:
         at[self.along] = cell[1]
         return {name: values[at[name]] for name, values in self.dimensions.items()}
 
-    def cell(self, point: Mapping[str, Value]) -> Cell:
+    def cell(self, point: Mapping[str, Number]) -> Cell:
         """Raises ValueError for a point that is not on the lattice."""
         column = sum(
             stride * self.dimensions[name].index(point[name])
@@ -226,14 +225,14 @@ class Lattice:
 
 
 def search(
-    dimensions: Mapping[str, Sequence[Value]],
+    dimensions: Mapping[str, Sequence[Number]],
     *,
     limit_bytes: int | None = None,
     predictor: Predictor | None = None,
     predictor_error: float = PREDICTOR_ERROR,
-    objective: str = "tokens",
+    objective: Objective = TOKENS,
     confirm: str = "edge",
-    known: Iterable[tuple[Mapping[str, Value], Verdict]] = (),
+    known: Iterable[tuple[Mapping[str, Number], Verdict]] = (),
 ) -> Generator[Ask, Verdict, SearchResult]:
     """Yields the next attempt, is sent its verdict, returns the frontier. The arguments are those of `Search`."""
     state = LatticeSearch(
@@ -260,19 +259,19 @@ class LatticeSearch:
 
     def __init__(
         self,
-        dimensions: Mapping[str, Sequence[Value]],
+        dimensions: Mapping[str, Sequence[Number]],
         *,
         limit_bytes: int | None = None,
         predictor: Predictor | None = None,
         predictor_error: float = PREDICTOR_ERROR,
-        objective: str = "tokens",
+        objective: Objective = TOKENS,
         confirm: str = "edge",
-        known: Iterable[tuple[Mapping[str, Value], Verdict]] = (),
+        known: Iterable[tuple[Mapping[str, Number], Verdict]] = (),
     ) -> None:
         if confirm not in ("edge", "all", "none"):
             raise Mistake(f"confirm={confirm}: expected edge, all or none")
         self.lattice = Lattice(dimensions)
-        self._ranking = ranking(objective, list(dimensions))
+        self._ranking = objective.ranking(list(dimensions))
         self._confirm = confirm
         self._expected = Expectation(self.lattice, limit_bytes, predictor, predictor_error)
         self._verdicts: dict[Cell, list[Verdict]] = {}
@@ -297,7 +296,7 @@ class LatticeSearch:
             self._pending = self._next()
         return Ask(self.lattice.point(self._pending[0]), self._pending[1]) if self._pending else None
 
-    def know(self, point: Mapping[str, Value], verdict: Verdict) -> None:
+    def know(self, point: Mapping[str, Number], verdict: Verdict) -> None:
         """A verdict of an earlier run, like those in `known`."""
         self._take(self.lattice.cell(point), verdict)
 
@@ -647,7 +646,7 @@ def _even(count: int) -> Callable[[int], float]:
     return lambda level: (level + 1) / (count + 1)
 
 
-def _logarithmic(levels: Sequence[Value]) -> Callable[[int], float]:
+def _logarithmic(levels: Sequence[Number]) -> Callable[[int], float]:
     """Where the edge of an interval lies if every doubling is as likely: 0 before the first level, 1 after the last.
 
     Bisecting this is doubling at first and halving at the end; on 1..4096 it takes 9 attempts, plain bisection 12.
@@ -792,13 +791,13 @@ class Expectation:
         return equations.nonnegative([i for i, cost in enumerate(self._costs or ()) if cost])
 
 
-def interpolated(dimensions: Mapping[str, Sequence[Value]], known: Sequence[tuple[LatticePoint, float]]) -> Predictor:
+def interpolated(dimensions: Mapping[str, Sequence[Number]], known: Sequence[tuple[LatticePoint, float]]) -> Predictor:
     """The bytes of a few points as they are, and of all others by the costs that explain those."""
     lattice = Lattice(dimensions)
     forms = _forms(lattice)
     names = list(dimensions)
 
-    def parts(point: Mapping[str, Value]) -> list[float]:
+    def parts(point: Mapping[str, Number]) -> list[float]:
         return [float(math.prod(point[name] ** power for name, power in form)) for form in forms]
 
     equations, exact = Equations(len(forms)), {}
@@ -807,7 +806,7 @@ def interpolated(dimensions: Mapping[str, Sequence[Value]], known: Sequence[tupl
         equations.add(parts(point), total)
     costs = equations.nonnegative()
 
-    def predict(point: Mapping[str, Value]) -> float:
+    def predict(point: Mapping[str, Number]) -> float:
         told = exact.get(tuple(point[name] for name in names))
         return sum(map(mul, costs, parts(point))) if told is None else told
 

@@ -18,19 +18,19 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from runners.device import CALCULATED, device_named
 from runners.journal import BETWEEN, QUALITY
-from runners.outcome import CALCULATED_CPU, OUR_OWN_BYTES, Status, deciding_counter
+from runners.outcome import OUR_OWN_BYTES, Status
 from sweeper import columns
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
 from sweeper.frontier.edges import NAMED, VARYING, Row, rest_of
 
-CALCULATED, MEASURED = "calculated", "measured"
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # The counters that costs are fitted to, the one to look at first. `tensor` is exact, and of the workload alone;
 # `resident` is what a budget of cpu comes nearest to. Of a GPU allocated, which reserved follows in jumps.
-DECIDING = {"cpu": ("tensor", "resident"), CALCULATED_CPU: ("tensor",)}
+DECIDING = {"cpu": ("tensor", "resident"), "sim:cpu": ("tensor",)}
 ALLOCATED = ("allocated",)
 # By less than this no phase takes over from another: resident memory repeats to 0.3-1.7 MiB at its best.
 UNSTEADY = {"resident": 2 * 2**20}
@@ -164,7 +164,8 @@ def _difference(
 
 def _unlimited(row: Row, column: str) -> Any:
     """A calculated peak as if the device had no end: also of a point that was refused."""
-    return row.get("unlimited_peak_bytes") if column == f"peak_{deciding_counter(row['device'])}_bytes" else None
+    deciding = f"peak_{device_named(row['device']).deciding_counter}_bytes"
+    return row.get("unlimited_peak_bytes") if column == deciding else None
 
 
 def why_not(row: Row, column: str = "") -> str | None:
@@ -489,7 +490,7 @@ def title(family: Family, families: Sequence[Family]) -> list[str]:
     swept = [name for name in row if name not in columns.FIXED]
     others = [column for column in (*VARYING, *swept) if column not in SIZE]
     apart = [column for column in others if len({_plain(each.rows[0].get(column)) for each in families}) > 1]
-    always = ["allocator"] if row["device"] == "cpu" else []
+    always = ["allocator"] if device_named(row["device"]).is_cpu else []
     said = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
     return said + [f"{column}={typed(row.get(column))}" for column in dict.fromkeys((*always, *apart))]
 

@@ -11,17 +11,18 @@ of stated assumptions: what is not a term here stands under `not included`, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from json import dumps
 from typing import Any
 
+from runners.device import Card
 from sweeper import cards
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import MemoryTerm, reserve, weights
 from sweeper.plan import did_you_mean
-from sweeper.units import GB, amounts, hundredths
+from sweeper.units import GB, format_both, hundredths
 
 BITS = (4, 8, 16, 32)
 TRAINED = (16, 32)  # widths that torch trains weights in
@@ -81,10 +82,10 @@ class CardCheck:
 
 
 def check_card(
-    parameters: int, bits: int, card: Mapping[str, Any], name: str = CARD, rank: int = RANK, reserved: int = 0
+    parameters: int, bits: int, card: Card, name: str = CARD, rank: int = RANK, reserved: int = 0
 ) -> CardCheck:
     """What a card has room for. Pure. `reserved`: bytes that somebody assumes for everything else."""
-    usable = cards.usable_bytes(card)
+    usable = card.usable_bytes
     also = f" + reserve {reserved:,}" if reserved else ""
 
     def way(name: str, count: int, verdicts: tuple[str, str], formula: str, assumption: str) -> UseCase:
@@ -152,7 +153,7 @@ def check_card(
     return CardCheck(
         card=name,
         usable_bytes=usable,
-        usable=f"{card['total_bytes']:,} in total less {card['context_bytes']:,} of context and libraries",
+        usable=f"{card.total_bytes:,} in total less {card.context_bytes:,} of context and libraries",
         ways=tuple(ways),
         not_estimated=tuple(missing),
     )
@@ -237,19 +238,19 @@ def _rank(value: str) -> int:
 
 def _lines(found: Sequence[MemoryTerm], whole: CardCheck) -> Iterator[str]:
     for term in found:
-        yield f"{term.term:<10} {amounts(term.bytes)}"
+        yield f"{term.term:<10} {format_both(term.bytes)}"
         yield f"{'':<10} = {term.formula}"
         yield f"{'':<10} assumed: {term.assumption}"
         yield f"{'':<10} source: {term.source}"
     if len(found) > 1:
-        yield f"{'total':<10} {amounts(sum(term.bytes for term in found))}"
+        yield f"{'total':<10} {format_both(sum(term.bytes for term in found))}"
     yield ""
-    yield f"on card={whole.card}, of which an allocator can have {amounts(whole.usable_bytes)}"
+    yield f"on card={whole.card}, of which an allocator can have {format_both(whole.usable_bytes)}"
     yield f"  ({whole.usable}):"
     for way in whole.ways:
         rest = f"{hundredths(abs(way.left_bytes), GB)} GB {'are left' if way.fits else 'are missing'}"
         yield f"{way.way}: {way.verdict}, {rest}"
-        yield f"{'':<10} {amounts(way.bytes)}"
+        yield f"{'':<10} {format_both(way.bytes)}"
         yield f"{'':<10} = {way.formula}"
         yield f"{'':<10} assumed: {way.assumption}"
     yield from whole.not_estimated

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners.outcome import deciding_counter
+from runners.device import MEASURED, device_named
 from sweeper.estimates.estimate import Estimate, estimate
 
 Row = Mapping[str, Any]
@@ -23,7 +23,7 @@ COUNTERS = ("tensor", "requested", "allocated", "reserved", "used", "resident")
 OF_TENSORS = ("tensor", "requested")  # bytes of tensors as they were asked for, before any rounding
 # `used` has the context of one card in it, and `resident` the process: no two kinds of device have the same of either.
 COMPARED = ("tensor", "requested", "allocated", "reserved")
-ESTIMATED, CALCULATED, MEASURED = "estimate", "calculated", "measured"
+ESTIMATED = "estimate"
 WITHOUT_AN_END = "what it would take on a device without an end"
 PARTIAL = "partial: it did not come to its end"
 NEEDS = (
@@ -107,7 +107,7 @@ def _estimated(found: Estimate) -> Iterator[Figure]:
 
 
 def _figures(row: Row) -> Iterator[Figure]:
-    deciding = deciding_counter(row["device"])
+    deciding = device_named(row["device"]).deciding_counter
     for counter in COUNTERS:
         peak = row[f"peak_{counter}_bytes"]
         note = PARTIAL if row["peak_is_partial"] or row["status"] != "ok" else None

@@ -94,5 +94,3 @@ def name_of(option: Any) -> Any:
 
 
 # --- as a person reads them ---
-
-

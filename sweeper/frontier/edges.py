@@ -16,13 +16,14 @@ from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
-from runners.outcome import Status, deciding_counter
+from runners.device import CALCULATED, device_named
+from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.designs.search import GROWING
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json, outside, without
 from sweeper.frontier.open_values import OpenValues, SearchedValues, Values
-from sweeper.objective import ranking
-from sweeper.units import readable
+from sweeper.objective import TOKENS, Objective
+from sweeper.units import format_bytes
 
 ALWAYS = ("batch", "context")
 
@@ -55,7 +56,7 @@ At = tuple[float, ...]
 
 def frontier(
     rows: Iterable[Row],
-    objective: str = "tokens",
+    objective: Objective = TOKENS,
     along: Sequence[str] | None = None,
     margin: Mapping[str, int | str] | None = None,
     searched: Iterable[SearchedValues] = (),
@@ -180,11 +181,11 @@ class FrontierGroup:
     def monotone(self) -> bool:
         return not any(_at_least(fits, fails) for fits in self.largest_fitting for fails in self.smallest_failing)
 
-    def largest(self, objective: str) -> At | None:
+    def largest(self, objective: Objective) -> At | None:
         return self._best(self.largest_fitting, objective)
 
-    def _best(self, points: Iterable[At], objective: str) -> At | None:
-        rank = ranking(objective, self.along)
+    def _best(self, points: Iterable[At], objective: Objective) -> At | None:
+        rank = objective.ranking(self.along)
         return max(points, key=lambda at: rank(dict(zip(self.along, at, strict=True))), default=None)
 
     def next_larger(self, at: At | None) -> Row | None:
@@ -216,7 +217,7 @@ class FrontierGroup:
     def say(self, at: At) -> str:
         return " ".join(f"{key}={value}" for key, value in zip(self.along, at, strict=True))
 
-    def edges(self, objective: str, margin: Margin) -> list[dict[str, Any]]:
+    def edges(self, objective: Objective, margin: Margin) -> list[dict[str, Any]]:
         largest = self.largest(objective)
         fits = [self._fits(at, at == largest) for at in sorted(self.largest_fitting)] or [self._none_fits()]
         fails = [self._fails(at) for at in sorted(self.smallest_failing)]
@@ -238,9 +239,9 @@ class FrontierGroup:
         left = ((at, headroom(row)[0]) for at, row in self.fitting.items())
         return {at: free for at, free in left if free is not None}
 
-    def largest_with(self, margin: Margin, objective: str) -> MarginResult:
+    def largest_with(self, margin: Margin, objective: Objective) -> MarginResult:
         """The largest point that was measured and leaves the margin."""
-        rank = ranking(objective, self.along)
+        rank = objective.ranking(self.along)
         largest_first = sorted(
             self.headrooms, key=lambda at: rank(dict(zip(self.along, at, strict=True))), reverse=True
         )
@@ -255,7 +256,7 @@ class FrontierGroup:
             silent.append((at, terms))
         return MarginResult(None, silent[0][1] if silent else terms, silent)
 
-    def _with_margin(self, objective: str, margin: Margin) -> dict[str, Any]:
+    def _with_margin(self, objective: Objective, margin: Margin) -> dict[str, Any]:
         left = self.largest_with(margin, objective)
         edge = self._none_fits() if left.at is None else self._fits(left.at, False)
         limit = {"limit": "unknown"} if left.at is None and left.silent else {}
@@ -316,9 +317,9 @@ def headroom(row: Row) -> tuple[int | None, str | None]:
     """What was left of the limit at the peak, and the column of what took it; nothing where either is not known."""
     if row.get("budget_bytes") is not None:
         return _left(row["budget_bytes"], row, ("budget_used_bytes",))
-    if row["device"] == "cpu":
+    if device_named(row["device"]).is_cpu:
         return _left(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
-    if row["kind"] == "calculated":
+    if row["kind"] == CALCULATED:
         return _left(row.get("device_total_bytes"), row, ("peak_used_bytes",))
     # What is used has no high-water mark, and can be read too late: what was reserved at the peak was used then.
     return _left(row.get("device_total_bytes"), row, ("peak_used_bytes", "peak_reserved_bytes"))
@@ -353,7 +354,7 @@ def _negative(at: At) -> At:
 
 def frontier_text(
     rows: Iterable[Row],
-    objective: str = "tokens",
+    objective: Objective = TOKENS,
     margin: Mapping[str, int | str] | None = None,
     beside: Iterable[Row] | None = None,
     searched: Iterable[SearchedValues] = (),
@@ -368,9 +369,9 @@ def frontier_text(
     told = [search for search in found if search.told]
     names = _names(told)
     others = RunContext(rows if beside is None else beside)
-    lines = _card_lines([search for search in told if search.rows[0]["kind"] == "calculated"], names, objective)
+    lines = _card_lines([search for search in told if search.rows[0]["kind"] == CALCULATED], names, objective)
     if lines:
-        told = [search for search in told if search.rows[0]["kind"] != "calculated"]
+        told = [search for search in told if search.rows[0]["kind"] != CALCULATED]
     for search in told[:LONGEST]:
         lines += _lines(search, names, objective, Margin(margin or {}, search.rows, others))
     if len(told) > LONGEST:
@@ -391,7 +392,7 @@ def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
     return tuple(c for c in columns if c not in searched and len({str(s.rows[0].get(c)) for s in found}) > 1)
 
 
-def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective: str) -> list[str]:
+def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective: Objective) -> list[str]:
     """A line for each of many cards, by their size: on which of them it fits, and what is the largest that does."""
     cards = {search.rows[0]["device"] for search in found}
     if len(cards) < MANY:
@@ -407,7 +408,7 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
         lines.append(f"{name}  (calculated, not measured)")
         for search in searched:
             total, told = search.rows[0].get("device_total_bytes"), _largest_line(search, objective)
-            size = "" if total is None else readable(total)
+            size = "" if total is None else format_bytes(total)
             smallest = _smallest(search, objective)
             if search.largest(objective) is None and smallest is not None:
                 told += f"; the smallest, {search.say(smallest)}: {why(search.failing[smallest])}"
@@ -415,14 +416,14 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
     return lines
 
 
-def _lines(search: FrontierGroup, names: Sequence[str], objective: str, margin: Margin) -> list[str]:
+def _lines(search: FrontierGroup, names: Sequence[str], objective: Objective, margin: Margin) -> list[str]:
     row = search.rows[0]
     said = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
-    if row["device"] == "cpu" and "allocator" not in names:
+    if device_named(row["device"]).is_cpu and "allocator" not in names:
         said.append(f"allocator={row.get('allocator')}")
     said += [f"{name}={row.get(name)}" for name in names]
     said += _budget(next((each for each in search.rows if each.get("budget_bytes") is not None), row))
-    if row["kind"] == "calculated":
+    if row["kind"] == CALCULATED:
         said.append("(calculated, not measured)")
     lines = ["  ".join(said), f"  largest that fits:   {_largest_line(search, objective)}"]
     smallest = _smallest(search, objective)
@@ -432,7 +433,7 @@ def _lines(search: FrontierGroup, names: Sequence[str], objective: str, margin: 
     return [*lines, *(f"  {remark}" for remark in _remarks(search, objective))]
 
 
-def _margin_lines(search: FrontierGroup, objective: str, margin: Margin) -> list[str]:
+def _margin_lines(search: FrontierGroup, objective: Objective, margin: Margin) -> list[str]:
     """What fits with what is to be left, what that is made of, and what it does not cover."""
     if not margin.asked or not search.fitting:
         return []
@@ -443,7 +444,7 @@ def _margin_lines(search: FrontierGroup, objective: str, margin: Margin) -> list
     if left.at is None and left.silent:
         return [f"with a margin:       not known  ({made_of})"]
     said = search.say(left.at) if left.at else "none is known to fit"
-    lines = [f"with {readable(left.bytes)} left:  {said}  ({made_of})"]
+    lines = [f"with {format_bytes(left.bytes)} left:  {said}  ({made_of})"]
     larger = [f"{search.say(at)} ({', '.join(_not_told(terms))})" for at, terms in left.silent[:4]]
     lines += [f"  not told of:       {'; '.join(larger)}"] if larger else []
     beyond = outside(search.rows[0] if left.at is None else search.fitting[left.at], left.terms)
@@ -457,10 +458,10 @@ def _not_told(terms: Iterable[MarginTerm]) -> list[str]:
 def _budget(row: Row) -> list[str]:
     if row.get("budget_bytes") is None or row.get("budget_kind") == "guard":
         return []
-    return [f"budget {readable(row['budget_bytes'])} ({row['budget_kind']})"]
+    return [f"budget {format_bytes(row['budget_bytes'])} ({row['budget_kind']})"]
 
 
-def _largest_line(search: FrontierGroup, objective: str) -> str:
+def _largest_line(search: FrontierGroup, objective: Objective) -> str:
     largest = search.largest(objective)
     in_the_way = search.next_larger(largest)
     if largest is None:
@@ -468,14 +469,14 @@ def _largest_line(search: FrontierGroup, objective: str) -> str:
         return f"none fits; the smallest: {why(in_the_way)}" if in_the_way and smaller else "none fits"
     row = search.fitting[largest]
     said = search.say(largest)
-    counter = deciding_counter(row["device"])
+    counter = device_named(row["device"]).deciding_counter
     peak = row.get(f"peak_{counter}_bytes")
     if peak is not None:
-        said += f"  peak {readable(peak)} {counter}"
+        said += f"  peak {format_bytes(peak)} {counter}"
         said += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
     left, _ = headroom(row)
     if left is not None and row.get("budget_kind") != "guard":
-        said += f", {readable(left)} left"
+        said += f", {format_bytes(left)} left"
     if in_the_way is None:
         return f"{said}; nothing larger was tried"
     if in_the_way["fits"] is not False or in_the_way.get("flaky"):
@@ -483,14 +484,14 @@ def _largest_line(search: FrontierGroup, objective: str) -> str:
     return said
 
 
-def _smallest(search: FrontierGroup, objective: str) -> At | None:
+def _smallest(search: FrontierGroup, objective: Objective) -> At | None:
     """Of the points at the failing edge the one next to the largest that fits, else the smallest."""
     largest = search.largest(objective)
     beyond = [at for at in search.smallest_failing if largest is not None and _at_least(at, largest)]
     return min(beyond or search.smallest_failing, key=lambda at: (prod(at), at), default=None)
 
 
-def _remarks(search: FrontierGroup, objective: str) -> list[str]:
+def _remarks(search: FrontierGroup, objective: Objective) -> list[str]:
     largest, remarks = search.largest(objective), []
     others = [at for at in sorted(search.largest_fitting) if at != largest]
     if others:
@@ -532,13 +533,13 @@ def why(row: Row) -> str:
         whose = "host memory" if row["fits"] is None else "memory"
         said = f"out of {whose}{phase}"
         needs = row.get("needs_at_least_bytes")
-        wants = row.get("unlimited_peak_bytes") if row["kind"] == "calculated" else None
+        wants = row.get("unlimited_peak_bytes") if row["kind"] == CALCULATED else None
         if wants is not None:
-            said += f", would take {readable(wants)} {deciding_counter(row['device'])}"
+            said += f", would take {format_bytes(wants)} {device_named(row['device']).deciding_counter}"
             room = row.get("budget_bytes") or row.get("device_total_bytes")
             said += ", in segments for which there is no room" if room is not None and wants < room else ""
         elif needs is not None:
-            said += f", needs at least {readable(needs)}"
+            said += f", needs at least {format_bytes(needs)}"
         return f"{said}; a smaller batch would not help" if _is_of_any_batch(row) else said
     message = _message(row)
     return f"{row['status']}{phase}" + (f": {message}" if message else "")
@@ -563,5 +564,3 @@ def _is_of_any_batch(row: Row) -> bool:
 def _message(row: Row) -> str:
     parts = (row.get("error_type"), " ".join(str(row.get("error_message") or "").split()))
     return f"{': '.join(part for part in parts if part):.120}"
-
-

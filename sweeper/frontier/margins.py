@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners.outcome import CALCULATED_CPU, CPU, deciding_counter
+from runners.device import CALCULATED, MEASURED, device_named
 from runners.point import canonical
 
 Row = Mapping[str, Any]
 
 # By name, what rows of the same run tell. `unseen`: what a calculated device has beyond the measured peak.
-MEASURED = ("spread", "evaluation", "export", "longest_input", "others")
-CALCULATED = ("evaluation", "export", "longest_input", "unseen")
-WORDS = {"measured": MEASURED, "calculated": CALCULATED}
+OF_MEASURED = ("spread", "evaluation", "export", "longest_input", "others")
+OF_CALCULATED = ("evaluation", "export", "longest_input", "unseen")
+WORDS = {MEASURED: OF_MEASURED, CALCULATED: OF_CALCULATED}
 
 LONGEST = "limit"  # the inputs that reach the model's last position
 LONG = ("long", LONGEST)
@@ -45,11 +45,11 @@ class MarginTerm:
         return self.bytes is not None or self.fails
 
     def __str__(self) -> str:
-        from sweeper.units import readable
+        from sweeper.units import format_bytes
 
         if self.bytes is None:
             return f"{self.name} {'does not fit' if self.fails else f'not {self.source}'}"
-        return f"{self.name} {readable(self.bytes)} {self.source}{', in the peak already' if self.in_peak else ''}"
+        return f"{self.name} {format_bytes(self.bytes)} {self.source}{', in the peak already' if self.in_peak else ''}"
 
 
 def without(config: str, keys: Iterable[str]) -> str:
@@ -85,11 +85,10 @@ class RunContext:
 
     def calculated(self, row: Row) -> Row | None:
         """The row of the first calculated device that stands for the one that this was measured on."""
-        if row["kind"] == "calculated":
+        if row["kind"] == CALCULATED:
             return row
-        of_cpu = row["device"] == CPU
-        found = (each for each in self.like(row) if each["kind"] == "calculated")
-        return next((each for each in found if (each["device"] == CALCULATED_CPU) == of_cpu), None)
+        measured = device_named(row["device"])
+        return next((each for each in self.like(row) if device_named(each["device"]).stands_for(measured)), None)
 
     def fails(self, row: Row) -> bool:
         """Whether it failed, or is implied to by one that did."""
@@ -115,13 +114,13 @@ class Margin:
         if not isinstance(value, str):
             return MarginTerm(name=name, bytes=value, source="assumed")
         if name == "spread":
-            return MarginTerm(name=name, bytes=_spread(self.rows, counter), source="measured")
+            return MarginTerm(name=name, bytes=_spread(self.rows, counter), source=MEASURED)
         # On a calculated device nothing is measured, whatever was asked for, and the term says so.
-        source = "calculated" if row["kind"] == "calculated" else value
+        source = CALCULATED if row["kind"] == CALCULATED else value
         if name == "others":
             held = counter == "peak_used_bytes"  # which the driver counts, whoever uses it
             return MarginTerm(name=name, bytes=row.get("used_by_others_bytes"), source=source, in_peak=held)
-        base = row if source == "measured" else self.beside.calculated(row)
+        base = row if source == MEASURED else self.beside.calculated(row)
         if base is None or counter is None:
             return MarginTerm(name=name, bytes=None, source=source)
         if name == "unseen":
@@ -140,7 +139,7 @@ def _spread(rows: Iterable[Row], counter: str | None) -> int | None:
 def _unseen(row: Row, calculated: Row) -> int | None:
     """What is calculated beyond what was measured, of the same counter."""
     expected = calculated.get("unlimited_peak_bytes")
-    seen = row.get(f"peak_{deciding_counter(calculated['device'])}_bytes")
+    seen = row.get(f"peak_{device_named(calculated['device']).deciding_counter}_bytes")
     return None if expected is None or seen is None else max(0, expected - seen)
 
 
@@ -175,7 +174,7 @@ def _after_training(phase: str, row: Row, counter: str, source: str, beside: Run
 
 def _peak(row: Row, counter: str, source: str) -> int | None:
     """Of what passed; what is calculated has one as if nothing were refused, of the counter that decides there."""
-    if source == "calculated":
+    if source == CALCULATED:
         return row.get("unlimited_peak_bytes")
     return row.get(counter) if row["fits"] is True and not row.get("flaky") else None
 
@@ -183,11 +182,11 @@ def _peak(row: Row, counter: str, source: str) -> int | None:
 def _beyond(row: Row, phase: str, counter: str, source: str) -> int | None:
     if not row.get("beyond_training"):
         return None
-    device = row["device"]
-    if source == "calculated":
-        name = deciding_counter(device)
+    device = device_named(row["device"])
+    if source == CALCULATED:
+        name = device.deciding_counter
     elif counter == "budget_used_bytes":
-        name = {CPU: "address"}.get(device, "reserved")
+        name = device.budget_counter
     else:
         name = counter.removeprefix("peak_").removesuffix("_bytes")
     found: int | None = json.loads(row["beyond_training"]).get(phase, {}).get(name)
@@ -215,7 +214,7 @@ def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
     upto = told["longest_input"].upto if "longest_input" in told else config.get("context")
     if upto is not None and inputs.get("name") != LONGEST:
         found.append(f"inputs longer than {upto}")
-    if row["device"] not in (CPU, CALCULATED_CPU):
+    if not device_named(row["device"]).is_host:
         found.append("what others put on the device later")
     return found
 

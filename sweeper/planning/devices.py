@@ -6,14 +6,16 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from runners.device import SIM, Device
 from runners.meters import cpu
 from runners.simulation.allocator import Settings
 from sweeper.cards import ALL, Cards
 from sweeper.errors import Mistake
-from sweeper.plan import Device, did_you_mean, typed
+from sweeper.plan import did_you_mean, typed
 
 # What a kernel driver leaves in /dev where there is a GPU to ask for (NVIDIA, AMD, either of them under WSL). Without
 # one, nobody waits two seconds for torch to say that there is none.
@@ -22,7 +24,6 @@ FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
 # What moves memory on CUDA and is not imitated: a figure would not have it.
 UNFOLLOWED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # of the allocator, as torch reads them
-SIM = "sim:"  # how a device is called that is calculated, before the name of its card
 
 Answer = Callable[[], Mapping[str, Any]]  # what runners.probe says, asked for devices
 
@@ -95,12 +96,12 @@ def _sim(card: str, cards: Cards) -> list[Device]:
         Settings.parse(settings)
     except ValueError as error:
         raise Mistake(f"devices=sim:{card}: {error}") from None
-    described = {**found, "settings": settings}
-    return [Device(name=f"{SIM}{card}", kind="sim", total_bytes=found["total_bytes"], card=described)]
+    described = replace(found, settings=settings)
+    return [Device(name=f"{SIM}{card}", total_bytes=found.total_bytes, card=described)]
 
 
 def _cpu() -> Device:
-    return Device(name="cpu", kind="cpu", total_bytes=cpu.total_memory_bytes())
+    return Device(name="cpu", total_bytes=cpu.total_memory_bytes())
 
 
 def _cuda(name: str, answer: Mapping[str, Any]) -> Device:
@@ -108,13 +109,12 @@ def _cuda(name: str, answer: Mapping[str, Any]) -> Device:
     parts = name.split("+")
     for part in parts:
         if part not in by_name:
-            return Device(name=name, kind="cuda", unavailable=_why_not(part, by_name, answer))
+            return Device(name=name, unavailable=_why_not(part, by_name, answer))
     gpus = [by_name[part] for part in parts]
     uuids = [gpu["uuid"] for gpu in gpus]
     return Device(
         name=name,
-        kind="cuda",
-        uuid=None if None in uuids else "+".join(uuids),
+        uuids=() if None in uuids else tuple(uuids),
         total_bytes=min(gpu["total_bytes"] for gpu in gpus),
     )
 

@@ -48,6 +48,7 @@ from sweeper.cards import CONF, Cards
 from sweeper.designs.frontier import DESIGNS, NOTHING
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
+from sweeper.objective import Objective
 from sweeper.plan import (
     LISTS,
     RUN_KEYS,
@@ -821,11 +822,9 @@ def _raw(config: DictConfig, key: str) -> Any:
     return OmegaConf.to_container(config[key], resolve=False)
 
 
-def _check_objective(objective: str, points: Sequence[Point]) -> None:
+def _check_objective(objective: Objective, points: Sequence[Point]) -> None:
     """A key that no point has would make every point equally large."""
-    for key in re.findall(r"[A-Za-z_][\w.]*", objective):
-        if key == "tokens":
-            continue
+    for key in objective.keys:
         values = [value for point in points if (value := point.get(key)) is not None]
         if not values:
             raise Mistake(f"objective={objective}: no point has {key}; name tokens, or keys such as batch and context")

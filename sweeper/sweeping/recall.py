@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from runners import launch_command
+from runners.device import Card, Device
 from runners.fingerprint import code_names
 from runners.outcome import Outcome
 from runners.point import Attempt, Point, canonical
 from sweeper.errors import Mistake
-from sweeper.plan import Device
 
 DESCRIBES = ("sources", "price_per_hour", "bandwidth_bytes_per_s")  # of a card, and moves no memory
 
@@ -41,11 +41,11 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
 
 def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device) -> str | None:
     """The first thing that is not as it was, with both values; None if the outcome can be recalled."""
-    was: dict[str, Any] = {**(then.identity or {}), "the device's UUID": then.device_uuid}
+    was: dict[str, Any] = {**(then.identity or {}), "the device's UUID": then.device.uuid}
     present: dict[str, Any] = {**now.identity, "the device's UUID": device.uuid}
-    if device.card is not None and then.card is not None:
-        was |= {f"the card's {key}": value for key, value in then.card.items() if key not in DESCRIBES}
-        present |= {f"the card's {key}": value for key, value in device.card.items() if key not in DESCRIBES}
+    if device.card is not None and then.device.card is not None:
+        was |= _card(then.device.card)
+        present |= _card(device.card)
     code = outcome.environment.get("workload_code")
     if code is not None:  # an attempt that did not come as far as its workload says nothing of its code
         names = code_names(then.point)
@@ -55,6 +55,11 @@ def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device
         if value != present.get(what):
             return f"{what} was {_said(value)} when it was measured, and is {_said(present.get(what))} now"
     return None
+
+
+def _card(card: Card) -> dict[str, Any]:
+    """What of a card decides what is calculated with it, by how a person would call it."""
+    return {f"the card's {key}": value for key, value in card.to_json().items() if key not in DESCRIBES}
 
 
 def _said(value: Any) -> str:

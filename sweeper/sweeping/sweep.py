@@ -18,14 +18,15 @@ from typing import Any
 
 import sweeper
 from runners import journal
+from runners.device import Device
 from runners.engines.local import EngineFailed, Local
 from runners.fingerprint import code_names
-from runners.outcome import CALCULATED_CPU, Outcome, Status, outcome_of
+from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, CalculatedPeaks, Design, answer, grows, searched
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
-from sweeper.plan import Device, Dimension, Plan, PlannedPoint
+from sweeper.plan import Dimension, Plan, PlannedPoint
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, difference
 from sweeper.tables.run_tables import Tables
@@ -74,7 +75,8 @@ class Sweep:
         self.order = 0
         self.planned = self.tables.pairs()  # by runs before this one
         self.asked: set[tuple[str, str]] = set()  # by this one
-        self.calculated = {device.name: dict[str, tuple[Point, int]]() for device in plan.devices if device.card}
+        calculated = (device.name for device in plan.devices if device.is_calculated)
+        self.calculated = {name: dict[str, tuple[Point, int]]() for name in calculated}
         self.lanes = [Lane(device, self._design_for(device)) for device in plan.devices]
         self.cwd = os.getcwd()
 
@@ -110,7 +112,7 @@ class Sweep:
 
     def _write_plan(self, first: Sequence[list[PlannedPoint]]) -> None:
         plan = self.plan
-        keys = asdict(plan.run)
+        keys = {**asdict(plan.run), "objective": str(plan.run.objective)}
         self._plan_line(
             kind="run",
             format=1,
@@ -129,7 +131,7 @@ class Sweep:
             self._plan_line(
                 kind="device",
                 name=device.name,
-                device_kind=device.kind,
+                device_kind=device.type,
                 uuid=device.uuid,
                 total_bytes=device.total_bytes,
                 unavailable=device.unavailable,
@@ -173,7 +175,7 @@ class Sweep:
 
     def _measure(self) -> None:
         measurable = [lane for lane in self.lanes if lane.device.unavailable is None]
-        measuring = [lane for lane in measurable if lane.device.card is None]
+        measuring = [lane for lane in measurable if not lane.device.is_calculated]
         engine = Local(self.plan.run.python, max(1, len(measuring)), wake=self.signals.descriptor)
         try:
             while not self.signals.caught:
@@ -191,10 +193,10 @@ class Sweep:
     def _turn(self, lane: Lane) -> bool:
         """Whether the lane may measure now: on cpu only when no other lane does, unless parallel=true; and where it
         begins to look by what is calculated beside it, only when that is known."""
-        like = None if lane.device.card is not None else self._like(lane.device)
+        like = None if lane.device.is_calculated else self._like(lane.device)
         if like is not None and any(other.device is like and not other.done for other in self.lanes):
             return False
-        if self.plan.run.parallel or lane.device.kind != "cpu":
+        if self.plan.run.parallel or not lane.device.is_cpu:
             return True
         return all(other.done for other in self.lanes if other is not lane and other.device.unavailable is None)
 
@@ -222,7 +224,7 @@ class Sweep:
             if attempt.warm and point.id in lane.copied:
                 engine.renew(lane.seat)
                 lane.copied.clear()
-            if attempt.card is None:
+            if not attempt.device.is_calculated:
                 lane.copied.add(point.id)
             folder = self.run_folder.attempt_folder(attempt)
             self.run_folder.check()
@@ -235,9 +237,9 @@ class Sweep:
     def _seat(self, lane: Lane, attempt: Attempt) -> str | None:
         """The engine's lane for it. Those that calculate share as many as there are cores, whatever their cards; and a
         point that is being followed is waited for, since what was followed serves every card of an architecture."""
-        if attempt.card is None:
+        if not attempt.device.is_calculated:
             return lane.device.name
-        calculating = [other for other in self.lanes if other.under_way is not None and other.device.card is not None]
+        calculating = [other for other in self.lanes if other.under_way is not None and other.device.is_calculated]
         taken = {other.seat for other in calculating}
         if attempt.followed in {other.under_way.followed for other in calculating if other.under_way is not None}:
             return None
@@ -257,7 +259,7 @@ class Sweep:
         if the last was measured in other surroundings, unless resume=anew measures again beside it.
         """
         number, answers, changed = 1, [], None
-        for folder in self.run_folder.attempts(asked.point, device.name):
+        for folder in self.run_folder.attempts(asked.point, device):
             number += 1
             if folder.settled() is None:
                 continue
@@ -277,17 +279,15 @@ class Sweep:
     def _attempt(self, point: Point, device: Device, number: int) -> Attempt:
         return Attempt(
             point=point,
-            device=device.name,
+            device=device,
             number=number,
-            device_uuid=device.uuid,
             environ=environ_of(point, device),
             cwd=self.cwd,
             heartbeat=self.plan.run.heartbeat,
             trace=self.plan.run.trace == "on_failure",
             identity=self.surroundings.identity,
-            card=device.card,
             followed=self._followed(point, device),
-            locks=() if self.plan.run.parallel and device.kind == "cpu" else _locks(device),
+            locks=() if self.plan.run.parallel and device.is_cpu else _locks(device),
         )
 
     def _followed(self, point: Point, device: Device) -> str | None:
@@ -295,7 +295,7 @@ class Sweep:
         if device.card is None:
             return None
         code = self.surroundings.code.get(canonical(code_names(point)))
-        agree = (device.card["vendor"], device.card["architecture"], dict(self.surroundings.identity), code)
+        agree = (device.card.vendor, device.card.architecture, dict(self.surroundings.identity), code)
         return str(self.run_folder.followed(point, canonical(agree)))
 
     def _hear(self, engine: Local, timeout: float | None = 1.0) -> None:
@@ -317,16 +317,14 @@ class Sweep:
 
     def _like(self, device: Device) -> Device | None:
         """The calculated device of this sweep that stands for a measured one."""
-        of_cpu = device.kind == "cpu"
-        calculated = (each for each in self.plan.devices if each.card is not None)
-        return next((each for each in calculated if (each.name == CALCULATED_CPU) == of_cpu), None)
+        return next((each for each in self.plan.devices if each.stands_for(device)), None)
 
     def _design_for(self, device: Device) -> Design:
         earlier = self.tables.tried(device.name) if searched(self.plan) else []
         return DESIGNS[self.plan.design](self.plan, self._calculated_for(device), earlier)
 
     def _calculated_for(self, device: Device) -> CalculatedPeaks:
-        if device.card is not None:
+        if device.is_calculated:
             return CalculatedPeaks(itself=True)
         like = self._like(device)
         if like is None:
@@ -381,10 +379,10 @@ def _as_line(dimension: Dimension) -> dict[str, Any]:
 def environ_of(point: Point, device: Device) -> dict[str, str | None]:
     """What is set in the measured process's environment before its interpreter starts, and recorded with it."""
     environ: dict[str, str | None] = {}
-    if device.kind in ("cpu", "sim"):
+    if device.is_cpu or device.is_calculated:
         environ["CUDA_VISIBLE_DEVICES"] = ""  # code that says plain `cuda` cannot land on a device nobody asked for
-    elif device.uuid is not None:
-        environ["CUDA_VISIBLE_DEVICES"] = device.uuid.replace("+", ",")  # of several at once the UUIDs are joined
+    elif device.uuids:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuids)
     # Threads that wait spinning take the cores of whoever else is measured: 3-22 s instead of 1.1-2.4 s for one point.
     if "OMP_WAIT_POLICY" not in os.environ:
         environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -407,11 +405,11 @@ def _outcome(attempt: Attempt, folder: AttemptFolder) -> Outcome:
 def _locks(device: Device) -> tuple[str, ...]:
     """One file per device of this machine, for every sweep of this user: one attempt at a time on a device. None of
     one that is calculated, which is no thing that could be in use."""
-    if device.card is not None:
+    if device.is_calculated:
         return ()
     folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    names = (device.uuid or device.name).split("+")
+    names = device.uuids or device.parts
     return tuple(str(folder / f"{name.replace('/', '-').replace(':', '-')}.lock") for name in names)
 
 

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from runners import journal
+from runners.device import device_named
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper import columns as schema
@@ -36,6 +37,7 @@ from sweeper.columns import Column, EstimatedTerm, MeasuredPhase, PlannedRow, Se
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
+from sweeper.objective import TOKENS, Objective
 from sweeper.tables.loss_check import Trained, compared, trained
 
 if TYPE_CHECKING:
@@ -103,7 +105,7 @@ class Tables:
     def __init__(self, folder: str | Path, unsettled: bool = True) -> None:
         """`unsettled`: an attempt without its supervisor's last word is `lost`; else left out, it may be running."""
         self.folder = Path(folder).absolute()
-        self.objective = "tokens"
+        self.objective = TOKENS
         self.quality: Mapping[str, Any] | None = None  # how it is compared, as the first run here that did fixed it
         self.margin: Mapping[str, int | str] = {}
         self.searched: list[SearchedValues] = []  # in intervals
@@ -132,7 +134,8 @@ class Tables:
         kind = line["kind"]
         if kind == "run":
             keys = line.get("keys") or {}
-            self.objective = keys.get("objective") or self.objective
+            if keys.get("objective"):
+                self.objective = Objective.parse(keys["objective"])
             self.quality = self.quality or keys.get("quality")
             self.margin = keys.get("margin") or self.margin
             for dimension in line.get("dimensions") or ():
@@ -153,15 +156,15 @@ class Tables:
     def settled(self, attempt: Attempt, outcome: Outcome) -> None:
         """An attempt that ended. One that is known already is not counted twice."""
         id = attempt.point.id
-        key = (id, attempt.device)
+        key = (id, attempt.device.name)
         made = self._made[key]
         if any(known.number == attempt.number for known in made):
             return
         if self._row_of(*key) is None:
-            self._ask(id, attempt.point, attempt.device, {})
+            self._ask(id, attempt.point, attempt.device.name, {})
         environment = self._environment(outcome.environment)
         made.append(AttemptRow(attempt.number, len(self._results), outcome.fits, environment))
-        self._learnt(trained(attempt.device, attempt.point, outcome))
+        self._learnt(trained(attempt.device.name, attempt.point, outcome))
         self._results.add(SettledAttempt(attempt, outcome, environment))
         for position, phase in enumerate(outcome.phases):
             self._phases.add(MeasuredPhase(id, attempt, position, phase))
@@ -633,7 +636,7 @@ def _behind(folder: Path, found: Mapping[str, pa.Table]) -> str | None:
 @cache
 def _on_disk(device: str) -> str:
     """A device's name as it stands in the name of an attempt's folder."""
-    return Attempt(point=Point(values={}), device=device).name.partition(".")[2].rpartition(".")[0]
+    return Attempt(point=Point(values={}), device=device_named(device)).name.partition(".")[2].rpartition(".")[0]
 
 
 def _terms(values: Mapping[str, Any]) -> Sequence[Any]:

@@ -12,15 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from runners import journal
+from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
-from runners.outcome import deciding_counter
 from sweeper import columns
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, groups_of, why
 from sweeper.frontier.open_values import searched_in
+from sweeper.objective import Objective
 from sweeper.quality import SAME
 from sweeper.tables import run_tables
-from sweeper.units import readable
+from sweeper.units import format_bytes
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),
@@ -52,14 +53,14 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
     """Everything on the sheet, as JSON has it: bytes are bytes, what is not known is null."""
     found = run_tables.read(folder)
     keys = _keys(folder)
-    objective, margin = keys.get("objective") or "tokens", keys.get("margin") or {}
+    objective, margin = Objective.parse(keys.get("objective") or "tokens"), keys.get("margin") or {}
     points = found["points"]
     swept = [name for name in points.column_names if name not in columns.FIXED]
     lines = (line for line in journal.read(folder / "plan.jsonl") if line["kind"] == "searched")
     searched = [searched_in(line) for line in lines]
     rows = points.select([*NEEDS, *swept]).to_pylist()
-    measured = [row for row in rows if row["kind"] == "measured"]
-    calculated = [row for row in rows if row["kind"] == "calculated"]
+    measured = [row for row in rows if row["kind"] == MEASURED]
+    calculated = [row for row in rows if row["kind"] == CALCULATED]
     edges = [_plain(edge) for edge in found["frontier"].to_pylist()]
     return {
         "run": folder.name,
@@ -68,7 +69,7 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
         "tables": [str((folder / f"{name}.parquet").absolute()) for name in columns.TABLES],
         "observed": {
             "points": _statuses(measured),
-            "frontier": [edge for edge in edges if edge["kind"] == "measured"],
+            "frontier": [edge for edge in edges if edge["kind"] == MEASURED],
             "frontier_text": frontier_text(measured, objective, margin, rows, searched),
             "loads": [_load(chosen, found) for chosen in _loads(measured, objective)],
             "smaller_peaks": list(_smaller_peaks(points, swept)),
@@ -76,7 +77,7 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
         "calculated": {
             "estimates": _estimates(found["estimates"], points, swept),
             "points": _statuses(calculated),
-            "frontier": [edge for edge in edges if edge["kind"] == "calculated"],
+            "frontier": [edge for edge in edges if edge["kind"] == CALCULATED],
             "frontier_text": frontier_text(calculated, objective, margin, rows, searched),
         },
         "assumed": [*_assumed(found["estimates"], rows), *_not_assessed(points)],
@@ -102,7 +103,7 @@ def _statuses(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return {device: dict(count) for device, count in counts.items()}
 
 
-def _loads(rows: Sequence[Row], objective: str) -> Iterator[dict[str, Any]]:
+def _loads(rows: Sequence[Row], objective: Objective) -> Iterator[dict[str, Any]]:
     """What a decision looks at, of each search: the largest that fits, the next that does not, the largest tried."""
     for search in groups_of(rows):
         seen: dict[str, tuple[str, Row]] = {}
@@ -157,7 +158,7 @@ def _smaller_peaks(points: pa.Table, swept: Sequence[str]) -> Iterator[dict[str,
     known = {(row["point_id"], row["device"]): row for row in rows}
     for row in rows:
         reference = known.get((row["quality_reference"], row["device"]))
-        counter = f"peak_{deciding_counter(row['device'])}_bytes"
+        counter = f"peak_{device_named(row['device']).deciding_counter}_bytes"
         if reference is None or {row["status"], reference["status"]} != {"ok"}:
             continue
         if row[counter] is None or reference[counter] is None or row[counter] >= reference[counter]:
@@ -216,7 +217,7 @@ def _assumed(estimates: pa.Table, rows: Sequence[Row]) -> list[str]:
         said.append("a limit of the data segment (RLIMIT_DATA) stands for a smaller memory: file pages are not in it")
     if "allocator" in kinds:
         said.append("a limit of the caching allocator stands for a smaller device: context and libraries are not in it")
-    if any(row["kind"] == "calculated" for row in rows):
+    if any(row["kind"] == CALCULATED for row in rows):
         said.append("calculated devices follow the workload without data: the imitated allocator decides what fits")
     said.append("other inputs, library versions and neighbours on the device than those recorded were not tried")
     return said
@@ -275,7 +276,7 @@ def _bought_line(smaller: Mapping[str, Any]) -> str:
     at, than = (
         " ".join(f"{key}={value}" for key, value in each["at"].items()) for each in (smaller, smaller["reference"])
     )
-    peaks = " against ".join(map(readable, smaller["peak_bytes"]))
+    peaks = " against ".join(map(format_bytes, smaller["peak_bytes"]))
     verdict = smaller["quality_verdict"]
     if smaller["quality_because"]:
         said = f"{verdict}: {smaller['quality_because']}"
@@ -286,12 +287,12 @@ def _bought_line(smaller: Mapping[str, Any]) -> str:
 
 
 def _exact(count: int) -> str:
-    return f"{readable(count):>12}  ({count:,} bytes)"
+    return f"{format_bytes(count):>12}  ({count:,} bytes)"
 
 
 def _estimate_lines(estimates: Sequence[Mapping[str, Any]]) -> list[str]:
     shown = [
-        f"{term['term']} of {term['model']} ({term['workload']}, {term['dtype']}): {readable(term['bytes'])} "
+        f"{term['term']} of {term['model']} ({term['workload']}, {term['dtype']}): {format_bytes(term['bytes'])} "
         f"({term['bytes']:,} bytes) = {term['formula']}"
         for term in estimates[:MOST_LOADS]
     ]
@@ -304,6 +305,6 @@ def _environment_line(record: Mapping[str, Any]) -> str:
     said = [str(record[name]) for name in ("host", "system", "device_name", "device_uuid") if record.get(name)]
     said += [f"{name} {record[name]}" for name in named if record.get(name)]
     if record.get("device_total_bytes"):
-        said.append(f"device memory {readable(record['device_total_bytes'])}")
+        said.append(f"device memory {format_bytes(record['device_total_bytes'])}")
     said += [str(record[name]) for name in ("libraries", "variables") if record.get(name)]
     return ", ".join(said)

@@ -7,10 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from runners.device import CALCULATED, MEASURED
 from sweeper import columns as schema
 from sweeper.effects.families import (
-    CALCULATED,
-    MEASURED,
     NEEDS,
     NEEDS_OF_PHASES,
     PEAKS,
@@ -29,7 +28,7 @@ from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NAMED, Row
 from sweeper.tables import run_tables
-from sweeper.units import readable
+from sweeper.units import format_bytes
 from sweeper.views import pictures
 
 LONGEST = 24  # steps on the screen; --json has them all
@@ -255,7 +254,7 @@ def _fit_lines(family: Mapping[str, Any]) -> list[str]:
     body = [
         [
             fit["phase"],
-            *("-" if (cost := fit[f"{term}_bytes"]) is None else readable(round(cost)) for term in terms),
+            *("-" if (cost := fit[f"{term}_bytes"]) is None else format_bytes(round(cost)) for term in terms),
             "not known" if fit["worst_residual"] is None else f"{fit['worst_residual']:.2%}",
             _fitted_to(fit, family["range"]),
         ]
@@ -295,18 +294,18 @@ def _fitted_to(fit: Mapping[str, Any], everywhere: Mapping[str, Sequence[int]]) 
 def _peak_lines(family: Mapping[str, Any]) -> list[str]:
     largest = family["largest"]
     at = _say({name: largest[name] for name in SIZE})
-    peak = f"{readable(largest['peak_bytes'])}, in {largest['peak_phase']} ({largest['kind']})"
+    peak = f"{format_bytes(largest['peak_bytes'])}, in {largest['peak_phase']} ({largest['kind']})"
     lines = ["  THE PEAK", f"    at {at}, the largest that passed, it is {peak}"]
     costs = largest["costs"]
     sample = f"sample of {largest['context']} tokens"
     told = [(sample, costs["one_more_sample_bytes"]), ("token in one sample", costs["one_more_token_bytes"])]
-    more = [f"one more {what} costs {readable(round(cost))}" for what, cost in told if cost is not None]
+    more = [f"one more {what} costs {format_bytes(round(cost))}" for what, cost in told if cost is not None]
     if more:
         lines.append(f"    there {', '.join(more)}")
         lines.append(f"    (calculated: the fit of {largest['peak_phase']}, {_error(costs)})")
     token, logits = costs["one_more_token_bytes"], costs["logits_of_a_token_bytes"]
     if token is not None and logits:
-        copies = f"{token / logits:.1f} times its logits, {readable(logits)}"
+        copies = f"{token / logits:.1f} times its logits, {format_bytes(logits)}"
         lines.append(f"    a token costs {copies} (calculated from vocab_size)")
     found = {(line["along"], _say(line["at"])): line["phases"] for line in family["peak_phases"]}
     if len(phases := {reign["phase"] for reigns in found.values() for reign in reigns}) == 1 < len(found):
@@ -334,14 +333,14 @@ def _lever_lines(family: Mapping[str, Any]) -> list[str]:
     if not largest["levers"]:
         return [*lines, "    not known: nothing tells fixed costs from the rest"]
     for share in largest["levers"]:
-        part = f"{share['share']:4.0%}  {share['of']:<11}  {readable(share['bytes'])}"
+        part = f"{share['share']:4.0%}  {share['of']:<11}  {format_bytes(share['bytes'])}"
         lines += [f"    {part} ({share['kind']}: {share['known_by']})"]
         lines += [f"          {share['lever']}"]
     lines.append("    what each would bring: experiment=training_levers or generation_levers calculates it for a card")
     held = largest["held_when_a_warm_pass_begins_bytes"]
     if held is not None:
         part = f" = {held / largest['peak_bytes']:.0%} of the peak" if largest["peak_bytes"] else ""
-        lines.append(f"    held when a warm pass begins: {readable(held)}{part} ({largest['kind']})")
+        lines.append(f"    held when a warm pass begins: {format_bytes(held)}{part} ({largest['kind']})")
     return lines
 
 
@@ -352,12 +351,12 @@ def _at_lines(found: Mapping[str, Any]) -> list[str]:
         reasons = dict.fromkeys(phase["because"] for phase in found["phases"])
         return [*lines, f"    not known: {'; '.join(reasons)}"]
     least = "at least " if found["is_a_lower_bound"] else ""
-    lines.append(f"    the peak is {least}{readable(found['peak_bytes'])}, in {found['peak_phase']} (calculated)")
+    lines.append(f"    the peak is {least}{format_bytes(found['peak_bytes'])}, in {found['peak_phase']} (calculated)")
     if found["measured_peak_bytes"] is not None:
-        lines.append(f"    measured there: {readable(found['measured_peak_bytes'])}")
+        lines.append(f"    measured there: {format_bytes(found['measured_peak_bytes'])}")
     known = [phase for phase in found["phases"] if phase["bytes"] is not None]
     highest = sorted(known, key=lambda phase: -phase["bytes"])[:HIGHEST]
-    lines.append("    highest: " + ", ".join(f"{phase['phase']} {readable(phase['bytes'])}" for phase in highest))
+    lines.append("    highest: " + ", ".join(f"{phase['phase']} {format_bytes(phase['bytes'])}" for phase in highest))
     return lines + _reason_lines("not known of", found["phases"], "because")
 
 
@@ -381,4 +380,4 @@ def _say(values: Mapping[str, Any]) -> str:
 
 
 def _signed(count: int) -> str:
-    return ("-" if count < 0 else "+") + readable(abs(count))
+    return ("-" if count < 0 else "+") + format_bytes(abs(count))

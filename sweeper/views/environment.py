@@ -14,7 +14,7 @@ from sweeper import __version__
 from sweeper.errors import Mistake
 from sweeper.plan import interpreter
 from sweeper.planning.probes import Probes
-from sweeper.units import GIB, hundredths
+from sweeper.units import format_bytes
 
 # Said wherever CUDA is offered, until tests/gpu has passed on a GPU (`make test-gpu`).
 CUDA_UNPROVEN = (
@@ -174,7 +174,7 @@ def _device_lines(device: Mapping[str, Any]) -> Iterator[str]:
         return
     told = [device["name"] or "no name"]
     if device["total_bytes"] is not None:
-        told.append(f"{hundredths(device['total_bytes'], GIB)} GiB")
+        told.append(format_bytes(device["total_bytes"]))
     if device.get("idle") is not None:
         told.append("idle" if device["idle"] else "in use")
     if device.get("uuid"):
@@ -184,8 +184,8 @@ def _device_lines(device: Mapping[str, Any]) -> Iterator[str]:
     for counter, why in device.get("lacking", {}).items():
         yield _wrapped("", f"{counter}: {why}")
     if device.get("guard_bytes") is not None:
-        guard = hundredths(device["guard_bytes"], GIB)
-        yield _wrapped("", f"without a budget a point may take {guard} GiB now: what is available, less a reserve")
+        guard = format_bytes(device["guard_bytes"])
+        yield _wrapped("", f"without a budget a point may take {guard} now: what is available, less a reserve")
 
 
 def _wrapped(name: str, told: str) -> str:

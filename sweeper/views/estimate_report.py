@@ -8,15 +8,16 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from runners.device import CALCULATED, MEASURED
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs.frontier import DESIGNS, NOTHING
 from sweeper.errors import Mistake
-from sweeper.estimates.comparison import CALCULATED, MEASURED, NEEDS, Deviation, Figure, PointComparison, comparisons
+from sweeper.estimates.comparison import NEEDS, Deviation, Figure, PointComparison, comparisons
 from sweeper.estimates.estimate import Estimate, estimate
 from sweeper.estimates.memory_terms import MOMENTS
 from sweeper.plan import Plan, PlannedPoint, typed
 from sweeper.run_folder import POINTS
-from sweeper.units import amounts, counted
+from sweeper.units import format_both, format_count
 
 Group = tuple[Estimate, list[Point]]  # points with one and the same estimate
 
@@ -50,7 +51,7 @@ def _measured(plan: Plan, points: Iterable[Point]) -> set[tuple[str, str]]:
         (point.id, device.name)
         for point in points
         for device in plan.devices
-        if _has_ended(folder, Attempt(point=point, device=device.name))
+        if _has_ended(folder, Attempt(point=point, device=device))
     }
 
 
@@ -78,7 +79,7 @@ def _plan_lines(plan: Plan, asked: Sequence[PlannedPoint], done: Set[tuple[str, 
     names = [device.name for device in plan.devices]
     measured = sum((each.point.id, name) in done for each in asked for name in names)
     yield (
-        f"plan: {counted(len(asked), 'point')} x {counted(len(names), 'device')} ({', '.join(names)}),"
+        f"plan: {format_count(len(asked), 'point')} x {format_count(len(names), 'device')} ({', '.join(names)}),"
         f" design {plan.design}, {measured} of {len(asked) * len(names)} measured already"
     )
     yield from (
@@ -105,7 +106,7 @@ def _estimate_lines(plan: Plan, groups: Sequence[Group]) -> Iterator[str]:
         heading = [key for key in dict.fromkeys([*FAMILY, *shared]) if points[0].get(key) is not None]
         largest, of_it = max(family, key=lambda group: _size(group[0]))
         yield ""
-        yield f"estimate: {_told(points[0], heading)} ({counted(len(points), 'point')})"
+        yield f"estimate: {_told(points[0], heading)} ({format_count(len(points), 'point')})"
         if len(family) > 1:
             yield f"  {_told(of_it[0], differing)}, the largest:"
         yield from (f"  {line}" for line in _lines(largest))
@@ -133,10 +134,10 @@ def _size(found: Estimate) -> tuple[int, int]:
 def _at_least_lines(family: Sequence[Group], differing: Sequence[str]) -> Iterator[str]:
     """Points with one estimate together, told by the first of them."""
     for found, points in family:
-        more = f" and {counted(len(points) - 1, 'point')} alike" if len(points) > 1 else ""
+        more = f" and {format_count(len(points) - 1, 'point')} alike" if len(points) > 1 else ""
         if found.at_least is not None:
             moment, count = found.at_least
-            yield f"{_told(points[0], differing)}{more}: {amounts(count)}, in {moment}"
+            yield f"{_told(points[0], differing)}{more}: {format_both(count)}, in {moment}"
 
 
 def _plan_as_json(
@@ -148,7 +149,7 @@ def _plan_as_json(
     return {
         "design": plan.design,
         "devices": [
-            {"device": device.name, "kind": device.kind, "unavailable": device.unavailable} for device in plan.devices
+            {"device": device.name, "kind": device.type, "unavailable": device.unavailable} for device in plan.devices
         ],
         "points": [
             {
@@ -216,7 +217,7 @@ def _run_lines(
     differing = [key for key in keys if len({canonical(values.get(key)) for values in at.values()}) > 1]
     shared = [key for key in ("model", "workload", "dtype", "batch", "context") if key in keys and key not in differing]
     first: Mapping[str, Any] = next(iter(at.values()), {})
-    yield f"{run}: {counted(len(every), 'point')}, {' '.join(f'{key}={typed(first[key])}' for key in shared)}"
+    yield f"{run}: {format_count(len(every), 'point')}, {' '.join(f'{key}={typed(first[key])}' for key in shared)}"
     yield from (f"  {device} is {name}" for device, name in devices.items() if name)
     for each in every[:LISTED]:
         yield ""
@@ -237,7 +238,7 @@ def _row(figure: Figure, errors: Sequence[Deviation]) -> tuple[str, ...]:
         if error.of == figure
     ]
     note = [] if figure.note is None else [f"({figure.note})"]
-    return figure.kind, figure.device or "", figure.counter, amounts(figure.bytes), "; ".join([*note, *said])
+    return figure.kind, figure.device or "", figure.counter, format_both(figure.bytes), "; ".join([*note, *said])
 
 
 def _percent(error: Deviation) -> str:
@@ -292,7 +293,7 @@ def _joined_as_json(each: PointComparison, at: Mapping[str, Mapping[str, Any]]) 
 def _lines(found: Estimate) -> Iterator[str]:
     width = max(10, *(len(term.term) for term in found.terms), 0)
     for term in found.terms:
-        yield f"{term.term:<{width}} {amounts(term.bytes)}"
+        yield f"{term.term:<{width}} {format_both(term.bytes)}"
         yield f"{'':<{width}} = {term.formula}"
         yield f"{'':<{width}} assumed: {term.assumption}"
         yield f"{'':<{width}} source: {term.source}"
@@ -301,8 +302,8 @@ def _lines(found: Estimate) -> Iterator[str]:
         if len(found.together) > 1:
             yield "alive together:"
             for moment, held in found.together.items():
-                yield f"  {moment:<{width - 2}} {amounts(held)}, {MOMENTS[moment]}"
-        yield f"{'at least':<{width}} {amounts(count)}, {MOMENTS[highest]}"
+                yield f"  {moment:<{width - 2}} {format_both(held)}, {MOMENTS[moment]}"
+        yield f"{'at least':<{width}} {format_both(count)}, {MOMENTS[highest]}"
     yield from found.not_estimated
 
 

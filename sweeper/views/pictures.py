@@ -11,9 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sweeper.effects.families import CALCULATED, SIZE, Family, PeakRange, PhaseKey, title
+from sweeper.effects.families import SIZE, Family, PeakRange, PhaseKey, title
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
+from sweeper.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +23,6 @@ FORMATS = (".png", ".svg", ".pdf")
 MOST_FAMILIES = 4  # a row of panels for each
 MOST_PHASES = 6  # with a colour of their own; of the lower ones nobody decides
 STEPS = 60  # of a curve
-MIB = 2**20
 GREY, BAND = "#8a8a8a", "#f0e442"
 ACROSS = ("data", "axes fraction")
 # Okabe and Ito's, which are told apart by those who do not see all colours.
@@ -87,7 +87,7 @@ def _lines(family: Family) -> list[Line]:
 
 def _title(family: Family, families: Sequence[Family], line: Line) -> str:
     fixed = f"{SIZE[1 - SIZE.index(line.along)]}={line.at}"
-    kind = "calculated" if family.rows[0]["kind"] == CALCULATED else "measured"
+    kind = family.rows[0]["kind"]
     said = f"peaks of {family.counter} at {fixed}: marks {kind}, dashed calculated"
     return "  ".join(title(family, families)) + "\n" + said
 

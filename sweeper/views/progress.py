@@ -15,8 +15,8 @@ from runners.outcome import Outcome, Status
 from runners.point import Point
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
+from sweeper.units import format_bytes, format_seconds
 
-GIB = 2**30
 SAYS = {
     Status.OK: "fits",
     Status.OOM: "out of memory",
@@ -129,7 +129,7 @@ class TerminalShow(Show):
         words += [f"{name}, {now - since:.0f} s" for name, since in self._under_way.values()]
         left = self._total - self._done
         if self._seconds and left:
-            words.append(f"about {_duration(left * sum(self._seconds) / len(self._seconds))} left")
+            words.append(f"about {format_seconds(left * sum(self._seconds) / len(self._seconds))} left")
         self._live.update(Text(" · ".join(words), style="dim", overflow="ellipsis", no_wrap=True), refresh=True)
 
     def ended(
@@ -163,11 +163,12 @@ def told(outcome: Outcome) -> str:
     if outcome.failed_phase is not None and outcome.phases:
         words.append(f"in {outcome.failed_phase}")
     text = " ".join(words)
-    peak = outcome.peak(outcome.deciding)
+    counter = outcome.device.deciding_counter
+    peak = outcome.peak(counter)
     if peak is not None:
-        text += f", {peak / GIB:.2f} GiB {outcome.deciding}{' so far' if outcome.peak_is_partial else ''}"
+        text += f", {format_bytes(peak)} {counter}{' so far' if outcome.peak_is_partial else ''}"
     if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
-        text += f"; it would take {outcome.unlimited_peak_bytes / GIB:.2f} GiB"
+        text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
     if outcome.fits is None and outcome.error_message:
         text += f": {outcome.error_type + ': ' if outcome.error_type else ''}{_first_line(outcome.error_message)}"
     return text
@@ -176,10 +177,6 @@ def told(outcome: Outcome) -> str:
 def _first_line(message: str) -> str:
     line = message.strip().partition("\n")[0]
     return line if len(line) <= 160 else line[:157] + "..."
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _short(folder: Path) -> str:

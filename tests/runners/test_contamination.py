@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import runners.device
 from runners import contamination
 from runners.contamination import LONGEST_WAIT, Lane, Reading, Watch
 from runners.engines.local import Local
@@ -131,9 +132,8 @@ class Gpu(Lab):
         self.number += 1
         attempt = Attempt(
             point=Point(values=values),
-            device=device,
+            device=runners.device.Device(name=device, uuids=tuple(uuid.split("+")) if uuid else ()),
             number=self.number,
-            device_uuid=uuid,
             cwd=str(self.home),
             environ=environ or {"PYTHONPATH": str(self.home)},
             heartbeat=0.1,
@@ -524,7 +524,7 @@ def test_others_who_leave_meanwhile_make_no_difference_to_what_should_come_back(
 
 @pytest.mark.parametrize(("said", "told"), [("who", (True, "who")), (False, (False, None)), (None, (None, None))])
 def test_an_outcome_says_whether_and_who_or_that_it_was_not_measured(said: Any, told: tuple[Any, Any]) -> None:
-    attempt = Attempt(point=Point(values={}), device="cuda:0")
+    attempt = Attempt(point=Point(values={}), device=runners.device.device_named("cuda:0"))
     outcome: Outcome = outcome_of(attempt, [], {"code": 1, "contaminated": said})
     assert (outcome.contaminated, outcome.contaminated_by) == told
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runners.device import device_named
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, Point
 
@@ -62,7 +63,7 @@ def raised(type_: str, message: str = "", *bases: str) -> dict[str, Any]:
 
 
 def outcome(*journal: dict[str, Any], exit: dict[str, Any] | None = EXITED, device: str = "cpu") -> Outcome:
-    return outcome_of(Attempt(point=Point(values={"batch": 1}), device=device, number=3), journal, exit)
+    return outcome_of(Attempt(point=Point(values={"batch": 1}), device=device_named(device), number=3), journal, exit)
 
 
 def killed(**facts: Any) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def test_a_status_follows_from_the_facts_and_only_memory_tells_whether_it_fits(
 
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.NOT_RUN])
 def test_what_was_not_run_does_not_tell_whether_it_fits(status: Status) -> None:
-    assert Outcome(status=status, device="cpu").fits is None
+    assert Outcome(status=status, device=device_named("cpu")).fits is None
 
 
 def test_statuses_are_the_closed_set_and_print_as_themselves() -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point, canonical, write_aside
 
 VALUES: dict[str, Any] = {
@@ -107,13 +108,13 @@ def test_a_key_that_the_point_does_not_have_raises(key: str) -> None:
 
 
 def attempt(**changed: Any) -> Attempt:
-    known: dict[str, Any] = {"point": Point(values=VALUES), "device": "cuda:0+cuda:1", "number": 2}
+    known: dict[str, Any] = {"point": Point(values=VALUES), "device": Device(name="cuda:0+cuda:1"), "number": 2}
     return Attempt(**known | changed)
 
 
 def test_an_attempt_is_the_same_after_it_was_written_and_read() -> None:
     asked = attempt(
-        device_uuid="GPU-8c1d4e3c",
+        device=Device(name="cuda:0", uuids=("GPU-8c1d4e3c",)),
         environ={"CUDA_VISIBLE_DEVICES": "GPU-8c1d4e3c", "MALLOC_CONF": None},
         cwd="/somewhere",
         heartbeat=0.05,
@@ -132,7 +133,7 @@ def test_what_an_attempt_is_told_by_its_points_values() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:0+cuda:1", "sim:h100-80gb", "../../etc", "a b\n", "Cuda:é"])
 def test_a_path_holds_nothing_that_a_user_typed_but_letters_that_are_safe(device: str) -> None:
-    name = attempt(device=device).name
+    name = attempt(device=Device(name=device)).name
     point = Point(values=VALUES)
     assert name.startswith(f"{point.id[:2]}/{point.id}.")
     assert name.endswith(".2")
@@ -141,7 +142,11 @@ def test_a_path_holds_nothing_that_a_user_typed_but_letters_that_are_safe(device
 
 
 def test_attempts_of_one_point_are_told_apart_by_device_and_number() -> None:
-    names = {attempt(device=device, number=number).name for device in ("cpu", "cuda:0", "cuda:1") for number in (1, 2)}
+    names = {
+        attempt(device=Device(name=device), number=number).name
+        for device in ("cpu", "cuda:0", "cuda:1")
+        for number in (1, 2)
+    }
     assert len(names) == 6
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
+from runners.device import device_named
 from runners.outcome import Status
 from runners.point import Attempt, Point
 from tests.measuring import SETTLED, Lab
@@ -15,7 +16,7 @@ def test_an_attempt_on_two_devices_waits_for_either_and_meanwhile_keeps_neither(
     workload = {"name": "custom", "target": "faulty:good", "params": {}}
     attempt = Attempt(
         point=Point(values={**SETTLED, "model": None, "workload": workload}),
-        device="cpu",
+        device=device_named("cpu"),
         number=10_000,
         cwd=str(lab.cwd),
         environ={"OMP_WAIT_POLICY": "PASSIVE"},

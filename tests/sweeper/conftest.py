@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runners.device import device_named
 from runners.point import Attempt, AttemptFolder, Point
 
 MIB = 2**20
@@ -103,7 +104,7 @@ class WrittenRun:
         return point
 
     def skip(self, point: Point, because: Attempt) -> None:
-        self.plan(kind="skipped", id=point.id, device=because.device, because=because.name)
+        self.plan(kind="skipped", id=point.id, device=because.device.name, because=because.name)
 
     def passes(self, point: Point, peak: int = BASELINE + 64 * MIB, **more: Any) -> Attempt:
         lines = [*started(), *phase("inputs", BASELINE + MIB), *phase("cold_forward", peak)]
@@ -131,7 +132,7 @@ class WrittenRun:
         device: str = "cpu",
         number: int = 1,
     ) -> Attempt:
-        attempt = Attempt(point=point, device=device, number=number)
+        attempt = Attempt(point=point, device=device_named(device), number=number)
         folder = AttemptFolder(self.folder / "points" / attempt.name)
         folder.ask(attempt)
         lines = [json.dumps({"t": 100.0 + second} | line) for second, line in enumerate(journal)]

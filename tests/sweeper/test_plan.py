@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runners.device import Card
 from runners.point import Point
 from sweeper.errors import Mistake
 from sweeper.plan import Rules, RunKeys, Signature, run_keys, settled
@@ -30,7 +31,7 @@ CONFIG: dict[str, Any] = {
     "grid": {}, "points": [],
 }  # fmt: skip
 
-CARD = {"total_bytes": 25_000_000_000, "context_bytes": 500_000_000}
+CARD = Card(name="x", vendor="nvidia", architecture="sm_89", total_bytes=25_000_000_000, context_bytes=500_000_000)
 ANYTHING = Signature(parameters=(), required=(), takes_any=True)
 CUSTOM = {"name": "custom", "target": "mywork:run", "params": {}}
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from runners import journal
+from runners.device import device_named
 from runners.journal import Journal
 from runners.meters import cuda, nvml
 from runners.meters.cpu import CpuMeter
@@ -90,7 +91,7 @@ class Measured:
 
     @property
     def outcome(self) -> Outcome:
-        attempt = Attempt(point=Point(values={"batch": 1}), device="+".join(self.names))
+        attempt = Attempt(point=Point(values={"batch": 1}), device=device_named("+".join(self.names)))
         return outcome_of(attempt, journal.read(self.path), {"code": 0})
 
 

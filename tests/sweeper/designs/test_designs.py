@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from runners.point import Point
 from sweeper.designs.frontier import DESIGNS
+from sweeper.objective import TOKENS
 from sweeper.plan import Dimension, Plan, PlannedPoint, RunKeys
 
 RUN = RunKeys(
     name=None, outputs="outputs", python="python", retry=(), resume="same", stop_after_same_error=0,
-    objective="tokens", heartbeat=0.2, parallel=False,
+    objective=TOKENS, heartbeat=0.2, parallel=False,
 )  # fmt: skip
 
 

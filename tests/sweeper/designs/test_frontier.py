@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point
 from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, answer
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
+from sweeper.objective import TOKENS
 from sweeper.plan import Dimension, Plan, PlannedPoint, RunKeys
 
 RUN = RunKeys(
     name=None, outputs="outputs", python="python", retry=(), resume="same", stop_after_same_error=0,
-    objective="tokens", heartbeat=0.2, parallel=False,
+    objective=TOKENS, heartbeat=0.2, parallel=False,
 )  # fmt: skip
 Ends = Callable[[Mapping[str, Any], int], Status]  # of the values of a point and the how manieth attempt
 
@@ -78,7 +80,7 @@ def held(asked: Plan, ends: Ends, known: Mapping[int, Status] | None = None) -> 
 
 
 def answered(status: Status, attempt: int) -> Answer:
-    return answer(Outcome(status=status, device="cpu", attempt=attempt, oom_scope="device"))
+    return answer(Outcome(status=status, device=device_named("cpu"), attempt=attempt, oom_scope="device"))
 
 
 def up_to(limit: float) -> Ends:
@@ -111,7 +113,7 @@ def test_every_point_is_measured_or_names_a_measured_one_that_implies_it(heights
     told = held(asked, ends)
     assert len(told.planned) == len(heights) * 6
     measured = {
-        Attempt(point=Point(values=values), device="cpu", number=nth).name: (values, status)
+        Attempt(point=Point(values=values), device=device_named("cpu"), number=nth).name: (values, status)
         for values, nth, status in told.attempts
     }
     ran = {Point(values=values).id for values, _, _ in told.attempts}

@@ -19,22 +19,22 @@ from sweeper.designs.search import (
     Equations,
     Gap,
     LatticeSearch,
+    Number,
     SearchResult,
-    Value,
     Verdict,
     search,
 )
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
-from sweeper.objective import weights_of
+from sweeper.objective import Objective
 
-Truth = Callable[[Mapping[str, Value]], bool | Verdict | None]
+Truth = Callable[[Mapping[str, Number]], bool | Verdict | None]
 GIB = 2**30
 
 
 def run(
-    dimensions: Mapping[str, Sequence[Value]], truth: Truth, **options: object
-) -> tuple[SearchResult, list[tuple[dict[str, Value], str]]]:
+    dimensions: Mapping[str, Sequence[Number]], truth: Truth, **options: object
+) -> tuple[SearchResult, list[tuple[dict[str, Number], str]]]:
     """The answer, and every attempt in order with its reason."""
     steps, asked = search(dimensions, **options), []  # type: ignore[arg-type]
     try:
@@ -245,7 +245,7 @@ def test_the_largest_follows_the_objective_and_ties_are_shown():
     dimensions = {"batch": [1, 2, 4, 8], "context": [128, 256, 512, 1024]}
 
     def largest(objective: str) -> tuple[object, object]:
-        found, _ = run(dimensions, lambda p: p["batch"] * p["context"] <= 1024, objective=objective)
+        found, _ = run(dimensions, lambda p: p["batch"] * p["context"] <= 1024, objective=Objective.parse(objective))
         return found.largest, {tuple(tie.values()) for tie in found.ties}
 
     assert largest("batch") == ({"batch": 8, "context": 128}, set())
@@ -253,19 +253,6 @@ def test_the_largest_follows_the_objective_and_ties_are_shown():
     assert largest("batch*context^2") == ({"batch": 1, "context": 1024}, set())
     best, ties = largest("tokens")
     assert {tuple(best.values()), *ties} == {(1, 1024), (2, 512), (4, 256), (8, 128)}  # type: ignore[attr-defined]
-
-
-def test_an_objective_is_read_and_never_evaluated():
-    assert weights_of("tokens") == {"batch": 1, "context": 1}
-    assert weights_of("model.width ^ 1.5 * batch") == {"model.width": 1.5, "batch": 1}
-    for wrong in ("", "batch+context", "batch**2", "batch^-1", "__import__('os')", "batch*batch"):
-        with pytest.raises(Mistake, match="expected tokens, a dimension, or a product"):
-            weights_of(wrong)
-
-
-def test_an_objective_without_a_searched_dimension_takes_all_that_are_searched():
-    found, _ = run({"model.width": [64, 128, 256]}, lambda p: p["model.width"] < 200)
-    assert found.largest == {"model.width": 128}
 
 
 def test_an_interrupted_search_says_what_it_knows_and_that_it_is_not_complete():
@@ -297,7 +284,7 @@ def test_searches_run_in_step():
 # What is expected
 
 
-def memory(p: Mapping[str, Value]) -> float:
+def memory(p: Mapping[str, Number]) -> float:
     return 3 * GIB + 0.1 * GIB * p["batch"] + 0.0004 * GIB * p["batch"] * p["context"]
 
 
@@ -305,7 +292,7 @@ GRID = {"batch": list(range(1, 17)), "context": [256 * n for n in range(1, 17)]}
 LIMIT = 11 * GIB
 
 
-def with_peaks(p: Mapping[str, Value]) -> Verdict:
+def with_peaks(p: Mapping[str, Number]) -> Verdict:
     return Verdict(memory(p) <= LIMIT, int(memory(p)) if memory(p) <= LIMIT else None)
 
 
@@ -336,9 +323,9 @@ def test_a_predictor_that_knows_nothing_costs_little():
 
 
 def test_a_predictor_is_asked_once_a_point():
-    asked: list[tuple[Value, ...]] = []
+    asked: list[tuple[Number, ...]] = []
 
-    def predictor(p: Mapping[str, Value]) -> float:
+    def predictor(p: Mapping[str, Number]) -> float:
         asked.append(tuple(p.values()))
         return memory(p)
 
@@ -419,11 +406,11 @@ def monotone(draw: st.DrawFn) -> tuple[dict[str, list[int]], set[tuple[int, ...]
     return lattice, {p for p in points if any(covers(corner, p) for corner in corners)}
 
 
-def covers(big: tuple[Value, ...], small: tuple[Value, ...]) -> bool:
+def covers(big: tuple[Number, ...], small: tuple[Number, ...]) -> bool:
     return all(b >= s for b, s in zip(big, small, strict=True))
 
 
-def key(point: Mapping[str, Value]) -> tuple[Value, ...]:
+def key(point: Mapping[str, Number]) -> tuple[Number, ...]:
     return tuple(point.values())
 
 
@@ -469,9 +456,9 @@ def test_for_any_monotone_set_the_certificate_is_right_and_leaves_nothing_betwee
 @settings(max_examples=150, deadline=None)
 @given(lattices(), st.randoms(use_true_random=False), st.sampled_from([0.0, 0.2]), st.booleans())
 def test_whatever_is_told_the_search_ends_and_reports_what_contradicts(lattice, rng, silent, repeatable):
-    once: dict[tuple[Value, ...], Verdict] = {}
+    once: dict[tuple[Number, ...], Verdict] = {}
 
-    def verdict(point: Mapping[str, Value]) -> Verdict:
+    def verdict(point: Mapping[str, Number]) -> Verdict:
         told = Verdict(None, again=rng.random() < 0.5) if rng.random() < silent else Verdict(rng.random() < 0.6)
         return once.setdefault(key(point), told) if repeatable else told
 

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sweeper
+from runners.device import CALCULATED, MEASURED
 from runners.outcome import Status
 from sweeper.effects.families import (
-    CALCULATED,
-    MEASURED,
     NEEDS,
     NEEDS_OF_PHASES,
     PEAKS,

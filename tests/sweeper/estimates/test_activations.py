@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from runners.device import CPU_CARD, Device
 from runners.point import Attempt, Point
 from sweeper.estimates.estimate import Estimate, estimate
 
 pytest.importorskip("transformers")
 
-CPU = {"name": "tensors on a CPU", "vendor": "", "architecture": "cpu", "total_bytes": None}
 ALIGNMENT = 63  # bytes that a tensor's size can be below what it is rounded up to
 DECODER = {
     "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -60,9 +60,11 @@ def _followed(values: str) -> dict[str, Mapping[str, int]]:
     from runners.workloads import forward, train
 
     asked = loads(values)
-    attempt = Attempt(point=Point(values=asked), device="sim:cpu", card=CPU)
+    attempt = Attempt(point=Point(values=asked), device=Device(name="sim:cpu", card=CPU_CARD))
     workload = {"train": train, "forward": forward}[asked["workload"]["name"]]
-    lines = list(simulate.replay(simulate.trace(attempt, workload, failed), "sim:cpu", simulate.device_of(CPU, None)))
+    lines = list(
+        simulate.replay(simulate.trace(attempt, workload, failed), "sim:cpu", simulate.device_of(CPU_CARD, None))
+    )
     ended = {line["phase"]: line["counters"]["sim:cpu"] for line in lines if line["kind"] == "ended"}
     return {
         phase: {reading: counters[reading]["tensor"] for reading in ("baseline", "peak", "end")}

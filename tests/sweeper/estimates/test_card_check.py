@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from runners.device import Card
 from sweeper import cards
 from sweeper.errors import Mistake
 from sweeper.estimates import card_check
 from sweeper.estimates.card_check import CardCheck, check_card
 
 ROOT = Path(__file__).resolve().parents[3]
-CARD = {"total_bytes": 24_500_000_000, "context_bytes": 500_000_000}
+CARD = Card(name="a card", vendor="nvidia", architecture="sm_89", total_bytes=24_500_000_000, context_bytes=500_000_000)
 
 
 def verdicts(found: CardCheck) -> dict[str, str]:
@@ -37,7 +39,7 @@ def test_eight_billion_at_16_bits_run_on_24_gb_and_train_there_only_by_an_adapte
 
 def test_what_one_byte_decides_is_decided_by_it() -> None:
     """With nothing left beside the weights there is no room for anything else."""
-    at, below = ({**CARD, "total_bytes": 14_500_000_000 + byte} for byte in (0, 1))
+    at, below = (replace(CARD, total_bytes=14_500_000_000 + byte) for byte in (0, 1))
     assert verdicts(check_card(7_000_000_000, 16, at))["run"] == "does not fit to run"
     assert verdicts(check_card(7_000_000_000, 16, below))["run"] == "fits to run"
     assert check_card(7_000_000_000, 16, below).ways[0].left_bytes == 1
@@ -80,7 +82,7 @@ def test_a_reserve_is_part_of_every_way() -> None:
 
 def test_the_default_card_has_24_gb() -> None:
     card = cards.of_sweeper()[card_check.CARD]
-    assert 24 * 10**9 < cards.usable_bytes(card) < 25 * 10**9
+    assert 24 * 10**9 < card.usable_bytes < 25 * 10**9
 
 
 @pytest.mark.parametrize("typed", ["8000000000", "8e9", "8E9", "0.8e+10", "8.0e9"])

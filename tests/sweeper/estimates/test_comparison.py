@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from sweeper.estimates.comparison import CALCULATED, ESTIMATED, MEASURED, NEEDS, PointComparison, comparisons
+from runners.device import CALCULATED, MEASURED
+from sweeper.estimates.comparison import ESTIMATED, NEEDS, PointComparison, comparisons
 
 ROOT = Path(__file__).resolve().parents[3]
 MODEL = {"name": "mlp", "library": "torch", "width": 1000}

@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.device import device_named
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.estimates import card_check, estimate
 from sweeper.estimates.estimate import terms
 from sweeper.estimates.memory_terms import MemoryTerm, kv_cache, weights
 from sweeper.estimates.parameter_counts import parameters
-from sweeper.units import GIB, amounts, hundredths
+from sweeper.units import GIB, format_both, hundredths
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -138,7 +139,7 @@ def by_term(found: list[MemoryTerm]) -> dict[str, int]:
 def test_weights_of_seven_billion_at_16_bits_are_14_gb_and_13_04_gib() -> None:
     found = weights(7_000_000_000, 16)
     assert found.bytes == 14_000_000_000
-    assert amounts(found.bytes) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
+    assert format_both(found.bytes) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(4, 2), (8, 3), (16, 6), (32, 12)])
@@ -346,7 +347,7 @@ def test_what_a_named_run_has_measured_is_marked(tmp_path: Path) -> None:
     first, second = json.loads(run(*asked, cwd=tmp_path).stdout)["points"]
     points = tmp_path / "outputs" / "mine" / "points"
     for point, settled in ((first, True), (second, False)):  # the second was cut off
-        attempt = Attempt(point=Point(values=point["values"]), device="cpu")
+        attempt = Attempt(point=Point(values=point["values"]), device=device_named("cpu"))
         folder = AttemptFolder(points / attempt.name)
         folder.ask(attempt)
         if settled:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from runners.outcome import Status
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, frontier, frontier_text
+from sweeper.objective import Objective
 from sweeper.tables.run_tables import Tables
-from sweeper.units import readable
+from sweeper.units import format_bytes
 from sweeper.views.decision_sheet import main
 
 MIB, GIB = 2**20, 2**30
@@ -129,7 +130,7 @@ def test_in_two_directions_the_edge_is_every_maximal_passing_and_minimal_failing
 )
 def test_the_largest_is_the_one_the_objective_asks_for(objective: str, answer: tuple[int, int]) -> None:
     fitting = [(1, 512), (2, 128), (4, 64)]
-    edges = frontier([row(batch=batch, context=context) for batch, context in fitting], objective)
+    edges = frontier([row(batch=batch, context=context) for batch, context in fitting], Objective.parse(objective))
     assert (largest(edges)["batch"], largest(edges)["context"]) == answer
 
 
@@ -137,7 +138,7 @@ def test_an_objective_may_name_a_key_that_ends_in_tokens() -> None:
     rows = [row(batch=batch, **{"workload.new_tokens": new}) for batch, new in ((1, 64), (4, 8))]
     for each, new in zip(rows, (64, 8), strict=True):
         each["config"] = json.dumps({"workload": {"new_tokens": new}, "batch": each["batch"]})
-    assert largest(frontier(rows, "workload.new_tokens"))["batch"] == 1
+    assert largest(frontier(rows, Objective.parse("workload.new_tokens")))["batch"] == 1
     assert frontier(rows)[0]["along"] == "batch,workload.new_tokens"
 
 
@@ -293,7 +294,7 @@ def test_the_edge_is_what_its_definition_says_whatever_was_found(found: dict[tup
     ],
 )
 def test_bytes_are_said_in_the_unit_that_is_named(count: int, said: str) -> None:
-    assert readable(count) == said
+    assert format_bytes(count) == said
 
 
 def test_many_searches_do_not_flood_the_screen() -> None:

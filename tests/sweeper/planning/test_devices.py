@@ -77,13 +77,13 @@ def test_auto_stands_alone() -> None:
 
 def test_the_cpu_is_known_without_asking() -> None:
     (cpu,) = devices.resolve(("cpu",), never, print, NO_CARDS)
-    assert (cpu.name, cpu.kind, cpu.unavailable) == ("cpu", "cpu", None)
+    assert (cpu.name, cpu.type, cpu.unavailable) == ("cpu", "cpu", None)
     assert cpu.total_bytes is None or cpu.total_bytes > 0
 
 
 def test_a_named_gpu_is_matched_by_its_index() -> None:
     (second,), _ = resolved(["cuda:1"], answer(gpu(0), gpu(1, total=24 * GIB)))
-    assert (second.name, second.kind, second.uuid, second.total_bytes) == ("cuda:1", "cuda", "GPU-1", 24 * GIB)
+    assert (second.name, second.type, second.uuid, second.total_bytes) == ("cuda:1", "cuda", "GPU-1", 24 * GIB)
 
 
 def test_several_at_once_are_never_summed() -> None:
@@ -145,9 +145,9 @@ def test_all_without_a_driver_is_refused() -> None:
 
 def test_a_calculated_device_has_the_figures_of_its_card() -> None:
     (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
-    assert (device.name, device.kind, device.total_bytes) == ("sim:h100", "sim", 80 * GIB)
+    assert (device.name, device.type, device.total_bytes) == ("sim:h100", "sim", 80 * GIB)
     assert device.card is not None
-    assert device.card["context_bytes"] == GIB
+    assert device.card.context_bytes == GIB
 
 
 def test_all_cards_can_be_asked_at_once_and_each_is_there_once() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import sweeper
+from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Point
 from sweeper.tables.loss_check import Trained, compared, trained
@@ -21,7 +22,7 @@ WORKLOAD = {
 
 def of(losses: list[Any], device: str = "cpu", workload: dict[str, Any] | None = None, **values: Any) -> Trained:
     point = Point(values=VALUES | {"workload": WORKLOAD | (workload or {})} | values)
-    found = trained(device, point, Outcome(status=Status.OK, device=device, metrics={"losses": losses}))
+    found = trained(device, point, Outcome(status=Status.OK, device=device_named(device), metrics={"losses": losses}))
     assert found is not None
     return found
 

@@ -13,6 +13,7 @@ import pytest
 
 import sweeper
 from runners import journal
+from runners.device import device_named
 from runners.outcome import outcome_of
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper import columns as schema
@@ -446,7 +447,7 @@ def test_tables_are_written_again_when_they_have_grown_by_a_tenth(
     first = (run.folder / "points.parquet").stat().st_ino
     sizes = []
     for batch in range(1, 11):
-        attempt = Attempt(point=Point(values={"batch": batch}), device="cpu", number=1)
+        attempt = Attempt(point=Point(values={"batch": batch}), device=device_named("cpu"), number=1)
         known.settled(attempt, outcome_of(attempt, [], {"code": 1}))
         known.write_if_grown()
         sizes.append((run.folder / "points.parquet").stat().st_ino != first)
@@ -460,7 +461,7 @@ def test_writing_takes_no_more_than_a_tenth_of_the_time(written: Any, monkeypatc
     one, two = run.passes(run.ask(batch=1)), run.ask(batch=2)
     known = Tables(run.folder)
     known.write_if_grown()
-    known.settled(Attempt(point=two, device="cpu"), outcome_of(one, [], {"code": 1}))
+    known.settled(Attempt(point=two, device=device_named("cpu")), outcome_of(one, [], {"code": 1}))
     known.write_if_grown()
     assert list(pd.read_parquet(run.folder / "points.parquet").status) == ["ok", "not_run"]
     known.write()

@@ -1,0 +1,46 @@
+"""One spelling of bytes on every screen, and the sizes that a person may type."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeper.units import format_both, format_bytes, format_count, format_exact, format_seconds, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1024, "1.00 KiB"),
+        (957_349_888, "913.00 MiB"),
+        (2**30, "1.00 GiB"),
+        (-3 * 2**20, "-3.00 MiB"),
+        (2**50, "1048576.00 GiB"),
+    ],
+)
+def test_bytes_are_shown_in_the_largest_binary_unit_that_they_reach(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+def test_an_exact_number_stands_beside_the_rounded_one() -> None:
+    assert format_exact(957_349_888) == "913.00 MiB (957,349,888 bytes)"
+    assert format_both(14 * 10**9) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
+
+
+@pytest.mark.parametrize(
+    ("typed", "count"),
+    [("24GiB", 24 * 2**30), ("24 gb", 24 * 10**9), ("1.5KiB", 1536), ("4096", 4096), ("0.3B", 0), (7, 7)],
+)
+def test_a_size_is_read_with_its_unit(typed: object, count: int) -> None:
+    assert parse_bytes(typed) == count
+
+
+@pytest.mark.parametrize("typed", ["", "GiB", "-1GiB", "1e9", "1 GiB of it", "1PiB", True, None, 1.5, [1]])
+def test_what_is_no_size_has_no_bytes(typed: object) -> None:
+    assert parse_bytes(typed) is None
+
+
+def test_counts_and_durations_are_words() -> None:
+    assert [format_count(number, "point") for number in (0, 1, 1200)] == ["0 points", "1 point", "1,200 points"]
+    assert [format_seconds(seconds) for seconds in (0.4, 99.4, 125)] == ["0 s", "99 s", "2 min"]
