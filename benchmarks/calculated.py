@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from runners.device import CPU_CARD, Device
 from runners.phases import Phases, Reading
 from runners.point import Attempt, Point
-from sweeper.planning.planner import plan_of, read
+from sweeper.planning.command_line import read
+from sweeper.planning.planner import plan_of
 from sweeper.planning.probes import Probes
 
 MIB = 2**20

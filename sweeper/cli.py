@@ -94,12 +94,12 @@ def sweep(arguments: Arguments) -> int:
 
 
 def estimate(arguments: Arguments) -> int:
-    from sweeper.estimates import card_check
+    from sweeper.views import card_check_report
 
     as_json = "--json" in arguments
     arguments = [argument for argument in arguments if argument != "--json"]
-    if card_check.is_asked(arguments):
-        return card_check.main(arguments, as_json)
+    if card_check_report.is_asked(arguments):
+        return card_check_report.main(arguments, as_json)
     from sweeper.views import estimate_report
 
     if estimate_report.is_run(arguments):
@@ -114,7 +114,8 @@ def _plan(arguments: Arguments) -> Plan | None:
 
     with Probes() as probes:
         probes.foresee(arguments)  # before the import of Hydra: it answers meanwhile
-        from sweeper.planning.planner import plan_of, read, show
+        from sweeper.planning.command_line import read, show
+        from sweeper.planning.planner import plan_of
 
         line = read(arguments)
         if not line.shows:

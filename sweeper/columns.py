@@ -674,3 +674,7 @@ def _for_pandas(column: Column) -> dict[str, Any]:
     zone = {"timezone": "UTC"} if column.type == TIME else None
     names = {"name": column.name, "field_name": column.name}
     return {**names, "pandas_type": kind, "numpy_type": numpy, "metadata": zone}
+
+
+NAMED = ("model", "workload", "dtype")
+VARYING = tuple(column.name for column in DIMENSIONS if column.name not in NAMED)

@@ -22,10 +22,11 @@ from runners.device import CALCULATED, device_named
 from runners.journal import BETWEEN, QUALITY
 from runners.outcome import OUR_OWN_BYTES, Status
 from sweeper import columns
+from sweeper.columns import NAMED, VARYING
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
-from sweeper.frontier.edges import NAMED, VARYING, Row, rest_of
+from sweeper.frontier.edges import Row, rest_of
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # The counters that costs are fitted to, the one to look at first. `tensor` is exact, and of the workload alone;

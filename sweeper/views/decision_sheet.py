@@ -16,12 +16,13 @@ from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, frontier_text, groups_of, why
+from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, groups_of
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import Objective
 from sweeper.quality import SAME
 from sweeper.tables import run_tables
 from sweeper.units import format_bytes
+from sweeper.views.frontier_text import frontier_text, why
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),

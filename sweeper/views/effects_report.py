@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from runners.device import CALCULATED, MEASURED
 from sweeper import columns as schema
+from sweeper.columns import NAMED
 from sweeper.effects.families import (
     NEEDS,
     NEEDS_OF_PHASES,
@@ -26,7 +27,7 @@ from sweeper.effects.families import (
 )
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NAMED, Row
+from sweeper.frontier.edges import Row
 from sweeper.tables import run_tables
 from sweeper.units import format_bytes
 from sweeper.views import pictures

@@ -73,7 +73,7 @@ class Show:
 
         `beside`: all rows of the run, also of points that this sweep did not ask for. `searched`: in intervals.
         """
-        from sweeper.frontier.edges import frontier_text
+        from sweeper.views.frontier_text import frontier_text
 
         counts = Counter(str(row["status"]) for row in rows)
         self._line("")

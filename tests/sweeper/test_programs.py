@@ -6,7 +6,8 @@ import pytest
 
 from sweeper.errors import Mistake
 from sweeper.plan import Plan
-from sweeper.planning.planner import plan_of, read
+from sweeper.planning.command_line import read
+from sweeper.planning.planner import plan_of
 from sweeper.planning.probes import Probes
 
 COMMAND = "workload=command"

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from runners.outcome import Status
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NEEDS, frontier, frontier_text
+from sweeper.frontier.edges import NEEDS, frontier
 from sweeper.objective import Objective
 from sweeper.tables.run_tables import Tables
 from sweeper.units import format_bytes
 from sweeper.views.decision_sheet import main
+from sweeper.views.frontier_text import frontier_text
 
 MIB, GIB = 2**20, 2**30
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from sweeper.frontier.edges import frontier, frontier_text
+from sweeper.frontier.edges import frontier
 from sweeper.tables.run_tables import Tables
+from sweeper.views.frontier_text import frontier_text
 from tests.sweeper.conftest import BASELINE, WrittenRun, phase, started
 from tests.sweeper.frontier.test_edges import row
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from runners.point import Point
 from sweeper.designs.search import LatticeSearch, Verdict
-from sweeper.frontier.edges import frontier, frontier_text
+from sweeper.frontier.edges import frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.interval import Interval
 from sweeper.tables.run_tables import Tables
+from sweeper.views.frontier_text import frontier_text
 from tests.sweeper.frontier.test_edges import row
 
 At = tuple[int, ...]

@@ -19,10 +19,12 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 
 from runners.point import Point
+from sweeper.cards import CONF
 from sweeper.designs.frontier import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.plan import Plan
-from sweeper.planning.planner import CONF, plan_of, read
+from sweeper.planning.command_line import read
+from sweeper.planning.planner import plan_of
 from sweeper.planning.probes import Probes
 
 WL = """\

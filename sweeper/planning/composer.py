@@ -1,0 +1,203 @@
+"""Compositions of the configuration, one for each choice of groups, and Hydra's errors as one line."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+    ValidationError,
+)
+
+from runners.point import canonical as as_text
+from sweeper.cards import Cards
+from sweeper.errors import Mistake
+from sweeper.plan import TYPES, WORKLOAD_RULES, did_you_mean, expected, typed
+
+PLANNING = ("design", "experiment")  # groups that say how the sweep is made: no dimensions
+OPEN = "workload.params."  # takes any key; model.config. takes any with a + before it
+REFERENCE = "quality.reference."  # takes any key that a point has
+OPEN_WITH_PLUS = "model.config."
+NAMED = ("resolution.", "margin.")  # keys of the run that take names: of intervals, of the user's own terms
+
+
+class Composer:
+    """Composes the configuration, once for each choice of groups. All that is settled comes from these: a file that is
+    edited while the sweep runs changes nothing of it."""
+
+    def __init__(self, loader: ConfigLoader, composed: DictConfig) -> None:
+        self.loader = loader
+        self._of_hydra: list[str] = [str(each) for each in composed.hydra.overrides.hydra]
+        choices: dict[str, Any] = dict(composed.hydra.runtime.choices)
+        self.groups = tuple(group for group in choices if not group.startswith("hydra/"))
+        self._composed: dict[str, DictConfig] = {}
+
+    def options(self, group: str) -> list[str]:
+        return list(self.loader.get_group_options(group))
+
+    def cards(self) -> Cards:
+        """Those of conf/card, and of the user's own folders."""
+
+        def read(name: str) -> Mapping[str, Any]:
+            try:
+                with explained():
+                    found = self.loader.repository.load_config(f"card/{name}")  # type: ignore[attr-defined]
+            except yaml.YAMLError as error:
+                raise Mistake(f"card/{name}.yaml: cannot be read: {' '.join(str(error).split())}") from None
+            return _resolved(found.config)
+
+        return Cards(self.options("card"), read)
+
+    def compose(self, choices: Mapping[str, Any]) -> DictConfig:
+        """Raises Mistake. The caller has a copy of its own to change."""
+        for group, choice in choices.items():
+            if choice is None and group != "experiment":
+                raise Mistake(f"{group}=null: must be one of {', '.join(self.options(group))}")
+        known = as_text(dict(choices))
+        if known not in self._composed:
+            chosen = [(group, choice) for group, choice in choices.items() if choice is not None]
+            overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
+            with explained():
+                config = self.loader.load_configuration("config", [*self._of_hydra, *overrides], RunMode.RUN)
+            OmegaConf.set_struct(config, False)
+            del config["hydra"]
+            OmegaConf.set_struct(config, True)
+            self._composed[known] = config
+        return copy.deepcopy(self._composed[known])
+
+    def _option(self, group: str, choice: Any) -> str:
+        if isinstance(choice, list) and group in PLANNING:
+            return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
+        if isinstance(choice, (list, dict)):
+            raise Mistake(f"{group}={typed(choice)}: takes one option; {group}=A,B tries both")
+        # Quoted: an option that reads as a number stays a name.
+        return QuotedString(typed(choice), Quote.single).with_quotes()
+
+    def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
+        """Give one key its value, of the type that it has. Raises Mistake."""
+        if key.startswith(OPEN) and "params" not in config.workload:
+            raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
+        free = key.startswith((OPEN, REFERENCE, *NAMED)) or (added and key.startswith(OPEN_WITH_PLUS))
+        if not free:
+            value = self._of_its_type(config, key, value)
+        try:
+            OmegaConf.update(config, key, value, merge=True, force_add=free)
+        except (ConfigKeyError, ConfigAttributeError) as error:
+            raise Mistake(_no_such_key(key, error, self.groups)) from None
+        except ValidationError:
+            raise Mistake(f"{key}={typed(value)}: must be {expected(key)}{_whole(value)}") from None
+        except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+            raise Mistake(f"{key}={typed(value)}: {_first_line(error)}") from None
+
+    def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
+        """Keys of these groups have no schema but the values their files give them."""
+        root, _, rest = key.partition(".")
+        if root not in ("model", "workload", "inputs", "quality") or (isinstance(value, str) and "${" in value):
+            return value
+        if not rest and root == "quality":
+            raise Mistake(f"{key}={typed(value)}: has keys of its own, as in quality.target=mywork:accuracy")
+        if not rest:
+            raise Mistake(f"{key}={typed(value)}: must be one of {', '.join(self.options(root))}")
+        if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
+            raise Mistake(f"{key} says what {root}={config[root].get('name')} is, and cannot be changed")
+        with suppress(OmegaConfBaseException):
+            is_now = OmegaConf.select(config, key, throw_on_missing=True)
+            if isinstance(is_now, float) and isinstance(value, int) and not isinstance(value, bool):
+                return float(value)
+            if isinstance(is_now, str) and isinstance(value, (int, float)):
+                return typed(value)
+            if isinstance(is_now, DictConfig) and not isinstance(value, dict):
+                inner = next((str(each) for each in is_now), "KEY")
+                raise Mistake(f"{key}={typed(value)}: has keys of its own, as in {key}.{inner}={typed(value)}")
+            if isinstance(is_now, ListConfig) and isinstance(value, (int, float)):
+                raise Mistake(f"{key}={typed(value)}: must be a list or a word; it is {typed(list(is_now))} now")
+            if type(is_now).__name__ in TYPES and value is not None and type(value) is not type(is_now):
+                wanted = TYPES[type(is_now).__name__]
+                raise Mistake(f"{key}={typed(value)}: must be {wanted}{_whole(value)}; it is {typed(is_now)} now")
+        return value
+
+
+def _whole(value: Any) -> str:
+    """` (1000)` after 1e3 or 2.0, which Hydra reads as floats."""
+    return f" ({int(value)})" if isinstance(value, float) and value.is_integer() else ""
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turns what Hydra and OmegaConf raise into a Mistake."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, UserWarning) as error:
+        raise Mistake(_explanation(error)) from None
+
+
+def _explanation(error: Exception) -> str:
+    if isinstance(error, OverrideParseException):
+        form = """write key=value, key=value,value to try several, 'key="value"' where it has other signs in it"""
+        return f"cannot read {error.override!r}: {form}"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = str(error.missing_cfg_file).rpartition("/")
+        options = sorted(error.options or ())
+        there = f"; there are {', '.join(options)}" if options else ""
+        return f"{group}={option}: no such {group}{did_you_mean(option, options)}{there}"
+    cause = _of_omegaconf(error)
+    if cause is None or not cause.full_key:
+        return _first_line(error) if str(error) else _first_line(cause or error)
+    file = re.match(r"In '(.+?)': ", str(error))
+    where = f"in {file[1]}.yaml: " if file else ""
+    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
+        return where + _no_such_key(cause.full_key, cause)
+    if isinstance(cause, ValidationError):
+        return f"{where}{cause.full_key}={typed(cause.value)}: must be {expected(cause.full_key)}{_whole(cause.value)}"
+    return f"{where}{cause.full_key}: {_first_line(cause)}"
+
+
+def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
+    """Hydra's errors are about the file or the override; the key is in what they came from."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+def _no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] = ()) -> str:
+    path, _, last = str(error.full_key or key).rpartition(".")
+    known = map(str, error.parent_node) if isinstance(error.parent_node, DictConfig) else ()
+    if not path:
+        return f"no such key: {key}{did_you_mean(last, [*groups, *known])}"
+    root = key.partition(".")[0]
+    option = error.parent_node._get_root().get(root, {}).get("name")
+    of = f" with {root}={option}" if option else ""
+    return f"no such key: {key}{of}{did_you_mean(last, known).replace('mean ', f'mean {path}.')}"
+
+
+def _first_line(error: BaseException) -> str:
+    """The message as one line, without the lines in which OmegaConf says where it was raised."""
+    where = re.compile(r"\s*(full_key|object_type|reference_type)\b")
+    lines = [line.strip() for line in str(error).splitlines() if not where.match(line)]
+    return " ".join(line for line in lines if line) or type(error).__name__
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    try:
+        resolved: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    except MissingMandatoryValue as error:
+        examples = {"workload.target": "mywork:run", "workload.argv": "[python,train.py,--bs,'{batch}']"}
+        example = examples.get(str(error.full_key), "...")
+        raise Mistake(f"{error.full_key} has no value: give it one, as in {error.full_key}={example}") from None
+    except OmegaConfBaseException as error:
+        raise Mistake(f"{error.full_key}: {_first_line(error)}") from None
+    return resolved

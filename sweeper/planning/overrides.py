@@ -1,0 +1,134 @@
+"""Overrides in Hydra's grammar: each key once, with one value or with several."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString, RangeSweep, ValueType
+
+from sweeper.errors import Mistake
+from sweeper.interval import Interval
+from sweeper.plan import LISTS, RUN_KEYS, is_of_run, listed
+from sweeper.planning.composer import OPEN
+
+MOST_EXACT = 2**53  # whole numbers that a float tells apart
+
+
+@dataclass(slots=True)
+class Typed:
+    """The overrides, understood: each key once, with one value or with several."""
+
+    fixed: dict[str, Any] = field(default_factory=dict)
+    several: dict[str, Sequence[Any]] = field(default_factory=dict)  # in the order typed
+    added: set[str] = field(default_factory=set)  # typed with +
+
+
+def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed:
+    """Raises Mistake for what cannot be read, or is said twice."""
+    found = Typed()
+    words = [_quoted(_as_words(each)) for each in overrides]
+    for override in OverridesParser.create(config_loader=loader).parse_overrides(words):
+        key = override.key_or_group
+        if override.package is not None:
+            raise Mistake(f"{override.input_line}: a group cannot be put elsewhere; write {key}=OPTION")
+        if override.is_delete():
+            raise Mistake(f"{override.input_line}: a key cannot be removed; give it a value, or null")
+        if key in found.fixed or key in found.several:
+            both = "give it once" if key in RUN_KEYS and key not in LISTS else f"write {key}=A,B to try both"
+            raise Mistake(f"{key} is given twice: {both}")
+        if override.is_add() or override.is_force_add():
+            found.added.add(key)
+        if is_of_run(key):
+            found.fixed[key] = _run_key(override)
+        elif override.is_sweep_override():
+            found.several[key] = _several(override)
+        else:
+            found.fixed[key] = _one(override)
+    return found
+
+
+def _as_words(override: str) -> str:
+    """A program's arguments with quotes around each that has none: the shell takes them off '{batch}', which Hydra then
+    cannot read, and what Hydra would take for a number or for true is a word to the program."""
+    key, equals, value = override.partition("=")
+    if key.lstrip("+") != "workload.argv" or "[" not in value:
+        return override
+    quoted_or_word = r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|([^\[\],'"\s][^\[\],'"]*)"""
+
+    def quote(found: re.Match[str]) -> str:
+        return found[1] or str(QuotedString(found[2].rstrip(), Quote.single).with_quotes())
+
+    return key + equals + re.sub(quoted_or_word, quote, value)
+
+
+def _quoted(override: str) -> str:
+    """A product such as batch^2*context has signs that Hydra's grammar reads only in quotes."""
+    product = re.fullmatch(r"objective=([\w.^* ]+)", override)
+    return f'objective="{product[1]}"' if product else override
+
+
+def _one(override: Override) -> Any:
+    value = _plain(override.value())
+    if value == "" and not override.key_or_group.startswith(OPEN):
+        raise Mistake(f"{override.input_line}: a value is missing")
+    return value
+
+
+def _run_key(override: Override) -> Any:
+    """In the keys of a run a comma makes a list: it is one run, whatever it is told."""
+    key = override.key_or_group
+    if not override.is_sweep_override():
+        return _one(override)
+    values = [each for value in _several(override) for each in listed(value)]
+    if key not in LISTS:
+        raise Mistake(f"{override.input_line}: {key} takes one value; it is a key of the run, and cannot be swept")
+    return values
+
+
+def _several(override: Override) -> Sequence[Any]:
+    line, key = override.input_line, override.key_or_group
+    swept = override.value()
+    if isinstance(swept, IntervalSweep):
+        return _interval(str(line), key, swept)
+    if isinstance(swept, RangeSweep):
+        if not all(isinstance(each, int) for each in (swept.start, swept.stop, swept.step)):
+            raise Mistake(f"{line}: a range counts in whole numbers; list the others, as in {key}=0.1,0.2")
+        if swept.step == 0:
+            raise Mistake(f"{line}: a range with step 0 has no end")
+    values = tuple(_plain(value) for value in override.sweep_iterator())
+    if not values:
+        matched = "matches nothing" if override.value_type == ValueType.GLOB_CHOICE_SWEEP else "is empty"
+        raise Mistake(f"{line}: {matched}, so there is nothing to try")
+    if "" in values and not key.startswith(OPEN):
+        raise Mistake(f"{line}: a value is missing")
+    return values
+
+
+def _interval(line: str, key: str, swept: IntervalSweep) -> Interval:
+    """Hydra reads its ends as floats, and takes inf for one."""
+    ends = [end for end in (swept.start, swept.end) if end is not None and math.isfinite(end)]
+    if len(ends) < 2 or any(end != int(end) or abs(end) > MOST_EXACT for end in ends):
+        raise Mistake(f"{line}: an interval has two whole numbers, as in '{key}=interval(1,512)'")
+    low, high = (int(end) for end in ends)
+    if low > high:
+        raise Mistake(f"{line}: from the smaller to the larger, as in '{key}=interval({high},{low})'")
+    return Interval(low, high)
+
+
+def _plain(value: Any) -> Any:
+    """Without Hydra's own classes."""
+    if isinstance(value, QuotedString):
+        return value.text
+    if isinstance(value, IntervalSweep):
+        raise Mistake("an interval stands alone, as in 'batch=interval(1,512)', without other values beside it")
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    return value
