@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from runners.child import _told  # noqa: E402
+from runners.child import failure_facts  # noqa: E402
 from runners.point import Attempt  # noqa: E402
 from runners.simulation import simulate  # noqa: E402
 
@@ -87,7 +87,7 @@ def one(request: Path) -> None:
     card = simulate.card_of(attempt)
     simulate._rules(card)  # imports
     began = time.process_time()
-    followed = simulate.trace(attempt, workload, _told)
+    followed = simulate.trace(attempt, workload, failure_facts)
     middle = time.process_time()
     lines = list(simulate.replay(followed, attempt.device.name, simulate.device_of(card, None, endless=True)))
     ended = time.process_time()

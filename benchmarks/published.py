@@ -291,7 +291,7 @@ def card_named(name: str) -> Card:
 
 def calculate(case: Case) -> Calculated:
     """Follow and decide one case, in a process of its own."""
-    from runners.child import _told
+    from runners.child import failure_facts
 
     began = time.perf_counter()
     card = card_named(case.card)
@@ -304,7 +304,7 @@ def calculate(case: Case) -> Calculated:
             rules.enter_context(getattr(older_versions, name)())
         if case.steps is not None:
             rules.enter_context(_passes_marked())
-        followed = simulate.trace(attempt, workload, _told)
+        followed = simulate.trace(attempt, workload, failure_facts)
     failure = next((line for line in followed.lines if line["kind"] == "failed"), None)
     if failure is not None:
         return Calculated(failed=f"{failure['chain'][0]['message']}\n{failure['traceback']}")

@@ -6,8 +6,8 @@ import contextlib
 import resource
 import sys
 from collections.abc import Iterator
-from typing import Any
 
+from runners import facts
 from runners.meters import cpu
 from runners.point import Attempt
 
@@ -26,7 +26,7 @@ class Budget:
         self._asked: int | None = attempt.point.get("budget")
         self._limits: tuple[int, int] | None = None  # soft while imposed, and hard
 
-    def impose(self) -> list[dict[str, Any]]:
+    def impose(self) -> list[facts.Budget]:
         """Set the limit; the journal line that says which, if there is one."""
         if self._on_cpu:
             lines = self.decide(cpu.status_lines().get("VmData"))
@@ -39,7 +39,7 @@ class Budget:
 
         for index in range(self._devices):
             cuda.limit(index, self._asked)
-        return [{"kind": "budget", "budget_kind": "allocator", "budget_bytes": self._asked}]
+        return [facts.Budget("allocator", self._asked)]
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
@@ -54,7 +54,7 @@ class Budget:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def decide(self, held: int | None) -> list[dict[str, Any]]:
+    def decide(self, held: int | None) -> list[facts.Budget]:
         """On cpu, decide the limit over what is held, and say so as `impose` does; a program that starts holds 0."""
         kind, budget = "data_limit", self._asked
         if budget is None:
@@ -69,7 +69,7 @@ class Budget:
         if hard != resource.RLIM_INFINITY and soft > hard:
             soft = hard
         self._limits = soft, hard
-        return [{"kind": "budget", "budget_kind": kind, "budget_bytes": soft - held}]
+        return [facts.Budget(kind, soft - held)]
 
     def impose_on(self, pid: int) -> None:
         """Set what was decided for another process, which has just started, and for all that it will start."""

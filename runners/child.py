@@ -20,14 +20,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import fingerprint, processes
+from runners import facts, fingerprint, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal, plain
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, Unavailable
 from runners.point import Attempt, AttemptFolder
-from runners.simulation import simulate
 from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
@@ -53,14 +52,14 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     try:
         finished = _measure(attempt, journal, trace)
     except BaseException as error:  # whatever a workload raises is a fact about its point
-        told = error.facts if isinstance(error, ProgramFailed) else _told(error)
-        journal.write({"kind": "failed", **told})
-        journal.write(*trace.keep(_causes(error)))  # after it: a trace that ends the process does not hide why
-        if told.get("signal"):
-            processes.die_of(told["signal"])
+        failed = facts.failed(error.facts if isinstance(error, ProgramFailed) else failure_facts(error))
+        journal.write(failed)
+        journal.write(*trace.keep(_causes(error)))  # afterwards: a trace that ends the process does not hide why
+        if failed.signal:
+            processes.die_of(failed.signal)
     else:
         if finished is not None:
-            journal.write({"kind": "finished", **finished})
+            journal.write(facts.Finished(**finished))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -68,8 +67,10 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
 
 
 def import_libraries(attempt: Attempt) -> None:
-    """Import what the workload says it needs; Unavailable, with the root cause, if a library is not there or broken."""
+    """Import the libraries that the workload names. Raises Unavailable, with the root cause, if one fails to import."""
     workload = _workload(attempt)
+    if attempt.device.is_calculated:  # the baseline of a measured process has no room for it
+        importlib.import_module("runners.simulation.simulate")
     for module in workload.imports(attempt.point.values):
         try:
             importlib.import_module(module)
@@ -89,8 +90,10 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
     from runners import torch_fingerprint
 
     if attempt.device.is_calculated:
+        from runners.simulation import simulate
+
         journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
-        simulate.measure(attempt, workload, journal, _told)
+        simulate.measure(attempt, workload, journal, failure_facts)
         return None
     device, meter, following = _meter(attempt, trace)
     workload.prepare(values, device)
@@ -155,18 +158,13 @@ def _traced_follower(trace: FailureTrace) -> TensorTracker:
     return history
 
 
-def _baseline(instrumented: bool) -> dict[str, Any]:
+def _baseline(instrumented: bool) -> facts.Baseline:
     lines = cpu.status_lines()
     counters = dict(cpu.read_status().now)
     for name, line in (("virtual", "VmSize"), ("virtual_peak", "VmPeak")):
         if line in lines:
             counters[name] = lines[line]
-    return {
-        "kind": "baseline",
-        "counters": counters,
-        "available_memory_bytes": cpu.available_memory_bytes(),
-        "instrumented": instrumented,
-    }
+    return facts.Baseline(counters, cpu.available_memory_bytes(), instrumented)
 
 
 def _be_an_ordinary_process() -> None:
@@ -182,8 +180,8 @@ def _be_an_ordinary_process() -> None:
         faulthandler.enable()  # a segfault's Python stack goes to the output; the signal stays what it was
 
 
-def _told(error: BaseException) -> dict[str, Any]:
-    """An exception as facts: each cause's type, bases and message, and the traceback. Never raises."""
+def failure_facts(error: BaseException) -> dict[str, Any]:
+    """The JSON of an exception: `chain` with each cause's type, bases and message, and `traceback`. Never raises."""
     chain = [
         {
             "type": _name(type(cause)),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from runners.facts import DeviceUse
 from runners.meters import cpu, nvml
 from runners.meters.nvml import Other
 
@@ -151,11 +152,7 @@ class Watch:
             "contamination_told_by": BY_PROCESSES if tells else BY_BYTES,
             "contamination_waited_s": self._waited,
             "devices": [
-                {
-                    "uuid": uuid,
-                    "used_bytes_before": reading.used_bytes,
-                    "used_bytes_end": self._end[uuid].used_bytes if uuid in self._end else None,
-                }
+                DeviceUse(uuid, reading.used_bytes, self._end[uuid].used_bytes if uuid in self._end else None)
                 for uuid, reading in self._before.items()
             ],
         }

@@ -9,8 +9,9 @@ import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
+from runners import facts
 from runners.journal import plain
 from runners.phases import Phases
 from runners.point import AttemptFolder
@@ -55,7 +56,7 @@ class FailureTrace:
         except Exception as error:
             self.missing = _reason(error)
 
-    def keep(self, causes: Iterable[BaseException]) -> list[dict[str, Any]]:
+    def keep(self, causes: Iterable[BaseException]) -> list[facts.Trace]:
         """Write the file; the journal's line about it, if it was asked for. Never raises: the failure is the news."""
         if not self.asked:
             return []
@@ -67,7 +68,7 @@ class FailureTrace:
         except Exception as error:  # a full disk, no memory, a device that does not answer any more
             return [_none(_reason(error))]
 
-    def _written(self, history: History, causes: Iterable[BaseException]) -> dict[str, Any]:
+    def _written(self, history: History, causes: Iterable[BaseException]) -> facts.Trace:
         aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
             history.write(aside, causes)
@@ -77,11 +78,11 @@ class FailureTrace:
             os.replace(aside, self._path)
         finally:
             aside.unlink(missing_ok=True)
-        return {"kind": "trace", "file": self._path.name, "bytes": size, "scope": history.scope}
+        return facts.Trace(self._path.name, bytes=size, scope=history.scope)
 
 
-def _none(why: str) -> dict[str, Any]:
-    return {"kind": "trace", "file": None, "reason": why}
+def _none(why: str) -> facts.Trace:
+    return facts.Trace(None, reason=why)
 
 
 def _reason(error: BaseException) -> str:

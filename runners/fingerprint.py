@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from runners import facts
 from runners.meters import cpu, nvml
 from runners.point import Attempt, Point, canonical
 
@@ -104,9 +105,9 @@ def record(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def fact(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The journal's line about it."""
-    return {"kind": "environment", "pid": os.getpid(), "at": datetime.now(timezone.utc).isoformat(), "record": record}
+def fact(record: Mapping[str, Any]) -> facts.Environment:
+    """The journal's fact of a record, by this process and now."""
+    return facts.Environment(os.getpid(), datetime.now(timezone.utc).isoformat(), record)
 
 
 def code_names(point: Point) -> list[str]:

@@ -7,23 +7,28 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
+from runners import facts
 from runners.device import Device
+from runners.facts import Baseline, Began, Cause, Ended, Exit, Fact, Heartbeat, highest
 from runners.journal import BETWEEN, QUALITY
 from runners.point import Attempt
 from runners.refusals import Refusal, refusal_in
 
-OUR_OWN_BYTES = 2**20
-START = "start"  # where an attempt failed that did not reach its baseline: the interpreter and the imports
+F = TypeVar("F", bound=Fact)
 
-UNAVAILABLE = "runners.phases.Unavailable"  # by its name: a user's class may be called the same
-# What the driver says where torch was built without code for this kind of device (CUDA and ROCm)
+OUR_OWN_BYTES = 2**20  # the most that writing our own lines takes between two phases
+START = "start"  # the failed phase of an attempt that did not reach its baseline: the interpreter and the imports
+
+UNAVAILABLE = "runners.phases.Unavailable"  # the qualified name: a user's class may have the same short one
+# The driver's message where torch was built without code for this kind of device (CUDA and ROCm)
 NO_KERNEL = re.compile(r"no kernel image is available|invalid device function")
 
 
 class Status(str, enum.Enum):
-    """How an attempt ended, or why there was none."""
+    """How an attempt ended, or why there was no attempt."""
 
     OK = "ok"
     OOM = "oom"
@@ -44,7 +49,7 @@ class Status(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One phase on one device. Counters are bytes by name (`resident`, `allocated`, ...); one not read is absent."""
+    """One phase on one device. Counters are bytes by name (`resident`, `allocated`, ...), absent where not read."""
 
     name: str
     run_index: int | None
@@ -59,10 +64,10 @@ class Phase:
     num_ooms: int | None = None
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    counts: bool = True  # false of what is no part of the workload: its peak is not the point's
+    counts: bool = True  # false for a phase that is no part of the workload: the point's peaks leave it out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
 class Outcome:
     """How one attempt ended. What was not measured is None."""
 
@@ -89,7 +94,7 @@ class Outcome:
     budget_kind: str | None = None
     budget_bytes: int | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
-    unlimited: Mapping[str, int] = field(default_factory=dict)  # calculated peaks, as if the device had no end
+    unlimited: Mapping[str, int] = field(default_factory=dict)  # calculated peaks, as if memory were unlimited
     metrics: Mapping[str, Any] = field(default_factory=dict)
     steps: int | None = None
     tokens: int | None = None
@@ -99,14 +104,14 @@ class Outcome:
     contaminated: bool | None = None
     contaminated_by: str | None = None
     contamination_told_by: str | None = None
-    used_before_bytes: int | None = None  # on the device before the attempt began; of several, the most
+    used_before_bytes: int | None = None  # on the device before the attempt began; the most of several devices
     instrumented: bool | None = None
-    other_processes: int | None = None  # most that the workload had started at once; their memory is in no counter
-    other_processes_resident_bytes: int | None = None  # added up: pages that they share count in each
+    other_processes: int | None = None  # the most that the workload had running at once; no counter has their memory
+    other_processes_resident_bytes: int | None = None  # their sum: pages that they share count in each
 
     @property
     def fits(self) -> bool | None:
-        """Whether the point fits on the device, or None if this attempt did not tell."""
+        """Whether the point fits on the device, or None if this attempt did not decide it."""
         if self.status is Status.OK:
             return True
         if self.status in (Status.OOM, Status.OOM_KILLED):
@@ -116,26 +121,34 @@ class Outcome:
 
     @property
     def unlimited_peak_bytes(self) -> int | None:
-        """Of a calculated attempt: the peak of the deciding counter as if the device had no end."""
+        """The peak of the deciding counter of a calculated attempt, as if the device's memory were unlimited."""
         if self.status is Status.OOM:
             return self.unlimited.get(self.device.deciding_counter)
         passed = self.status is Status.OK and self.device.is_calculated
         return self.peak(self.device.deciding_counter) if passed else None
 
     def peak(self, counter: str) -> int | None:
-        """The highest reading of one counter over all phases, in bytes; of one device, where there are several.
+        """The point's peak of one counter in bytes, or None if it was not read."""
+        return self.peaks.get(counter)
 
-        None if there was no reading, or only zeros of phases before the one that was not finished.
+    @cached_property
+    def peaks(self) -> Mapping[str, int]:
+        """The point's peak of each counter in bytes: the highest of all phases that count.
+
+        With several devices it is the highest of any one of them. If a phase did not complete, zeros are left out:
+        they are readings of earlier phases, and nothing was read of the unfinished one.
         """
-        counting = [phase for phase in self.phases if phase.counts and counter in phase.peak]
-        highest = max((phase.peak[counter] for phase in counting), default=None)
-        return None if highest == 0 and self.peak_is_partial else highest
+        peaks = peaks_of(phase for phase in self.phases if phase.counts)
+        return {counter: peak for counter, peak in peaks.items() if peak} if self.peak_is_partial else peaks
 
     @property
     def budget_used_bytes(self) -> int | None:
-        """What the limit counts, at its highest. On cpu it is what the address space grew by (VmPeak over VmSize): the
-        resident peak counts file pages, which RLIMIT_DATA does not. After a refusal VmPeak says nothing, nor where it
-        counts what is only reserved (64 MiB of a thread's arena): more than the budget cannot have been used of it."""
+        """The most of the budget that was used at once, by the counter that the budget limits.
+
+        On cpu it is the growth of the address space (VmPeak over VmSize): the resident peak counts file pages, which
+        RLIMIT_DATA does not. None after a refusal, when VmPeak is no longer meaningful, and where the growth is above
+        the budget: VmPeak then counts memory that is only reserved (64 MiB for a thread's arena).
+        """
         if not self.device.is_cpu:
             return self.peak(self.device.budget_counter)
         before, peak = self.process_baseline.get("virtual"), self.peak("address")
@@ -148,145 +161,157 @@ class Outcome:
     def peak_phase(self) -> str | None:
         """The first phase that reached the peak of the deciding counter.
 
-        Between phases our own lines are written, which takes some pages: a phase that has a name wins by so much.
+        Writing our own lines between phases takes some pages, so a named phase wins within `OUR_OWN_BYTES`.
         """
-        highest = self.peak(self.device.deciding_counter)
-        if highest is None:
+        counter = self.device.deciding_counter
+        peak = self.peak(counter)
+        if peak is None:
             return None
-        counting = [phase for phase in self.phases if phase.counts and self.device.deciding_counter in phase.peak]
+        counting = [phase for phase in self.phases if phase.counts and counter in phase.peak]
         named = [phase for phase in counting if phase.name != BETWEEN]
-        top = max(named, key=lambda phase: phase.peak[self.device.deciding_counter], default=None)
-        return BETWEEN if top is None or top.peak[self.device.deciding_counter] + OUR_OWN_BYTES < highest else top.name
+        top = max(named, key=lambda phase: phase.peak[counter], default=None)
+        return BETWEEN if top is None or top.peak[counter] + OUR_OWN_BYTES < peak else top.name
 
     @property
     def needs_at_least_bytes(self) -> int | None:
-        """With an allocation refused: what was held when it was asked, and what was asked. A lower bound.
+        """A lower bound after a refused allocation: the bytes held at that moment plus the bytes requested.
 
-        None with several devices: the exception does not say, in the user's names, which of them refused.
+        None with several devices: the exception does not name the one that refused as the user does.
         """
         if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None or self.device.parts[1:]:
             return None
-        failed = _failed(self.phases)
+        failed = _unfinished_of(self.phases)
         held = None if failed is None else failed.end.get(self.device.deciding_counter)
         return None if held is None else held + self.requested_bytes
 
 
-def outcome_of(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any] | None) -> Outcome:
-    """What the attempt's facts say: its journal, and its supervisor's last word (None: the supervisor was lost)."""
-    exit = exit or {"lost": True}
-    facts: dict[str, Mapping[str, Any]] = {fact["kind"]: fact for fact in journal}
+def peaks_of(phases: Iterable[Phase]) -> dict[str, int]:
+    """The highest reading of each counter in bytes.
+
+    The driver keeps no high-water mark of what is used on a device: the highest reading at a boundary stands for it.
+    """
+    return highest(_readings(phases))
+
+
+def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
+    for phase in phases:
+        yield phase.peak
+        for reading in (phase.baseline, phase.end):
+            if "used" in reading:
+                yield {"used": reading["used"]}
+
+
+def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> Outcome:
+    """Decide how an attempt ended, from its journal and its supervisor's exit.json (None: the supervisor died)."""
+    if exit is None or exit == Exit():
+        exit = Exit(lost=True)
+    last: dict[type, Fact] = {type(fact): fact for fact in journal}  # of each kind
+    baseline, environment = _last(last, Baseline), _last(last, facts.Environment)
+    budget, model, unlimited = _last(last, facts.Budget), _last(last, facts.Model), _last(last, facts.Unlimited)
+    failed, finished = _last(last, facts.Failed), _last(last, facts.Finished)
     phases = tuple(_counting(attempt, _phases(attempt, journal, exit)))
     partial = any(not phase.completed for phase in phases)
-    baseline = facts.get("baseline", {})
-    surroundings = facts.get("environment", {})
-    budget = facts.get("budget", {})
-    failed, finished = facts.get("failed"), facts.get("finished")
+    available = None if baseline is None else baseline.available_memory_bytes
+    before = [device.used_bytes_before for device in exit.devices if device.used_bytes_before is not None]
     common: dict[str, Any] = {
         "device": attempt.device,
         "attempt": attempt.number,
         "phases": phases,
         "peak_is_partial": partial if phases else None,
-        "process_baseline": baseline.get("counters", {}),
-        "available_memory_bytes": baseline.get("available_memory_bytes", exit.get("available_memory_bytes_start")),
-        "available_memory_end_bytes": exit.get("available_memory_bytes_end"),
-        "memory_pressure_start_us": exit.get("memory_pressure_start_us"),
-        "memory_pressure_end_us": exit.get("memory_pressure_end_us"),
-        "instrumented": baseline.get("instrumented"),
-        "environment": surroundings.get("record", {}),
-        "budget_kind": budget.get("budget_kind"),
-        "budget_bytes": budget.get("budget_bytes"),
-        "unlimited": facts.get("unlimited", {}).get("peak", {}),
-        "model": {key: value for key, value in facts.get("model", {}).items() if key not in ("kind", "t")},
-        "pid": exit.get("pid") or surroundings.get("pid"),
-        "started_at": exit.get("started_at"),
-        "duration_s": exit.get("duration_s"),
-        **_contamination(exit),
-        "signal": exit.get("signal"),
-        "exit_code": exit.get("code"),
+        "process_baseline": {} if baseline is None else baseline.counters or {},
+        "available_memory_bytes": exit.available_memory_bytes_start if available is None else available,
+        "available_memory_end_bytes": exit.available_memory_bytes_end,
+        "memory_pressure_start_us": exit.memory_pressure_start_us,
+        "memory_pressure_end_us": exit.memory_pressure_end_us,
+        "instrumented": None if baseline is None else baseline.instrumented,
+        "environment": {} if environment is None else environment.record or {},
+        "budget_kind": None if budget is None else budget.budget_kind,
+        "budget_bytes": None if budget is None else budget.budget_bytes,
+        "unlimited": {} if unlimited is None else unlimited.peak or {},
+        "model": {} if model is None else model.facts,
+        "pid": exit.pid or (None if environment is None else environment.pid),
+        "started_at": exit.started_at,
+        "duration_s": exit.duration_s,
+        "contaminated": None if exit.contaminated is None else bool(exit.contaminated),
+        "contaminated_by": exit.contaminated or None,
+        "contamination_told_by": exit.contamination_told_by,
+        "used_before_bytes": max(before, default=None),
+        "signal": exit.signal,
+        "exit_code": exit.code,
     }
-    if not _is_of_program(baseline):  # whose processes are what is measured
-        common["other_processes"] = exit.get("other_processes")
-        common["other_processes_resident_bytes"] = exit.get("other_processes_resident_bytes")
+    if baseline is None or not _is_of_program(baseline):  # a program's processes are what is measured
+        common["other_processes"] = exit.other_processes
+        common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
     if finished is not None:
-        common |= {"metrics": finished.get("metrics") or {}}
-        common |= {"steps": finished.get("steps"), "tokens": finished.get("tokens")}
+        common |= {"metrics": finished.metrics or {}, "steps": finished.steps, "tokens": finished.tokens}
         return Outcome(status=Status.OK, **common)
-    unfinished = _failed(phases)
-    common["failed_phase"] = unfinished.name if unfinished else BETWEEN if "baseline" in facts else START
-    if failed is not None and failed.get("signal") is None:  # of a signal that ended its program the process dies too
-        common["exit_code"] = failed.get("exit_code", common["exit_code"])
+    unfinished = _unfinished_of(phases)
+    common["failed_phase"] = unfinished.name if unfinished else START if baseline is None else BETWEEN
+    if failed is not None and failed.signal is None:  # the process dies of the signal that ended its program
+        if failed.exit_code is not None:
+            common["exit_code"] = failed.exit_code
         return Outcome(**_raised(failed), **common)
     return Outcome(**_ended(exit), **common)
 
 
-def _is_of_program(baseline: Mapping[str, Any]) -> bool:
-    """Whether the counters are of a program that the process has started, and not of the process itself."""
-    return baseline.get("of") == "program"
+def _last(journal: Mapping[type, Fact], kind: type[F]) -> F | None:
+    found = journal.get(kind)
+    return found if isinstance(found, kind) else None
 
 
-def _contamination(exit: Mapping[str, Any]) -> dict[str, Any]:
-    who = exit.get("contaminated")
-    before = (device.get("used_bytes_before") for device in exit.get("devices", ()))
-    return {
-        "contaminated": None if who is None else bool(who),
-        "contaminated_by": who or None,
-        "contamination_told_by": exit.get("contamination_told_by"),
-        "used_before_bytes": max((used for used in before if used is not None), default=None),
-    }
+def _is_of_program(baseline: facts.Baseline) -> bool:
+    """Whether the counters are those of a program that the process started, rather than its own."""
+    return baseline.of == facts.PROGRAM
 
 
-def _failed(phases: Sequence[Phase]) -> Phase | None:
-    """The phase an attempt failed in: the last one that did not complete. An earlier one's failure was caught."""
+def _unfinished_of(phases: Sequence[Phase]) -> Phase | None:
+    """The phase an attempt failed in: the last that did not complete. The workload caught earlier failures."""
     return next((phase for phase in reversed(phases) if not phase.completed), None)
 
 
-def _raised(failed: Mapping[str, Any]) -> dict[str, Any]:
-    chain = failed["chain"]
-    outermost = chain[0]
-    told: dict[str, Any] = {
+def _raised(failed: facts.Failed) -> dict[str, Any]:
+    outermost = failed.chain[0]
+    found: dict[str, Any] = {
         "status": Status.ERROR,
-        "error_type": outermost["type"],
-        "error_message": outermost.get("message"),
-        "traceback": failed.get("traceback"),
+        "error_type": outermost.type,
+        "error_message": outermost.message,
+        "traceback": failed.traceback,
     }
-    refusal: Refusal | None = refusal_in(chain)
-    if any(_is_unavailable(cause) for cause in chain):
-        told["status"] = Status.UNAVAILABLE
+    refusal: Refusal | None = refusal_in(failed.chain)
+    if any(_is_unavailable(cause) for cause in failed.chain):
+        found["status"] = Status.UNAVAILABLE
     elif refusal is not None:
-        told |= {"status": Status.OOM, "oom_scope": refusal.scope, "requested_bytes": refusal.requested_bytes}
-    return told
+        found |= {"status": Status.OOM, "oom_scope": refusal.scope, "requested_bytes": refusal.requested_bytes}
+    return found
 
 
-def _is_unavailable(cause: Mapping[str, Any]) -> bool:
-    if cause["type"] == UNAVAILABLE:
+def _is_unavailable(cause: Cause) -> bool:
+    if cause.type == UNAVAILABLE:
         return True
-    is_torchs = "RuntimeError" in (cause["type"], *cause.get("bases", ()))
-    return is_torchs and NO_KERNEL.search(cause.get("message") or "") is not None
+    is_torchs = "RuntimeError" in (cause.type, *cause.bases)
+    return is_torchs and NO_KERNEL.search(cause.message or "") is not None
 
 
-def _ended(exit: Mapping[str, Any]) -> dict[str, Any]:
-    """The status of a process that left no word of its own."""
-    if exit.get("lost"):
-        why = exit.get("reason") or "its supervisor ended before it could say how the attempt did"
+def _ended(exit: Exit) -> dict[str, Any]:
+    """The status of a process that neither finished nor reported a failure."""
+    if exit.lost:
+        why = exit.reason or "its supervisor ended before it could say how the attempt did"
         return {"status": Status.LOST, "error_message": why}
-    if exit.get("interrupted"):
-        return {"status": Status.INTERRUPTED, "error_message": exit.get("reason")}
-    if exit.get("timed_out"):
-        return {"status": Status.TIMEOUT, "error_message": exit.get("reason")}
-    if exit.get("unavailable"):
-        return {"status": Status.UNAVAILABLE, "error_message": exit["unavailable"]}
-    number = exit.get("signal")
-    if number == signal.SIGKILL:
-        proof = exit.get("oom_kill_proof")
-        if proof:
-            return {"status": Status.OOM_KILLED, "oom_scope": "host", "error_message": proof}
+    if exit.interrupted:
+        return {"status": Status.INTERRUPTED, "error_message": exit.reason}
+    if exit.timed_out:
+        return {"status": Status.TIMEOUT, "error_message": exit.reason}
+    if exit.unavailable:
+        return {"status": Status.UNAVAILABLE, "error_message": exit.unavailable}
+    if exit.signal == signal.SIGKILL:
+        if exit.oom_kill_proof:
+            return {"status": Status.OOM_KILLED, "oom_scope": "host", "error_message": exit.oom_kill_proof}
         return {"status": Status.KILLED, "error_message": "SIGKILL, and nothing says from whom"}
-    if number is not None:
-        return {"status": Status.CRASHED, "error_message": f"ended by {_signal_name(number)}{_last_words(exit)}"}
-    return {
-        "status": Status.CRASHED,
-        "error_message": f"ended without a word, exit code {exit.get('code')}{_last_words(exit)}",
-    }
+    how = f"ended without a word, exit code {exit.code}"
+    if exit.signal is not None:
+        how = f"ended by {_signal_name(exit.signal)}"
+    output = f": {exit.last_output}" if exit.last_output else ""
+    return {"status": Status.CRASHED, "error_message": how + output}
 
 
 def _signal_name(number: int) -> str:
@@ -296,116 +321,105 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _last_words(exit: Mapping[str, Any]) -> str:
-    words = exit.get("last_output")
-    return f": {words}" if words else ""
-
-
-def _phases(attempt: Attempt, journal: Sequence[Mapping[str, Any]], exit: Mapping[str, Any]) -> Iterator[Phase]:
-    """The phases that ended, then the one that did not, with the last that was seen of it."""
-    current: Mapping[str, Any] | None = None  # began, or the ended / baseline line that `between` starts from
-    seen: dict[str, dict[str, int]] = {}  # device -> highest readings of the current phase
-    told = False  # how it ended, by the process itself
+def _phases(attempt: Attempt, journal: Sequence[Fact], exit: Exit) -> Iterator[Phase]:
+    """The phases that ended, then the unfinished one with its last readings."""
+    current: Began | Ended | Baseline | None = None  # after Baseline and Ended the phase `between` is under way
+    seen: list[Heartbeat] = []  # of the current phase
+    reported = False  # whether the process itself reported how it ended
     of_program = False
     for fact in journal:
-        kind = fact["kind"]
-        if kind == "ended":
-            for device, counters in fact.get("counters", {}).items():
-                yield _phase(fact, device, counters, completed=bool(fact.get("completed")))
-        if kind in ("baseline", "began", "ended"):
-            current, seen = fact, {}
-            of_program = of_program or _is_of_program(fact)
-        elif kind == "heartbeat" and current is not None and _is_of(fact, current):
-            _keep_highest(seen, fact)
-        elif kind in ("failed", "finished"):
-            told = True
+        if isinstance(fact, Ended):
+            for device, counters in fact.counters.items():
+                yield _ended_phase(fact, device, counters)
+        if isinstance(fact, (Baseline, Began, Ended)):
+            current, seen = fact, []
+            of_program = of_program or (isinstance(fact, Baseline) and _is_of_program(fact))
+        elif isinstance(fact, Heartbeat) and current is not None and _is_of(fact, current):
+            seen.append(fact)
+        elif isinstance(fact, (facts.Failed, facts.Finished)):
+            reported = True
             break
-    if current is None or (told and current["kind"] != "began"):
+    if current is None or (reported and not isinstance(current, Began)):
         return
-    if current["kind"] == "baseline" and not seen and exit.get("signal") is None:
+    if isinstance(current, Baseline) and not seen and exit.signal is None:
         return
-    # What was seen from outside is of a process in which nothing is measured, where a device is calculated.
+    # Readings from outside are of a process in which nothing is measured where a program is, or a device is calculated.
     elsewhere = of_program or attempt.device.is_calculated
-    yield from _unfinished(attempt, current, seen, {} if elsewhere else exit)
+    yield from _unfinished(attempt, current, seen, Exit() if elsewhere else exit)
 
 
 def _counting(attempt: Attempt, phases: Iterable[Phase]) -> Iterator[Phase]:
-    """A metric of the user's may take more than the workload, and leave more behind: what follows it counts neither."""
+    """Stop counting at the user's metric: it may take more memory than the workload, and leave more behind."""
     assessed = False
     for phase in phases:
         assessed = assessed or (phase.name == QUALITY and attempt.point.get("quality.target") is not None)
         yield replace(phase, counts=False) if assessed else phase
 
 
-def _keep_highest(seen: dict[str, dict[str, int]], heartbeat: Mapping[str, Any]) -> None:
-    for device, counters in heartbeat.get("counters", {}).items():
-        peaks = seen.setdefault(device, {})
-        for counter, value in counters.get("peak", {}).items():
-            peaks[counter] = max(value, peaks.get(counter, value))
-
-
 def _unfinished(
-    attempt: Attempt, current: Mapping[str, Any], seen: Mapping[str, Mapping[str, int]], exit: Mapping[str, Any]
+    attempt: Attempt, current: Began | Ended | Baseline, seen: Sequence[Heartbeat], exit: Exit
 ) -> Iterator[Phase]:
-    first = attempt.device.parts[0]  # where the process's own memory stands
-    began = current if current["kind"] == "began" else _between(current, first)
-    counters = began.get("counters") or {first: {}}
-    for device in dict.fromkeys([*counters, *seen]):
-        peak = dict(seen.get(device, {}))
-        resident = _resident_from_outside(current, exit) if device == first else None
+    first = attempt.device.parts[0]  # the process's own memory is in its counters
+    began = _began(current, first)
+    baseline = began.baseline or {first: {}}
+    for device in dict.fromkeys([*baseline, *(device for heartbeat in seen for device in heartbeat.peak)]):
+        peak = highest(heartbeat.peak.get(device, {}) for heartbeat in seen)
+        resident = _resident_from_outside(began, exit) if device == first else None
         if resident is not None:
-            peak["resident"] = max(resident, peak.get("resident", resident))
-        known = {"baseline": counters.get(device, {}).get("baseline", {}), "peak": peak}
-        yield _phase(began, device, known, completed=False)
+            peak = highest([peak, {"resident": resident}])
+        yield Phase(
+            name=began.phase,
+            run_index=began.run_index,
+            device=device,
+            completed=False,
+            baseline=baseline.get(device, {}),
+            peak=peak,
+        )
 
 
-def _is_of(heartbeat: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether a heartbeat belongs to the phase that is under way: it can be written just after its own phase ended."""
-    under_way = (current["phase"], current.get("run_index")) if current["kind"] == "began" else (BETWEEN, None)
-    return (heartbeat["phase"], heartbeat.get("run_index")) == under_way
+def _is_of(heartbeat: Heartbeat, current: Began | Ended | Baseline) -> bool:
+    """Whether a heartbeat belongs to the phase under way: it can be written just after its own phase ended."""
+    under_way = (current.phase, current.run_index) if isinstance(current, Began) else (BETWEEN, None)
+    return (heartbeat.phase, heartbeat.run_index) == under_way
 
 
-def _between(previous: Mapping[str, Any], first: str) -> dict[str, Any]:
-    """The stretch that starts where another ended, or at the process's baseline, as if it had a `began` of its own."""
-    if previous["kind"] == "baseline":
-        counters = {first: {"baseline": previous.get("counters", {})}}
-    else:
-        ended = previous.get("counters", {})
-        counters = {device: {"baseline": readings.get("end", {})} for device, readings in ended.items()}
-    return {"phase": BETWEEN, "run_index": None, "counters": counters}
+def _began(current: Began | Ended | Baseline, first: str) -> Began:
+    """The beginning of the phase under way; `between` starts where another phase ended, or at the baseline."""
+    if isinstance(current, Began):
+        return current
+    if isinstance(current, Baseline):
+        return Began(BETWEEN, None, {first: current.counters or {}}, current.t)
+    return Began(BETWEEN, None, {device: counters.end for device, counters in current.counters.items()}, current.t)
 
 
-def _resident_from_outside(began: Mapping[str, Any], exit: Mapping[str, Any]) -> int | None:
-    """The unfinished phase's resident high-water mark as the kernel and the supervisor have it.
+def _resident_from_outside(began: Began, exit: Exit) -> int | None:
+    """The unfinished phase's resident high-water mark in bytes, as the kernel and the supervisor have it.
 
     `wait4` gives the mark at death, to the page, but never less than what an exec'd or forked process starts from:
-    only a figure above the supervisor's own size at the start is the child's (facts: 515 MiB shown for a 15 MiB child).
+    only a figure above the supervisor's own size at the start is the child's (a 15 MiB child showed 515 MiB).
     A reading from outside counts if it was taken after the phase began.
     """
-    readings = [
-        reading["resident"]
-        for reading in exit.get("outside", ())
-        if reading.get("resident") is not None and reading["t"] >= began["t"]
-    ]
-    at_death, started_at = exit.get("maxrss_bytes"), exit.get("supervisor_resident_bytes") or 0
-    if at_death is not None and exit.get("signal") is not None and at_death > started_at:
+    since = began.t or 0.0
+    readings = [reading.resident for reading in exit.outside if reading.resident is not None and reading.t >= since]
+    at_death, started_at = exit.maxrss_bytes, exit.supervisor_resident_bytes or 0
+    if at_death is not None and exit.signal is not None and at_death > started_at:
         readings.append(at_death)
     return max(readings, default=None)
 
 
-def _phase(fact: Mapping[str, Any], device: str, counters: Mapping[str, Any], completed: bool) -> Phase:
+def _ended_phase(ended: Ended, device: str, counters: facts.Counters) -> Phase:
     return Phase(
-        name=fact["phase"],
-        run_index=fact.get("run_index"),
+        name=ended.phase,
+        run_index=ended.run_index,
         device=device,
-        completed=completed,
-        iterations=fact.get("iterations"),
-        elapsed_s=fact.get("elapsed_s"),
-        baseline=counters.get("baseline", {}),
-        end=counters.get("end", {}),
-        peak=counters.get("peak", {}),
-        alloc_retries=counters.get("alloc_retries"),
-        num_ooms=counters.get("num_ooms"),
-        shapes=fact.get("shapes") or {},
-        metrics=fact.get("metrics") or {},
+        completed=bool(ended.completed),
+        iterations=ended.iterations,
+        elapsed_s=ended.elapsed_s,
+        baseline=counters.baseline,
+        end=counters.end,
+        peak=counters.peak,
+        alloc_retries=counters.alloc_retries,
+        num_ooms=counters.num_ooms,
+        shapes=ended.shapes or {},
+        metrics=ended.metrics or {},
     )

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from runners import facts
 from runners.journal import BETWEEN, Journal
 
 WHOLE = "whole"
@@ -90,9 +91,9 @@ class Phases:
             return _inside(self._notes)
         return self._measured(name, run_index)
 
-    def model(self, **facts: Any) -> None:
-        """Say what was built: parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ..."""
-        self._journal.write({"kind": "model", **facts})
+    def model(self, **built: Any) -> None:
+        """Report the model: parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ..."""
+        self._journal.write(facts.Model(built))
 
     @contextmanager
     def _measured(self, name: str, run_index: int | None) -> Iterator[Notes]:
@@ -100,8 +101,8 @@ class Phases:
             raise RuntimeError(f"phase {name!r} inside phase {self._current[0]!r}: it would take the outer one's peak")
         ended = self._end(completed=True)
         self._current, self._notes = (name, run_index), Notes()
-        began = {device: {"baseline": reading.now} for device, reading in self._readings.items()}
-        self._journal.write(ended, {"kind": "began", "phase": name, "run_index": run_index, "counters": began})
+        baseline = {device: reading.now for device, reading in self._readings.items()}
+        self._journal.write(ended, facts.Began(name, run_index, baseline))
         self._since = time.perf_counter()
         try:
             yield self._notes
@@ -117,8 +118,8 @@ class Phases:
         self._current, self._notes = (BETWEEN, None), None
         self._journal.write(ended)
 
-    def _end(self, completed: bool) -> dict[str, Any]:
-        """Read the boundary, and give the line of the phase that ends at it."""
+    def _end(self, completed: bool) -> facts.Ended:
+        """Read the boundary, and return the fact of the phase that ends at it."""
         began, notes, (name, run_index) = self._readings, self._notes or Notes(), self._current
         self._readings = self._meter.boundary(failed=not completed)
         elapsed = time.perf_counter() - self._since  # the boundary waits for the device: its time is the phase's
@@ -126,24 +127,23 @@ class Phases:
         counters = {}
         for device, reading in self._readings.items():
             before = began.get(device, Reading())
-            counters[device] = {
-                "baseline": before.now,
-                "end": reading.now,
-                "peak": reading.peak,
-                "alloc_retries": _rise(before.alloc_retries, reading.alloc_retries),
-                "num_ooms": _rise(before.num_ooms, reading.num_ooms),
-            }
-        return {
-            "kind": "ended",
-            "phase": name,
-            "run_index": run_index,
-            "elapsed_s": elapsed,
-            "iterations": notes.iterations,
-            "completed": completed,
-            "counters": counters,
-            "shapes": notes.shapes,
-            "metrics": notes.metrics,
-        }
+            counters[device] = facts.Counters(
+                baseline=before.now,
+                end=reading.now,
+                peak=reading.peak,
+                alloc_retries=_rise(before.alloc_retries, reading.alloc_retries),
+                num_ooms=_rise(before.num_ooms, reading.num_ooms),
+            )
+        return facts.Ended(
+            phase=name,
+            run_index=run_index,
+            elapsed_s=elapsed,
+            iterations=notes.iterations,
+            completed=completed,
+            counters=counters,
+            shapes=notes.shapes,
+            metrics=notes.metrics,
+        )
 
     def close(self, completed: bool) -> None:
         """End what is under way: the stretch after the last phase, which counts too, or a phase whose own end raised
@@ -157,10 +157,10 @@ class Phases:
 
         def beat() -> None:
             current = self._current
-            peaks = {device: {"peak": reading.peak} for device, reading in self._meter.glance().items()}
+            peaks = {device: reading.peak for device, reading in self._meter.glance().items()}
             if current is self._current and self._readings:  # a reading across a boundary belongs to neither side
                 name, run_index = current
-                self._journal.write({"kind": "heartbeat", "phase": name, "run_index": run_index, "counters": peaks})
+                self._journal.write(facts.Heartbeat(name, run_index, peaks))
 
         def run() -> None:
             while not stop.wait(seconds):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.device import Card, Device
+from runners.facts import Exit, exit_from_json, exit_to_json
 
 FORMAT = 1  # of point.json, journal.jsonl and exit.json
 
@@ -181,13 +182,16 @@ class AttemptFolder:
     def asked(self) -> Attempt:
         return Attempt.from_json(json.loads(self.request.read_bytes()))
 
-    def settled(self) -> dict[str, Any] | None:
-        """The supervisor's last word, or None while (or because) it has not been said."""
+    def settle(self, exit: Exit) -> None:
+        """Write how the attempt ended. Raises OSError."""
+        write_aside(self.exit, {"format": FORMAT, **exit_to_json(exit)})
+
+    def settled(self) -> Exit | None:
+        """How the attempt ended, or None if its supervisor has not written it."""
         try:
-            settled: dict[str, Any] = json.loads(self.exit.read_bytes())
+            return exit_from_json(json.loads(self.exit.read_bytes()))
         except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
             return None
-        return settled
 
 
 def write_aside(path: Path, value: Any) -> None:

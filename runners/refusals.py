@@ -8,10 +8,11 @@ raises it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
+
+from runners.facts import Cause
 
 MIB = 2**20
 POWERS = {"bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}  # of 1024, whether printed as GiB or as GB
@@ -53,11 +54,11 @@ class Refusal:
     requested_bytes: int | None
 
 
-def refusal_in(chain: Sequence[Mapping[str, Any]]) -> Refusal | None:
-    """The refused allocation behind an exception, looked for along its causes, the outermost first."""
+def refusal_in(chain: Sequence[Cause]) -> Refusal | None:
+    """The refused allocation behind an exception: the first among its causes, the outermost first."""
     for cause in chain:
-        names = {str(name).rpartition(".")[2] for name in (cause["type"], *cause.get("bases", ()))}
-        message = str(cause.get("message") or "")
+        names = {name.rpartition(".")[2] for name in (cause.type, *cause.bases)}
+        message = cause.message or ""
         for name, text, scope in KNOWN:
             if name in names and re.search(text, message):
                 return Refusal(scope, requested_in(message))

@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from runners import cgroups, child, contamination, launch_command, processes
+from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
-from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
+from runners.point import Attempt, AttemptFolder, write_aside
 
 LONGEST_OUTPUT = 2**20  # bytes kept of what a workload prints: this much from the start,
 LAST_OUTPUT = 2**16  # and this much from the end
@@ -65,13 +66,13 @@ class Running:
     next_watch: float = 0.0
     waits_for: str | None = None  # who is on the device, or what is not given back, as it was last said
     machine: dict[str, Any] = field(default_factory=dict)
-    ended: dict[str, Any] | None = None  # how, while its devices' memory is waited for
+    ended: Exit | None = None  # how, while its devices' memory is waited for
     timed_out: bool = False
     cancelled: str | None = None
     own_resident: int | None = None
     oom_kills: int | None = None
     kernel_log: int | None = None
-    outside: list[dict[str, Any]] = field(default_factory=list)
+    outside: list[OutsideReading] = field(default_factory=list)
     others: int = 0  # most processes of the workload's own seen at once
     others_resident: int = 0  # and their resident bytes, added up: pages they share count in each
 
@@ -223,7 +224,7 @@ class Supervisor:
         except OSError as error:
             os.close(write_end)
             running.output.close()
-            self._write_end(running, {"unavailable": f"no process could be started: {error}"})
+            self._write_end(running, Exit(unavailable=f"no process could be started: {error}"))
             return
         os.close(write_end)
         self._selector.register(read_end, selectors.EVENT_READ, "output")
@@ -265,7 +266,7 @@ class Supervisor:
         assert running.watch is not None
         assert running.ended is not None
         if not self._waits_for(running, running.watch.after(time.monotonic())):
-            self._write_end(running, running.ended | running.watch.facts())
+            self._write_end(running, running.ended._replace(**running.watch.facts()))
 
     def _waits_for(self, running: Running, what: str | None) -> bool:
         if what is None:
@@ -310,11 +311,11 @@ class Supervisor:
     def _kill(self, running: Running) -> None:
         """End the attempt's whole session at once: a workload can ignore or delay any gentler signal."""
         if running.pid is None:  # still waiting for its device
-            self._write_end(running, {"interrupted": True, "reason": running.cancelled})
+            self._write_end(running, Exit(interrupted=True, reason=running.cancelled))
             return
         if running.ended is not None:  # it ended before it was cancelled: its memory alone was waited for
             assert running.watch is not None
-            self._write_end(running, running.ended | running.watch.facts())
+            self._write_end(running, running.ended._replace(**running.watch.facts()))
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(running.pid, signal.SIGKILL)
@@ -326,7 +327,7 @@ class Supervisor:
         now = time.monotonic()  # before the reading: one that straddles a phase's start counts to neither phase
         peak = cpu.read_status(running.pid).peak.get("resident")
         if peak is not None:
-            running.outside = [*running.outside[1 - READINGS_KEPT :], {"t": now, "resident": peak}]
+            running.outside = [*running.outside[1 - READINGS_KEPT :], OutsideReading(now, peak)]
         others = processes.family_of(running.pid)
         if others:
             resident = sum(cpu.read_status(pid).now.get("resident", 0) for pid in others)
@@ -345,34 +346,34 @@ class Supervisor:
         leftovers = processes.end_descendants(os.getpid())
         self._selector.unregister(running.output.descriptor)
         running.output.close()
-        facts: dict[str, Any] = {
-            "pid": running.pid,
-            "code": None if code < 0 else code,
-            "signal": -code if code < 0 else None,
-            "timed_out": running.timed_out,
-            "duration_s": ended - running.began,
-            "maxrss_bytes": usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
-            "supervisor_resident_bytes": running.own_resident,
-            "outside": running.outside,
-            "other_processes": running.others or None,
-            "other_processes_resident_bytes": running.others_resident or None,
-            "leftover_processes": leftovers,
-            "output_truncated": running.output.truncated,
-            "last_output": running.output.last_words,
+        exit = Exit(
+            pid=running.pid,
+            code=None if code < 0 else code,
+            signal=-code if code < 0 else None,
+            timed_out=running.timed_out,
+            duration_s=ended - running.began,
+            maxrss_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            supervisor_resident_bytes=running.own_resident,
+            outside=running.outside,
+            other_processes=running.others or None,
+            other_processes_resident_bytes=running.others_resident or None,
+            leftover_processes=leftovers,
+            output_truncated=running.output.truncated,
+            last_output=running.output.last_words,
             **running.machine,
             **contamination.machine("end"),
-        }
+        )
         if running.timed_out:
-            facts["reason"] = f"not done after timeout={running.attempt.timeout:g} seconds"
+            exit = exit._replace(reason=f"not done after timeout={running.attempt.timeout:g} seconds")
         if running.cancelled is not None:
-            facts |= {"interrupted": True, "reason": running.cancelled}
+            exit = exit._replace(interrupted=True, reason=running.cancelled)
         if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
-            facts["oom_kill_proof"] = self._proof_of_oom_kill(running)
+            exit = exit._replace(oom_kill_proof=self._proof_of_oom_kill(running))
         assert running.watch is not None
-        if running.cancelled is not None:  # somebody wants it to be over: what is not waited for is not claimed
-            self._write_end(running, facts | running.watch.facts())
+        if running.cancelled is not None:  # it has to end now: what was not waited for is not claimed
+            self._write_end(running, exit._replace(**running.watch.facts()))
             return
-        running.ended = facts
+        running.ended = exit
         self._await_memory(running)
 
     def _proof_of_oom_kill(self, running: Running) -> str | None:
@@ -387,7 +388,7 @@ class Supervisor:
             return f"the memory cgroup's oom_kill count rose by {kills - running.oom_kills}"
         return None
 
-    def _write_end(self, running: Running, facts: dict[str, Any]) -> None:
+    def _write_end(self, running: Running, exit: Exit) -> None:
         """Put exit.json in its place, and the folder back if the workload removed it; then take the next attempt."""
         answer = {"settled": str(running.folder.path)}
         try:
@@ -396,7 +397,7 @@ class Supervisor:
                 write_aside(running.folder.request, running.attempt.to_json())
             if running.journal is not None:
                 _restore(running.folder.journal, running.journal)
-            write_aside(running.folder.exit, {"format": FORMAT, "started_at": running.started_at, **facts})
+            running.folder.settle(exit._replace(started_at=running.started_at))
         except OSError as error:  # a full disk, say: not settled, and the sweep must not go on as if it were
             answer = {"unwritten": str(running.folder.path), "error": str(error)}
         for descriptor in (running.journal, running.kernel_log):

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from runners import facts
 from runners.journal import BETWEEN, plain
 from runners.meters import torch_tensors
 from runners.meters.torch_tensors import TensorTracker
@@ -120,7 +121,7 @@ class TracedPhases(Phases):
         self._history = history
         history.where = lambda: self._current
 
-    def _end(self, completed: bool) -> dict[str, Any]:
+    def _end(self, completed: bool) -> facts.Ended:
         if not completed:
             self._history.phase_failed()
         return super()._end(completed)

@@ -9,7 +9,6 @@ import torch
 
 from runners import fingerprint
 from runners.point import Attempt
-from runners.simulation import simulate
 
 
 def record(attempt: Attempt) -> dict[str, Any]:
@@ -25,6 +24,8 @@ def record(attempt: Attempt) -> dict[str, Any]:
     if attempt.device.is_cpu:
         return found
     if attempt.device.card is not None:
+        from runners.simulation import simulate
+
         return found | simulate.describe(attempt.device.card)
     from runners.meters import cuda
 

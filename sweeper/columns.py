@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from runners.device import device_named
-from runners.outcome import Outcome, Phase
+from runners.outcome import Outcome, Phase, peaks_of
 from runners.point import Attempt, Point
 from sweeper import quality
 
@@ -80,28 +80,11 @@ AFTER_TRAINING = ("evaluation", "export")  # phases, of sweeper's own workloads 
 
 @dataclass(frozen=True)
 class SettledAttempt:
-    """What the columns of an attempt are taken from. Its peaks are looked for once."""
+    """What the columns of an attempt are taken from."""
 
     attempt: Attempt
     outcome: Outcome
     environment_id: str | None
-
-    @cached_property
-    def peaks(self) -> dict[str, int]:
-        highest: dict[str, int] = {}
-        for phase in self.outcome.phases:
-            if not phase.counts:
-                continue
-            for counter, value in phase.peak.items():
-                if value > highest.get(counter, -1):
-                    highest[counter] = value
-            # The driver has no high-water mark of what is used on a device: the highest reading is all there is.
-            for reading in (phase.baseline, phase.end):
-                if reading.get("used", -1) > highest.get("used", -1):
-                    highest["used"] = reading["used"]
-        if self.outcome.peak_is_partial:  # a 0 is of the phases before the one that did not end: nothing was read of it
-            return {counter: value for counter, value in highest.items() if value}
-        return highest
 
     @property
     def beyond_training(self) -> dict[str, dict[str, int]]:
@@ -112,18 +95,19 @@ class SettledAttempt:
         names = [phase.name for phase in self.outcome.phases if phase.counts]
         if not any(name in AFTER_TRAINING for name in names):
             return {}
-        training: dict[str, int] = {}
-        after: dict[str, dict[str, int]] = {}
+        training: list[Phase] = []
+        after: dict[str, list[Phase]] = {}
         for phase in self.outcome.phases:
             if phase.name in AFTER_TRAINING:
-                _keep_highest(after.setdefault(phase.name, {}), phase)
+                after.setdefault(phase.name, []).append(phase)
             elif not after and phase.counts:
-                _keep_highest(training, phase)
+                training.append(phase)
+        before = peaks_of(training)
         finished = {phase.name for phase in self.outcome.phases if phase.completed}
+        peaks = {name: peaks_of(phases) for name, phases in after.items() if before and name in finished}
         return {
-            name: {counter: max(0, peak - training[counter]) for counter, peak in peaks.items() if counter in training}
-            for name, peaks in after.items()
-            if training and name in finished
+            name: {counter: max(0, peak - before[counter]) for counter, peak in of_phase.items() if counter in before}
+            for name, of_phase in peaks.items()
         }
 
     @property
@@ -152,13 +136,6 @@ class SettledAttempt:
     def lengths(self) -> Mapping[str, Any]:
         """What the phase that made the inputs says of them; measured as a whole, the workload's one phase says it."""
         return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
-
-
-def _keep_highest(peaks: dict[str, int], phase: Phase) -> None:
-    readings = [phase.peak, *({"used": each["used"]} for each in (phase.baseline, phase.end) if "used" in each)]
-    for reading in readings:
-        for counter, value in reading.items():
-            peaks[counter] = max(value, peaks.get(counter, value))
 
 
 class MeasuredPhase(NamedTuple):  # a million are made of a large run, in a third of a frozen dataclass's time
@@ -211,7 +188,7 @@ def _outcome(name: str, type: pa.DataType, meaning: str, unit: str | None = None
 
 def _peak(counter: str, meaning: str) -> Column:
     name = f"peak_{counter}_bytes"
-    return Column(name, INT, meaning, "bytes", lambda settled: settled.peaks.get(counter))
+    return Column(name, INT, meaning, "bytes", lambda settled: settled.outcome.peak(counter))
 
 
 def _lengths(name: str, meaning: str, unit: str = "tokens") -> Column:

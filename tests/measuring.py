@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ SETTLED = {
 
 @dataclass(frozen=True)
 class Measured:
+    """An attempt that has settled: its outcome, and the JSON of its files."""
+
     outcome: Outcome
     folder: AttemptFolder
     journal: list[dict[str, Any]]
@@ -90,9 +93,9 @@ class Lab:
 
     def settle(self, attempt: Attempt) -> Measured:
         event = self.wait_for("settled")
-        facts, exit = journal.read(event.folder.journal), event.folder.settled()
-        assert exit is not None
-        return Measured(outcome_of(attempt, facts, exit), event.folder, facts, exit)
+        folder = event.folder
+        outcome = outcome_of(attempt, journal.read(folder.journal), folder.settled())
+        return Measured(outcome, folder, journal.read_lines(folder.journal), json.loads(folder.exit.read_bytes()))
 
     def measure(
         self, target: str, params: Mapping[str, Any] | None = None, trace: bool = False, **settled: Any

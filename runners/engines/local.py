@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runners import launch_command, processes
-from runners.point import FORMAT, Attempt, AttemptFolder, write_aside
+from runners.facts import Exit
+from runners.point import Attempt, AttemptFolder
 
 
 class EngineFailed(Exception):
@@ -154,7 +155,7 @@ class Local:
         if folder.settled() is None:
             ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             try:
-                write_aside(folder.exit, {"format": FORMAT, "lost": True, "reason": f"its supervisor died ({ended})"})
+                folder.settle(Exit(lost=True, reason=f"its supervisor died ({ended})"))
             except OSError as error:
                 raise EngineFailed(f"{folder.exit} cannot be written: {error}") from error
         return [Event("settled", folder, name)]

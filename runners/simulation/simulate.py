@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
+from runners import facts
 from runners.device import Card
 from runners.journal import BETWEEN, Journal
 from runners.phases import WHOLE, Phases, Reading, Unavailable
@@ -71,14 +72,14 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told
         kind, room = "tensors", budget
         if card.total_bytes is not None:
             kind, room = "allocator", min(budget, card.total_bytes - card.outside_bytes)
-        journal.write({"kind": "budget", "budget_kind": kind, "budget_bytes": room})
+        journal.write(facts.Budget(kind, room))
     refused = False
     for line in replay(followed, attempt.device.name, device_of(card, budget)):
-        journal.write(line)
+        journal.write(facts.from_json(line))
         refused = refused or line["kind"] == "failed"
     if refused:
         unlimited = replay(followed, attempt.device.name, device_of(card, None, endless=True))
-        journal.write({"kind": "unlimited", "peak": _peaks(unlimited)})
+        journal.write(facts.Unlimited(_peaks(unlimited)))
 
 
 def card_of(attempt: Attempt) -> Card:
@@ -123,9 +124,9 @@ def trace(attempt: Attempt, workload: ModuleType, told: Told) -> AllocationTrace
             else:
                 finished = workload.run(values, "meta", phases)
         phases.close(completed=True)
-        lines.write({"kind": "finished", **finished})
+        lines.add({"kind": "finished", **finished})
     except BaseException as error:
-        lines.write({"kind": "failed", **told(_of_this_machine(error))})
+        lines.add({"kind": "failed", **told(_of_this_machine(error))})
     if follower.lost is None:
         return AllocationTrace(lines.lines, follower.events)
     # Wherever it went from there, it went by what nobody knows.
@@ -168,7 +169,10 @@ class _Lines:
         self.lines: list[dict[str, Any]] = []
         self._place = place
 
-    def write(self, *lines: dict[str, Any]) -> None:
+    def write(self, *written: facts.Fact) -> None:
+        self.add(*map(facts.to_json, written))
+
+    def add(self, *lines: dict[str, Any]) -> None:
         self.lines += [{**line, EVENT: self._place.now} for line in lines]
 
 
@@ -229,14 +233,12 @@ def device_of(card: Card, budget: int | None, endless: bool = False) -> Device:
 
 def _peaks(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """The highest of each counter; nothing if the workload did not come to its end."""
-    highest: dict[str, int] = {}
+    peaks: list[Mapping[str, int]] = []
     for line in lines:
         if line["kind"] == "failed":
             return {}
-        for counters in line.get("counters", {}).values():
-            for counter, value in counters.get("peak", {}).items():
-                highest[counter] = max(value, highest.get(counter, 0))
-    return highest
+        peaks += [counters.get("peak", {}) for counters in line.get("counters", {}).values()]
+    return facts.highest(peaks)
 
 
 class _Card:

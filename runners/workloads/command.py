@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners import fingerprint, processes
+from runners import facts, fingerprint, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal
@@ -72,8 +72,8 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
     phases = Phases(meter, journal)
     journal.write(fingerprint.fact(fingerprint.record(attempt)))
     with phases.heartbeat(attempt.heartbeat):
-        baseline = {"kind": "baseline", "of": "program", "counters": {}, "instrumented": False}
-        journal.write({**baseline, "available_memory_bytes": cpu.available_memory_bytes()}, *budget.decide(held=0))
+        baseline = facts.Baseline({}, cpu.available_memory_bytes(), instrumented=False, of=facts.PROGRAM)
+        journal.write(baseline, *budget.decide(held=0))
         phases.open()
         try:
             with phases(WHOLE if values.get("phases") == WHOLE else "run") as notes:
@@ -83,7 +83,7 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
                     code = program.wait()
                 reported = meter.reports()
                 notes.metrics = {**meter.facts(), "torch": _torch(reported)}
-                journal.write(*({"kind": "report", **report} for report in reported))
+                journal.write(*map(facts.report, reported))
                 if code != 0:
                     raise ProgramFailed(_facts(code, _failure(reported, program.pid), echo.last))
         finally:

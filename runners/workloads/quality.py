@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from runners.facts import Cause
 from runners.journal import QUALITY
 from runners.phases import Phases
 from runners.refusals import refusal_in
@@ -95,4 +96,4 @@ def _told(target: str, number: Any) -> dict[str, Any]:
 def _is_refused(error: BaseException) -> bool:
     kind = type(error)
     bases = [base.__qualname__ for base in kind.__mro__[1:]]
-    return refusal_in([{"type": kind.__qualname__, "bases": bases, "message": str(error)}]) is not None
+    return refusal_in([Cause(kind.__qualname__, bases, str(error))]) is not None

@@ -94,7 +94,7 @@ def run_folder(run: str | Path) -> Path:
         raise Mistake(f"{run}: no such folder{hint}")
     if not (folder / "plan.jsonl").exists() and not (folder / "points").is_dir():
         raise Mistake(f"{run}: not a run, it has neither plan.jsonl nor points/")
-    if not journal.read(folder / "plan.jsonl") and not (folder / "points").is_dir():
+    if not journal.read_lines(folder / "plan.jsonl") and not (folder / "points").is_dir():
         raise Mistake(f"{run}: not a run, no line of its plan.jsonl can be read")
     return folder
 
@@ -124,7 +124,7 @@ class Tables:
         self._written = 0  # what was told when the files were last written
         self._rested = 0.0  # not before this are they written again while attempts run
         with _no_garbage_collector():
-            for line in journal.read(self.folder / "plan.jsonl"):
+            for line in journal.read_lines(self.folder / "plan.jsonl"):
                 self.planned(line)
             for attempt, outcome in _settled_in(self.folder / "points", unsettled):
                 self.settled(attempt, outcome)

@@ -57,7 +57,7 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
     objective, margin = Objective.parse(keys.get("objective") or "tokens"), keys.get("margin") or {}
     points = found["points"]
     swept = [name for name in points.column_names if name not in columns.FIXED]
-    lines = (line for line in journal.read(folder / "plan.jsonl") if line["kind"] == "searched")
+    lines = (line for line in journal.read_lines(folder / "plan.jsonl") if line["kind"] == "searched")
     searched = [searched_in(line) for line in lines]
     rows = points.select([*NEEDS, *swept]).to_pylist()
     measured = [row for row in rows if row["kind"] == MEASURED]
@@ -88,7 +88,7 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
 
 def _keys(folder: Path) -> Mapping[str, Any]:
     """How the last run into the folder was made."""
-    keys = [line.get("keys") or {} for line in journal.read(folder / "plan.jsonl") if line["kind"] == "run"]
+    keys = [line.get("keys") or {} for line in journal.read_lines(folder / "plan.jsonl") if line["kind"] == "run"]
     return keys[-1] if keys else {}
 
 

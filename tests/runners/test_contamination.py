@@ -15,6 +15,7 @@ import runners.device
 from runners import contamination
 from runners.contamination import LONGEST_WAIT, Lane, Reading, Watch
 from runners.engines.local import Local
+from runners.facts import DeviceUse, Exit
 from runners.meters.nvml import Other
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, write_aside
@@ -283,8 +284,7 @@ def test_an_orchestrator_that_goes_while_memory_is_waited_for_loses_no_attempt(n
     assert time.monotonic() - began < 1
     exit = new.folder(attempt).settled()
     assert exit is not None
-    assert exit["code"] == 0
-    assert "interrupted" not in exit
+    assert (exit.code, exit.interrupted) == (0, None)
 
 
 def test_a_few_mib_that_the_driver_keeps_are_nobodys(gpu: Gpu) -> None:
@@ -506,7 +506,7 @@ def test_a_driver_that_stops_answering_is_not_somebody_else() -> None:
     watch.during(1.0, ours(42))
     assert watch.after(2.0) is None
     assert watch.facts()["contaminated"] is False
-    assert watch.facts()["devices"] == [{"uuid": UUID, "used_bytes_before": 0, "used_bytes_end": None}]
+    assert watch.facts()["devices"] == [DeviceUse(UUID, used_bytes_before=0, used_bytes_end=None)]
 
 
 def test_others_who_leave_meanwhile_make_no_difference_to_what_should_come_back() -> None:
@@ -525,7 +525,7 @@ def test_others_who_leave_meanwhile_make_no_difference_to_what_should_come_back(
 @pytest.mark.parametrize(("said", "told"), [("who", (True, "who")), (False, (False, None)), (None, (None, None))])
 def test_an_outcome_says_whether_and_who_or_that_it_was_not_measured(said: Any, told: tuple[Any, Any]) -> None:
     attempt = Attempt(point=Point(values={}), device=runners.device.device_named("cuda:0"))
-    outcome: Outcome = outcome_of(attempt, [], {"code": 1, "contaminated": said})
+    outcome: Outcome = outcome_of(attempt, [], Exit(code=1, contaminated=said))
     assert (outcome.contaminated, outcome.contaminated_by) == told
 
 

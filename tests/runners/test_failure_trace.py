@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from runners import failure_trace as traces
+from runners.facts import Trace
 from runners.failure_trace import FailureTrace
 from runners.meters import cuda
 from runners.outcome import Status
@@ -184,7 +185,7 @@ class Writes:
             raise self.error
 
 
-def kept(folder: Path, history: Writes, **options: Any) -> dict[str, Any]:
+def kept(folder: Path, history: Writes) -> Trace:
     trace = FailureTrace(AttemptFolder(folder), asked=True)
     trace.follow(lambda: history, trace.folder.trace)
     (line,) = trace.keep([ValueError()])
@@ -194,29 +195,27 @@ def kept(folder: Path, history: Writes, **options: Any) -> dict[str, Any]:
 def test_a_trace_that_is_too_large_is_dropped_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert traces.LARGEST_BYTES == 64 * MIB
     monkeypatch.setattr(traces, "LARGEST_BYTES", 100)
-    assert kept(tmp_path, Writes(b"x" * 101)) == {
-        "kind": "trace", "file": None, "reason": "it has 101 bytes, and at most 100 are kept",
-    }  # fmt: skip
+    assert kept(tmp_path, Writes(b"x" * 101)) == Trace(None, reason="it has 101 bytes, and at most 100 are kept")
     assert list(tmp_path.iterdir()) == []
-    assert kept(tmp_path, Writes(b"x" * 100))["file"] == "trace.json"
+    assert kept(tmp_path, Writes(b"x" * 100)).file == "trace.json"
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError(), RuntimeError("two\nlines")])
 def test_a_trace_that_cannot_be_written_is_a_reason_and_no_error(tmp_path: Path, error: Exception) -> None:
     line = kept(tmp_path, Writes(b"half of i", error))
-    assert line["file"] is None
-    assert line["reason"].startswith(type(error).__name__)
-    assert "\n" not in line["reason"]
+    assert line.file is None
+    assert line.reason.startswith(type(error).__name__)
+    assert "\n" not in line.reason
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failure_before_anything_could_be_followed_says_so(tmp_path: Path) -> None:
     (line,) = FailureTrace(AttemptFolder(tmp_path), asked=True).keep([ImportError()])
-    assert (line["file"], line["reason"]) == (None, "the attempt failed before there was anything to follow")
+    assert (line.file, line.reason) == (None, "the attempt failed before there was anything to follow")
 
 
 def test_a_folder_that_is_gone_is_a_reason_and_no_error(tmp_path: Path) -> None:
-    assert kept(tmp_path / "gone", Writes(b"all"))["file"] is None
+    assert kept(tmp_path / "gone", Writes(b"all")).file is None
 
 
 # --- CUDA -------------------------------------------------------------------------------------------------------------
@@ -251,8 +250,8 @@ def test_on_cuda_the_allocators_own_history_is_recorded_bounded_and_dumped(
     assert torch.cuda.memory.recording == asked
     (line,) = trace.keep([RuntimeError("CUDA out of memory.")])
     assert torch.names() == ["_dump_snapshot"]
-    assert (line["file"], line["bytes"]) == ("trace.pickle", (tmp_path / "trace.pickle").stat().st_size)
-    assert "https://pytorch.org/memory_viz" in line["scope"]
+    assert (line.file, line.bytes) == ("trace.pickle", (tmp_path / "trace.pickle").stat().st_size)
+    assert "https://pytorch.org/memory_viz" in line.scope
     assert set(pickle.loads((tmp_path / "trace.pickle").read_bytes())) == {"segments", "device_traces"}
     assert [path.name for path in tmp_path.iterdir()] == ["trace.pickle"]
 
@@ -264,7 +263,7 @@ def test_an_allocator_without_a_history_is_measured_without_one(
     trace = on_cuda(tmp_path)
     assert not trace.follows
     reason = "RuntimeError: cudaMallocAsync does not yet support recordHistory"
-    assert trace.keep([ValueError()]) == [{"kind": "trace", "file": None, "reason": reason}]
+    assert trace.keep([ValueError()]) == [Trace(None, reason=reason)]
 
 
 def test_a_device_that_answers_no_more_is_a_reason_and_no_error(
@@ -274,4 +273,4 @@ def test_a_device_that_answers_no_more_is_a_reason_and_no_error(
     trace = on_cuda(tmp_path)
     torch.raises["_dump_snapshot"] = RuntimeError("CUDA error: device-side assert triggered\nCompile with ...")
     (line,) = trace.keep([ValueError()])
-    assert line["reason"] == "RuntimeError: CUDA error: device-side assert triggered"
+    assert line.reason == "RuntimeError: CUDA error: device-side assert triggered"

@@ -15,12 +15,18 @@ from typing import Any
 
 import pytest
 
-from runners import journal
+from runners import facts, journal
+from runners.facts import Began, Cause, Ended, Failed, Finished
 from runners.journal import HIGH, Journal
+
+BEGAN = Began("forward", None, {})
+ENDED = Ended("forward", None, 0.1, None, True, {}, {}, {})
+FINISHED = Finished({}, None, None)
+FAILED = Failed([Cause("ValueError")], None)
 
 
 def kinds(path: Path) -> list[str]:
-    return [line["kind"] for line in journal.read(path)]
+    return [facts.KINDS[type(fact)] for fact in journal.read(path)]
 
 
 def descriptors_of(path: Path) -> list[int]:
@@ -40,43 +46,56 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def facts(path: Path) -> Journal:
+def written(path: Path) -> Journal:
     path.parent.mkdir()
     return Journal(path)
 
 
-def test_what_is_written_is_read_back_in_order_with_the_time(facts: Journal, path: Path) -> None:
-    facts.write({"kind": "began", "phase": "forward", "counters": {"cpu": {"baseline": {"resident": 2**53 + 1}}}})
-    facts.write({"kind": "ended"}, {"kind": "finished", "metrics": {"loss": 0.1}})
+def test_what_is_written_is_read_back_in_order_with_the_time(written: Journal, path: Path) -> None:
+    written.write(BEGAN._replace(baseline={"cpu": {"resident": 2**53 + 1}}))
+    written.write(ENDED, FINISHED._replace(metrics={"loss": 0.1}))
     began, ended, finished = journal.read(path)
-    assert began["counters"] == {"cpu": {"baseline": {"resident": 2**53 + 1}}}
-    assert finished["metrics"] == {"loss": 0.1}
-    assert 0 < began["t"] <= ended["t"] == finished["t"]
+    assert began == Began("forward", None, {"cpu": {"resident": 2**53 + 1}}, began.t)
+    assert finished == Finished({"loss": 0.1}, None, None, finished.t)
+    assert 0 < (began.t or 0) <= (ended.t or 0) == finished.t
 
 
 def test_a_journal_that_was_never_begun_is_empty(tmp_path: Path) -> None:
     assert journal.read(tmp_path / "no" / "journal.jsonl") == []
 
 
-def test_a_torn_last_line_is_skipped_and_costs_no_other(facts: Journal, path: Path) -> None:
-    facts.write({"kind": "began"}, {"kind": "ended"})
+def test_a_torn_last_line_is_skipped_and_costs_no_other(written: Journal, path: Path) -> None:
+    written.write(BEGAN, ENDED)
     with path.open("a") as file:
         file.write('{"t": 3.0, "kind": "fini')
     assert kinds(path) == ["began", "ended"]
 
 
-@pytest.mark.parametrize("line", ["", "nonsense", "[1, 2]", "7", '{"t": 1.0}', '"kind"', "\x00\x00"])
-def test_a_line_that_is_no_fact_is_skipped(facts: Journal, path: Path, line: str) -> None:
-    facts.write({"kind": "began"})
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "nonsense",
+        "[1, 2]",
+        "7",
+        '{"t": 1.0}',
+        '"kind"',
+        "\x00\x00",
+        '{"kind": "of another version"}',
+        '{"kind": []}',
+    ],
+)
+def test_a_line_that_is_no_fact_is_skipped(written: Journal, path: Path, line: str) -> None:
+    written.write(BEGAN)
     with path.open("a") as file:
         file.write(line + "\n")
-    facts.write({"kind": "ended"})
+    written.write(ENDED)
     assert kinds(path) == ["began", "ended"]
 
 
-def test_a_journal_can_be_read_at_every_length_it_ever_had(facts: Journal, path: Path) -> None:
+def test_a_journal_can_be_read_at_every_length_it_ever_had(written: Journal, path: Path) -> None:
     for number in range(5):
-        facts.write({"kind": "began", "phase": "é" * number})
+        written.write(BEGAN._replace(phase="é" * number))
     whole = path.read_bytes()
     cut = path.with_name("cut.jsonl")
     for length in range(len(whole) + 1):
@@ -85,13 +104,13 @@ def test_a_journal_can_be_read_at_every_length_it_ever_had(facts: Journal, path:
         assert len(journal.read(cut)) in (whole[:length].count(b"\n"), whole[:length].count(b"\n") + 1)
 
 
-def test_a_second_writer_of_the_same_file_appends(facts: Journal, path: Path) -> None:
-    facts.write({"kind": "began"})
-    Journal(path).write({"kind": "ended"})
+def test_a_second_writer_of_the_same_file_appends(written: Journal, path: Path) -> None:
+    written.write(BEGAN)
+    Journal(path).write(ENDED)
     assert kinds(path) == ["began", "ended"]
 
 
-def test_the_descriptor_is_out_of_the_workloads_way_and_not_inherited(facts: Journal, path: Path) -> None:
+def test_the_descriptor_is_out_of_the_workloads_way_and_not_inherited(written: Journal, path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft <= HIGH:
         pytest.skip(f"at most {soft} files can be open here")
@@ -100,24 +119,24 @@ def test_the_descriptor_is_out_of_the_workloads_way_and_not_inherited(facts: Jou
     assert not os.get_inheritable(descriptor)
 
 
-def test_a_descriptor_that_the_workload_closed_is_opened_again(facts: Journal, path: Path) -> None:
-    facts.write({"kind": "began"})
+def test_a_descriptor_that_the_workload_closed_is_opened_again(written: Journal, path: Path) -> None:
+    written.write(BEGAN)
     for descriptor in descriptors_of(path):
         os.close(descriptor)
-    facts.write({"kind": "ended"})
-    facts.write({"kind": "finished"})
+    written.write(ENDED)
+    written.write(FINISHED)
     assert kinds(path) == ["began", "ended", "finished"]
 
 
 def test_a_descriptor_that_is_now_somebody_elses_file_is_left_to_them(
-    facts: Journal, path: Path, tmp_path: Path
+    written: Journal, path: Path, tmp_path: Path
 ) -> None:
-    facts.write({"kind": "began"})
+    written.write(BEGAN)
     (descriptor,) = descriptors_of(path)
     theirs = tmp_path / "theirs"
     with theirs.open("wb") as file:
         os.dup2(file.fileno(), descriptor)
-    facts.write({"kind": "ended"})
+    written.write(ENDED)
     os.write(descriptor, b"their own")
     os.close(descriptor)
     assert kinds(path) == ["began", "ended"]
@@ -131,29 +150,29 @@ def test_a_workload_that_changes_folder_and_closes_everything_loses_no_line(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(path.parent)
-    facts = Journal(Path("journal.jsonl"))
+    written = Journal(Path("journal.jsonl"))
     os.chdir(elsewhere)
     (descriptor,) = descriptors_of(path)
     os.close(descriptor)
-    facts.write({"kind": "began"})
+    written.write(BEGAN)
     assert kinds(path) == ["began"]
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_folder_that_the_workload_removed_is_made_again_when_the_file_has_to_be(facts: Journal, path: Path) -> None:
-    facts.write({"kind": "began"})
+def test_a_folder_that_the_workload_removed_is_made_again_when_the_file_has_to_be(written: Journal, path: Path) -> None:
+    written.write(BEGAN)
     (descriptor,) = descriptors_of(path)
     shutil.rmtree(path.parent)
     os.close(descriptor)
-    facts.write({"kind": "failed"})
+    written.write(FAILED)
     assert kinds(path) == ["failed"]
 
 
-def test_a_removed_file_that_is_still_open_takes_its_lines(facts: Journal, path: Path) -> None:
+def test_a_removed_file_that_is_still_open_takes_its_lines(written: Journal, path: Path) -> None:
     """The supervisor has it open too, and puts it back (tests of the supervisor)."""
     kept = os.open(path, os.O_RDONLY)
     shutil.rmtree(path.parent)
-    facts.write({"kind": "failed"})
+    written.write(FAILED)
     assert json.loads(os.read(kept, 1000))["kind"] == "failed"
     os.close(kept)
 
@@ -163,25 +182,26 @@ def test_a_process_with_few_files_left_can_still_write(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
+        "from runners.facts import Began\n"
         "from runners.journal import Journal\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))\n"
-        "Journal(Path(sys.argv[1])).write({'kind': 'began'})\n"
+        "Journal(Path(sys.argv[1])).write(Began('forward', None, {}))\n"
     )
     subprocess.run([sys.executable, "-c", program, str(path)], check=True)
     assert kinds(path) == ["began"]
 
 
-def test_threads_never_mix_their_lines(facts: Journal, path: Path) -> None:
+def test_threads_never_mix_their_lines(written: Journal, path: Path) -> None:
     def write(name: str) -> None:
         for _ in range(200):
-            facts.write({"kind": "began", "phase": name * 300}, {"kind": "ended", "phase": name * 300})
+            written.write(BEGAN._replace(phase=name * 300), ENDED._replace(phase=name * 300))
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    lines = journal.read(path)
+    lines = journal.read_lines(path)
     assert len(lines) == 1600
     assert all(
         (one["kind"], two["kind"]) == ("began", "ended") for one, two in zip(lines[::2], lines[1::2], strict=True)
@@ -210,16 +230,16 @@ class Awkward:
         (Awkward(), "<Awkward that cannot be printed>"),
     ],
 )
-def test_whatever_a_workload_says_is_one_line_of_json(facts: Journal, path: Path, value: Any, kept: Any) -> None:
-    facts.write({"kind": "finished", "metrics": value})
-    (line,) = journal.read(path)
+def test_whatever_a_workload_says_is_one_line_of_json(written: Journal, path: Path, value: Any, kept: Any) -> None:
+    written.write(FINISHED._replace(metrics=value))
+    (line,) = journal.read_lines(path)
     assert line["metrics"] == kept
     assert path.read_bytes().count(b"\n") == 1
     json.dumps(line, ensure_ascii=False).encode()
 
 
-def test_a_list_that_contains_itself_ends(facts: Journal, path: Path) -> None:
+def test_a_list_that_contains_itself_ends(written: Journal, path: Path) -> None:
     endless: list[Any] = [1]
     endless.append(endless)
-    facts.write({"kind": "ended", "metrics": endless})
-    assert journal.read(path)[0]["metrics"][0] == 1
+    written.write(ENDED._replace(metrics=endless))
+    assert journal.read_lines(path)[0]["metrics"][0] == 1

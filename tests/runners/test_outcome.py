@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runners.device import device_named
+from runners.facts import exit_from_json, from_json
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, Point
 
@@ -63,7 +64,8 @@ def raised(type_: str, message: str = "", *bases: str) -> dict[str, Any]:
 
 
 def outcome(*journal: dict[str, Any], exit: dict[str, Any] | None = EXITED, device: str = "cpu") -> Outcome:
-    return outcome_of(Attempt(point=Point(values={"batch": 1}), device=device_named(device), number=3), journal, exit)
+    attempt = Attempt(point=Point(values={"batch": 1}), device=device_named(device), number=3)
+    return outcome_of(attempt, [from_json(line) for line in journal], None if exit is None else exit_from_json(exit))
 
 
 def killed(**facts: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.device import Device
+from runners.facts import Exit
 from runners.point import Attempt, AttemptFolder, Point, canonical, write_aside
 
 VALUES: dict[str, Any] = {
@@ -170,8 +171,8 @@ def test_an_attempt_has_settled_once_its_supervisors_word_is_whole(tmp_path: Pat
     assert folder.settled() is None
     folder.ask(attempt())
     assert folder.settled() is None
-    write_aside(folder.exit, {"code": 0})
-    assert folder.settled() == {"code": 0}
+    folder.settle(Exit(code=0))
+    assert folder.settled() == Exit(code=0)
     folder.exit.write_text('{"code": ')
     assert folder.settled() is None
 

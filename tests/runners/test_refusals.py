@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from runners.facts import Cause
 from runners.refusals import Refusal, refusal_in, requested_in
 
 MIB = 2**20
 GIB = 2**30
 
 
-def cause(type_: str, message: str, *bases: str) -> dict[str, Any]:
-    return {"type": type_, "bases": [*bases, "Exception", "BaseException"], "message": message}
+def cause(type_: str, message: str, *bases: str) -> Cause:
+    return Cause(type_, [*bases, "Exception", "BaseException"], message)
 
 
-def runtime_error(message: str) -> dict[str, Any]:
+def runtime_error(message: str) -> Cause:
     return cause("RuntimeError", message)
 
 
@@ -116,9 +115,9 @@ MPS = (
         (runtime_error(MPS.format("384.00 MiB")), "device", 402_647_942),
         (cause("OSError", "[Errno 12] Cannot allocate memory"), "host", None),
     ],
-    ids=lambda value: value["message"][:40] or value["type"] if isinstance(value, dict) else None,
+    ids=lambda value: (value.message or value.type)[:40] if isinstance(value, Cause) else None,
 )
-def test_a_refused_allocation_is_recognised(failure: dict[str, Any], scope: str, requested: int | None) -> None:
+def test_a_refused_allocation_is_recognised(failure: Cause, scope: str, requested: int | None) -> None:
     assert refusal_in([failure]) == Refusal(scope, requested)
 
 
@@ -145,14 +144,14 @@ def test_a_refused_allocation_is_recognised(failure: dict[str, Any], scope: str,
         cause("SystemExit", "CUDA error: out of memory"),
         cause("KeyError", "'OutOfMemoryError'"),
     ],
-    ids=lambda failure: failure["message"][:40],
+    ids=lambda failure: failure.message[:40],
 )
-def test_a_failure_that_only_sounds_like_memory_is_none(failure: dict[str, Any]) -> None:
+def test_a_failure_that_only_sounds_like_memory_is_none(failure: Cause) -> None:
     assert refusal_in([failure]) is None
 
 
 def test_a_message_that_is_missing_is_no_obstacle() -> None:
-    assert refusal_in([{"type": "RuntimeError", "message": None}, {"type": "MemoryError"}]) == Refusal("host", None)
+    assert refusal_in([Cause("RuntimeError"), Cause("MemoryError")]) == Refusal("host", None)
 
 
 def test_a_refusal_is_found_behind_the_exception_that_it_caused() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from runners import journal
 from runners.device import device_named
+from runners.facts import Cause, Exit, Failed
 from runners.journal import Journal
 from runners.meters import cuda, nvml
 from runners.meters.cpu import CpuMeter
@@ -78,12 +79,11 @@ class Measured:
         """What the measured process does with an exception that reaches it."""
         self.phase.close(completed=error is self.phase.raised)
         bases = [base.__name__ for base in type(error).__mro__[1:-1]]
-        chain = [{"type": type(error).__name__, "bases": bases, "message": str(error)}]
-        Journal(self.path).write({"kind": "failed", "chain": chain, "traceback": ""})
+        Journal(self.path).write(Failed([Cause(type(error).__name__, bases, str(error))], traceback=""))
 
     @property
     def ended(self) -> list[dict[str, Any]]:
-        return [line for line in journal.read(self.path) if line["kind"] == "ended"]
+        return [line for line in journal.read_lines(self.path) if line["kind"] == "ended"]
 
     def counters(self, phase: str, device: str = "cuda:0") -> dict[str, Any]:
         found: dict[str, Any] = next(line for line in self.ended if line["phase"] == phase)["counters"][device]
@@ -92,7 +92,7 @@ class Measured:
     @property
     def outcome(self) -> Outcome:
         attempt = Attempt(point=Point(values={"batch": 1}), device=device_named("+".join(self.names)))
-        return outcome_of(attempt, journal.read(self.path), {"code": 0})
+        return outcome_of(attempt, journal.read(self.path), Exit(code=0))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from runners.facts import Cause
 from runners.refusals import Refusal, refusal_in, requested_in
 from runners.simulation.allocator import CachingAllocator, Refused, Settings
 
@@ -266,7 +267,7 @@ def test_a_card_that_is_not_told_is_as_large_as_what_is(ends: dict[str, Any], sa
 def test_a_failure_with_such_a_message_is_read_as_a_refusal_of_the_device() -> None:
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(3 * MIB)
-    failure = {"type": "torch.OutOfMemoryError", "message": str(refusal.value)}
+    failure = Cause("torch.OutOfMemoryError", message=str(refusal.value))
     assert refusal_in([failure]) == Refusal("device", 20 * MIB)
 
 

@@ -14,6 +14,7 @@ import pytest
 import sweeper
 from runners import journal
 from runners.device import device_named
+from runners.facts import Exit
 from runners.outcome import outcome_of
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper import columns as schema
@@ -325,7 +326,7 @@ def test_told_as_it_happens_or_read_from_the_folder_the_tables_are_the_same(writ
     run = written({"batch": [1, 2, 4]})
     live = Tables(run.folder.parent / "live" / run.folder.name)
     points = [run.ask(batch=batch) for batch in (4, 1, 2)]
-    for line in journal.read(run.folder / "plan.jsonl"):
+    for line in journal.read_lines(run.folder / "plan.jsonl"):
         live.planned(line)
     for attempt in (run.is_refused(points[0]), run.passes(points[1]), run.passes(points[2])):
         folder = AttemptFolder(run.folder / "points" / attempt.name)
@@ -448,7 +449,7 @@ def test_tables_are_written_again_when_they_have_grown_by_a_tenth(
     sizes = []
     for batch in range(1, 11):
         attempt = Attempt(point=Point(values={"batch": batch}), device=device_named("cpu"), number=1)
-        known.settled(attempt, outcome_of(attempt, [], {"code": 1}))
+        known.settled(attempt, outcome_of(attempt, [], Exit(code=1)))
         known.write_if_grown()
         sizes.append((run.folder / "points.parquet").stat().st_ino != first)
     assert not sizes[0]
@@ -461,7 +462,7 @@ def test_writing_takes_no_more_than_a_tenth_of_the_time(written: Any, monkeypatc
     one, two = run.passes(run.ask(batch=1)), run.ask(batch=2)
     known = Tables(run.folder)
     known.write_if_grown()
-    known.settled(Attempt(point=two, device=device_named("cpu")), outcome_of(one, [], {"code": 1}))
+    known.settled(Attempt(point=two, device=device_named("cpu")), outcome_of(one, [], Exit(code=1)))
     known.write_if_grown()
     assert list(pd.read_parquet(run.folder / "points.parquet").status) == ["ok", "not_run"]
     known.write()
