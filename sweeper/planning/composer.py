@@ -24,8 +24,9 @@ from omegaconf.errors import (
 
 from runners.point import canonical as as_text
 from sweeper.cards import Cards
-from sweeper.errors import Mistake
-from sweeper.plan import TYPES, WORKLOAD_RULES, did_you_mean, expected, typed
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.plan import typed
+from sweeper.planning.keys import TYPES, WORKLOAD_RULES, expected
 
 PLANNING = ("design", "experiment")  # groups that say how the sweep is made: no dimensions
 OPEN = "workload.params."  # takes any key; model.config. takes any with a + before it

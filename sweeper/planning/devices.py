@@ -14,8 +14,8 @@ from runners.device import SIM, Device
 from runners.meters import cpu
 from runners.simulation.allocator import Settings
 from sweeper.cards import ALL, Cards
-from sweeper.errors import Mistake
-from sweeper.plan import did_you_mean, typed
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.plan import typed
 
 # What a kernel driver leaves in /dev where there is a GPU to ask for (NVIDIA, AMD, either of them under WSL). Without
 # one, nobody waits two seconds for torch to say that there is none.

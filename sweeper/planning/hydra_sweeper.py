@@ -17,8 +17,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from sweeper.cards import CONF
-from sweeper.plan import Keys
 from sweeper.planning.composer import Composer, explained
+from sweeper.planning.keys import Keys
 
 
 class DesignSweeper(Sweeper):

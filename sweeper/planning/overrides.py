@@ -14,8 +14,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override, Quote, Quo
 
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
-from sweeper.plan import LISTS, RUN_KEYS, is_of_run, listed
 from sweeper.planning.composer import OPEN
+from sweeper.planning.keys import LISTS, RUN_KEYS, is_of_run, listed
 
 MOST_EXACT = 2**53  # whole numbers that a float tells apart
 

@@ -19,41 +19,21 @@ from omegaconf import DictConfig, OmegaConf
 from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper.designs.frontier import DESIGNS, NOTHING
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, did_you_mean
 from sweeper.interval import Interval
 from sweeper.objective import Objective
-from sweeper.plan import (
-    RUN_KEYS,
-    Dimension,
-    Plan,
-    Rules,
-    did_you_mean,
-    listed,
-    resolutions,
-    run_keys,
-    settled,
-    typed,
-)
+from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
 from sweeper.planning.composer import PLANNING, Composer, _resolved, explained
 from sweeper.planning.hydra_sweeper import _run_hydra
+from sweeper.planning.keys import RUN_KEYS, listed
 from sweeper.planning.overrides import parse
 from sweeper.planning.probes import Probes
+from sweeper.planning.run_keys import resolutions, run_keys
+from sweeper.planning.settling import Rules, settled
 
 # --- the Sweeper ------------------------------------------------------------------------------------------------------
-
-
-# --- what was typed ---------------------------------------------------------------------------------------------------
-
-
-# --- compositions -----------------------------------------------------------------------------------------------------
-
-
-# --- errors, one line each --------------------------------------------------------------------------------------------
-
-
-# --- from one to the other --------------------------------------------------------------------------------------------
 
 
 def plan_of(line: CommandLine, probes: Probes, say: Callable[[str], None]) -> Plan:

@@ -16,8 +16,9 @@ from typing import Any
 
 from runners import launch_command
 from sweeper.errors import Mistake
-from sweeper.plan import Signature, interpreter
 from sweeper.planning import devices
+from sweeper.planning.run_keys import interpreter
+from sweeper.planning.settling import Signature
 
 SECONDS = 120  # a driver that hangs hangs for ever, and the slowest `import torch` met took 40
 

@@ -13,7 +13,9 @@ import pytest
 from runners.device import Card
 from runners.point import Point
 from sweeper.errors import Mistake
-from sweeper.plan import Rules, RunKeys, Signature, run_keys, settled
+from sweeper.plan import RunKeys
+from sweeper.planning.run_keys import run_keys
+from sweeper.planning.settling import Rules, Signature, settled
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "mlp", "library": "torch", "width": 64},
