@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,3 +75,12 @@ def typed(value: Any) -> str:
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else canonical(value)
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested mappings with their keys as a person would type them (`workload.lr`)."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and all(isinstance(each, str) for each in value):
+            yield from dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -52,7 +52,7 @@ def _register() -> None:
     ConfigStore.instance().store(name="keys", node=Keys)
 
 
-def _run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> None:
+def run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> None:
     """Call Hydra with these arguments, and give back what it changes: it reads them from sys.argv alone."""
     _register()
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")

@@ -14,7 +14,7 @@ from sweeper.units import SIZE, parse_bytes
 
 @dataclass
 class Keys:
-    """The schema of conf/config.yaml, which has the defaults and says what each key is for."""
+    """The schema of conf/config.yaml, where each key has its default and is explained."""
 
     model: dict[str, Any] = field(default_factory=dict)
     workload: dict[str, Any] = field(default_factory=dict)
@@ -58,21 +58,22 @@ class Keys:
     points: list[Any] = field(default_factory=list)
 
 
-# Which of these a workload uses it says under `uses`; the others make no difference to it, and are null in its points.
+# A workload lists the ones it uses under `uses`. The others do not affect it, and are null in its points.
 WORKLOAD_KEYS = (
     "model", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup", "repeats", "seed", "cache",
     "quality",
 )  # fmt: skip
-# What a workload's file says of its keys. None of them is a key itself, or stands in a point.
+# What a workload's file declares about its keys. These are no keys themselves and are not part of a point.
 WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
-NULL_IS_A_CHOICE = ("attention",)  # the library's own
+NULLABLE = ("attention",)  # null is the library's own choice
 RUN_KEYS = (
     "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "confirm",
     "repeat_points", "resolution", "margin", "heartbeat", "parallel", "trace",
 )  # fmt: skip
-LISTS = ("devices", "retry")  # the run keys that take several
+LIST_KEYS = ("devices", "retry")  # run keys that take a list
+POINT_KEYS = tuple(each.name for each in fields(Keys) if each.name not in (*RUN_KEYS, "design", "grid", "points"))
 
-SWITCHES = {
+CHOICES = {
     "start": ("cold", "warm"),
     "allocator": ("system", "repeatable"),
     "phases": ("each", "whole"),
@@ -83,58 +84,57 @@ SWITCHES = {
     "confirm": ("edge", "all", "none"),
     "trace": ("never", "on_failure"),
 }
-AT_LEAST = {
+MINIMUM = {
     "batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0, "repeat_points": 1,
 }  # fmt: skip
-MOST = 2**63 - 1  # what a column of the tables holds
+MAXIMUM = 2**63 - 1  # of an int64 column
+TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
 
-TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
-
-
-def expected(key: str) -> str:
-    """What the schema wants of a key, in words."""
+def expected_type(key: str) -> str:
+    """The type that the schema gives a key, in words."""
     types = {each.name: str(each.type) for each in fields(Keys)}
-    return TYPES.get(types.get(key, "").partition(" | ")[0], "another kind of value")
+    return TYPE_NAMES.get(types.get(key, "").partition(" | ")[0], "another kind of value")
 
 
-POINT_KEYS = tuple(each.name for each in fields(Keys) if each.name not in (*RUN_KEYS, "design", "grid", "points"))
+def is_run_key(key: str) -> bool:
+    """Whether a dotted key configures the run. Such a key is not part of a point."""
+    return key.partition(".")[0] in RUN_KEYS or ".".join(key.split(".")[:2]) in quality.RUN_KEYS
 
 
-def _at_least(key: str, value: int) -> int:
-    if not AT_LEAST[key] <= value <= MOST:
-        raise Mistake(f"{key}={value}: must be {AT_LEAST[key]} or more{', and at most 2^63-1' if value > MOST else ''}")
+def as_list(value: Any) -> list[Any]:
+    """The value of a list key. A single word is a list of one, null an empty list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+# --- checks of a single value: each returns it, or raises Mistake -----------------------------------------------------
+
+
+def at_least(key: str, value: int) -> int:
+    if not MINIMUM[key] <= value <= MAXIMUM:
+        limit = ", and at most 2^63-1" if value > MAXIMUM else ""
+        raise Mistake(f"{key}={value}: must be {MINIMUM[key]} or more{limit}")
     return value
 
 
-def _one_of(key: str, value: str) -> str:
-    if value not in SWITCHES[key]:
-        raise Mistake(f"{key}={value}: must be {' or '.join(SWITCHES[key])}{did_you_mean(value, SWITCHES[key])}")
+def one_of(key: str, value: str) -> str:
+    if value not in CHOICES[key]:
+        raise Mistake(f"{key}={value}: must be {' or '.join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}")
     return value
 
 
-def _positive(key: str, value: float) -> float:
+def positive_seconds(key: str, value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         raise Mistake(f"{key}={value:g}: must be a number of seconds above 0")
     return value
 
 
-def _size(key: str, value: Any, least: int) -> int:
+def size_in_bytes(key: str, value: Any, minimum: int) -> int:
     size = parse_bytes(value)
     if size is None:
         raise Mistake(f"{key}={typed(value)}: must be a size, as in {SIZE}")
-    if size < least:
+    if size < minimum:
         raise Mistake(f"{key}={value}: that is {size} bytes; write {SIZE}")
     return size
-
-
-def is_of_run(key: str) -> bool:
-    """Whether a key, as it is typed, says how the run is made."""
-    return key.partition(".")[0] in RUN_KEYS or ".".join(key.split(".")[:2]) in quality.OF_RUN
-
-
-def listed(value: Any) -> list[Any]:
-    """A run key that takes several: one word is a list of one."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -32,7 +32,7 @@ def environ_of(point: Point, device: Device) -> dict[str, str | None]:
     return environ
 
 
-def _locks(device: Device) -> tuple[str, ...]:
+def locks_of(device: Device) -> tuple[str, ...]:
     """One file per device of this machine, for every sweep of this user: one attempt at a time on a device. None of
     one that is calculated, which is no thing that could be in use."""
     if device.is_calculated:

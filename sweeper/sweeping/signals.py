@@ -19,7 +19,7 @@ class Signals:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[Signals]:
+def catch_signals() -> Iterator[Signals]:
     read_end, write_end = os.pipe()
     for descriptor in (read_end, write_end):
         os.set_blocking(descriptor, False)

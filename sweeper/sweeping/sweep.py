@@ -26,10 +26,10 @@ from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.sweeping.conditions import _locks, environ_of
+from sweeper.sweeping.conditions import environ_of, locks_of
 from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, difference
-from sweeper.sweeping.signals import Signals, _signals
+from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
 from sweeper.views.progress import Show, show_for
 
@@ -43,7 +43,7 @@ def sweep(plan: Plan) -> int:
     surroundings = current_fingerprint(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
-        with show_for(plan, run.path) as show, _signals() as signals:
+        with show_for(plan, run.path) as show, catch_signals() as signals:
             return Sweep(plan, surroundings, run, show, signals).run()
     finally:
         run.close()
@@ -268,7 +268,7 @@ class Sweep:
             trace=self.plan.run.trace == "on_failure",
             identity=self.surroundings.identity,
             followed=self._followed(point, device),
-            locks=() if self.plan.run.parallel and device.is_cpu else _locks(device),
+            locks=() if self.plan.run.parallel and device.is_cpu else locks_of(device),
         )
 
     def _followed(self, point: Point, device: Device) -> str | None:
