@@ -72,7 +72,7 @@ def run(arguments: Arguments) -> int:
     if arguments and not _is_override(arguments[0]):
         command = COMMANDS.get(arguments[0])
         if command is None:
-            from sweeper.plan import did_you_mean
+            from sweeper.errors import did_you_mean
 
             meant = did_you_mean(arguments[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
             raise Mistake(f"no such command: {arguments[0]}{meant}; --help shows more")

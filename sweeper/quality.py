@@ -7,16 +7,17 @@ first line of plan.jsonl. A verdict is never guessed: what cannot be assessed sa
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from runners.outcome import Status
 from sweeper.errors import Mistake
+from sweeper.plan import dotted
 
 SAME, WORSE, BETTER, NOT_ASSESSABLE = "same", "worse", "better", "not assessable"
 # What a metric of the user's is given by name, as far as it accepts it.
 CALLED_WITH = ("module", "tokenizer", "processor", "device", "dtype", "batch", "context", "seed")
-OF_RUN = ("quality.reference", "quality.tolerance", "quality.better")  # the rest of `quality` is of a point
+RUN_KEYS = ("quality.reference", "quality.tolerance", "quality.better")  # the rest of `quality` is of a point
 BETTER_IS = ("higher", "lower")
 RANDOM, CHECKPOINT = "random", "checkpoint"
 
@@ -44,7 +45,7 @@ def fixed(quality: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Raises Mistake.
     """
-    reference = dict(_leaves(quality["reference"] or {}))
+    reference = dict(dotted(quality["reference"] or {}))
     tolerance, better = quality["tolerance"], quality["better"]
     if better not in BETTER_IS:
         raise Mistake(f"quality.better={better}: must be {' or '.join(BETTER_IS)}")
@@ -58,14 +59,6 @@ def fixed(quality: Mapping[str, Any]) -> dict[str, Any] | None:
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
         raise Mistake(f"quality.tolerance={tolerance}: must be a number, 0 or more, as in {example}")
     return {"reference": reference, "tolerance": float(tolerance), "better": better}
-
-
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Sequence[tuple[str, Any]]:
-    """`{workload: {lr: 1}}` and `{workload.lr: 1}` alike."""
-    found: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        found += _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
-    return found
 
 
 def check_call(target: str, required: Collection[str]) -> None:
@@ -86,19 +79,19 @@ def weights_of(values: Mapping[str, Any]) -> str | None:
 def verdict(row: Assessed, reference: Assessed | None, how: Mapping[str, Any] | None) -> Verdict:
     """What a row's quality is, beside that of its reference."""
     if row.target is None:
-        return _no("no quality.target")
+        return _not_assessable("no quality.target")
     if row.status != Status.OK.value:
-        return _no(f"it ended as {row.status}")
+        return _not_assessable(f"it ended as {row.status}")
     if row.weights != CHECKPOINT:
-        return _no("random weights")
+        return _not_assessable("random weights")
     if row.quality is None:
-        return _no("no number")
+        return _not_assessable("no number")
     if how is None or row.reference is None:
-        return _no("no reference was fixed before it was measured")
+        return _not_assessable("no reference was fixed before it was measured")
     if reference is None:
-        return _no("its reference is not in the run")
+        return _not_assessable("its reference is not in the run")
     if reference.quality is None:
-        return _no(f"its reference has no number (it ended as {reference.status})")
+        return _not_assessable(f"its reference has no number (it ended as {reference.status})")
     worse_by = row.quality - reference.quality
     if how["better"] == "higher":
         worse_by = -worse_by
@@ -107,5 +100,5 @@ def verdict(row: Assessed, reference: Assessed | None, how: Mapping[str, Any] | 
     return Verdict(WORSE if worse_by > 0 else BETTER, worse_by)
 
 
-def _no(because: str) -> Verdict:
+def _not_assessable(because: str) -> Verdict:
     return Verdict(NOT_ASSESSABLE, because=because)

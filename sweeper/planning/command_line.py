@@ -17,8 +17,8 @@ from runners.point import canonical as as_text
 from sweeper.cards import CONF
 from sweeper.errors import Mistake
 from sweeper.plan import typed
-from sweeper.planning.composer import OPEN, REFERENCE, Composer, _first_line, explained
-from sweeper.planning.hydra_sweeper import _run_hydra
+from sweeper.planning.composer import PARAMS, REFERENCE, Composer, explained, first_line
+from sweeper.planning.hydra_sweeper import run_hydra
 from sweeper.planning.overrides import Typed, parse
 
 SHOWS = ("help", "hydra_help", "cfg", "info", "shell_completion")
@@ -94,17 +94,17 @@ def show(line: CommandLine) -> None:
         typed_so_far = os.environ.get("COMP_LINE", "")
         called = r"^\s*(\S*python\S*\s+-m\s+)?\S+(\s+(estimate|-m|--multirun)\b)?"
         os.environ["COMP_LINE"] = re.sub(called, "sweeper -m", typed_so_far, count=1)
-        _run_hydra(["--shell-completion", *line.overrides], _never)
+        run_hydra(["--shell-completion", *line.overrides], _never)
         return
     arguments = [each for each in line.arguments if each not in (*line.overrides, "-m", "--multirun")]
     if not (flags.help or flags.hydra_help):
         arguments += _for_one(line)
     try:
-        _run_hydra(arguments, _never)
+        run_hydra(arguments, _never)
     except SystemExit as ended:  # Hydra has said what was wrong, and has another code for it
         raise SystemExit(2 if ended.code else 0) from None
     except ValueError as error:
-        raise Mistake(_first_line(error)) from None
+        raise Mistake(first_line(error)) from None
 
 
 def _for_one(line: CommandLine) -> list[str]:
@@ -119,7 +119,7 @@ def _for_one(line: CommandLine) -> list[str]:
 
 
 def _override(key: str, found: Typed) -> str:
-    prefix = "++" if key.startswith((OPEN, REFERENCE)) else "+" if key in found.added else ""
+    prefix = "++" if key.startswith((PARAMS, REFERENCE)) else "+" if key in found.added else ""
     value = found.fixed[key]
     if (CONF / key).is_dir() and isinstance(value, (int, float)):
         value = typed(value)  # an option, whose name reads as a number

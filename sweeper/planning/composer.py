@@ -24,14 +24,15 @@ from omegaconf.errors import (
 
 from runners.point import canonical as as_text
 from sweeper.cards import Cards
-from sweeper.errors import Mistake
-from sweeper.plan import TYPES, WORKLOAD_RULES, did_you_mean, expected, typed
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.plan import typed
+from sweeper.planning.keys import TYPE_NAMES, WORKLOAD_RULES, expected_type
 
-PLANNING = ("design", "experiment")  # groups that say how the sweep is made: no dimensions
-OPEN = "workload.params."  # takes any key; model.config. takes any with a + before it
+PLANNING_GROUPS = ("design", "experiment")  # groups that say how the sweep is made: no dimensions
+PARAMS = "workload.params."  # takes any key; model.config. takes any with a + before it
 REFERENCE = "quality.reference."  # takes any key that a point has
-OPEN_WITH_PLUS = "model.config."
-NAMED = ("resolution.", "margin.")  # keys of the run that take names: of intervals, of the user's own terms
+MODEL_CONFIG = "model.config."
+NAMED_KEYS = ("resolution.", "margin.")  # keys of the run that take names: of intervals, of the user's own terms
 
 
 class Composer:
@@ -57,7 +58,7 @@ class Composer:
                     found = self.loader.repository.load_config(f"card/{name}")  # type: ignore[attr-defined]
             except yaml.YAMLError as error:
                 raise Mistake(f"card/{name}.yaml: cannot be read: {' '.join(str(error).split())}") from None
-            return _resolved(found.config)
+            return resolved(found.config)
 
         return Cards(self.options("card"), read)
 
@@ -79,7 +80,7 @@ class Composer:
         return copy.deepcopy(self._composed[known])
 
     def _option(self, group: str, choice: Any) -> str:
-        if isinstance(choice, list) and group in PLANNING:
+        if isinstance(choice, list) and group in PLANNING_GROUPS:
             return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
         if isinstance(choice, (list, dict)):
             raise Mistake(f"{group}={typed(choice)}: takes one option; {group}=A,B tries both")
@@ -88,9 +89,9 @@ class Composer:
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Give one key its value, of the type that it has. Raises Mistake."""
-        if key.startswith(OPEN) and "params" not in config.workload:
+        if key.startswith(PARAMS) and "params" not in config.workload:
             raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
-        free = key.startswith((OPEN, REFERENCE, *NAMED)) or (added and key.startswith(OPEN_WITH_PLUS))
+        free = key.startswith((PARAMS, REFERENCE, *NAMED_KEYS)) or (added and key.startswith(MODEL_CONFIG))
         if not free:
             value = self._of_its_type(config, key, value)
         try:
@@ -98,9 +99,9 @@ class Composer:
         except (ConfigKeyError, ConfigAttributeError) as error:
             raise Mistake(_no_such_key(key, error, self.groups)) from None
         except ValidationError:
-            raise Mistake(f"{key}={typed(value)}: must be {expected(key)}{_whole(value)}") from None
+            raise Mistake(f"{key}={typed(value)}: must be {expected_type(key)}{_whole(value)}") from None
         except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
-            raise Mistake(f"{key}={typed(value)}: {_first_line(error)}") from None
+            raise Mistake(f"{key}={typed(value)}: {first_line(error)}") from None
 
     def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
         """Keys of these groups have no schema but the values their files give them."""
@@ -124,8 +125,8 @@ class Composer:
                 raise Mistake(f"{key}={typed(value)}: has keys of its own, as in {key}.{inner}={typed(value)}")
             if isinstance(is_now, ListConfig) and isinstance(value, (int, float)):
                 raise Mistake(f"{key}={typed(value)}: must be a list or a word; it is {typed(list(is_now))} now")
-            if type(is_now).__name__ in TYPES and value is not None and type(value) is not type(is_now):
-                wanted = TYPES[type(is_now).__name__]
+            if type(is_now).__name__ in TYPE_NAMES and value is not None and type(value) is not type(is_now):
+                wanted = TYPE_NAMES[type(is_now).__name__]
                 raise Mistake(f"{key}={typed(value)}: must be {wanted}{_whole(value)}; it is {typed(is_now)} now")
         return value
 
@@ -155,14 +156,15 @@ def _explanation(error: Exception) -> str:
         return f"{group}={option}: no such {group}{did_you_mean(option, options)}{there}"
     cause = _of_omegaconf(error)
     if cause is None or not cause.full_key:
-        return _first_line(error) if str(error) else _first_line(cause or error)
+        return first_line(error) if str(error) else first_line(cause or error)
     file = re.match(r"In '(.+?)': ", str(error))
     where = f"in {file[1]}.yaml: " if file else ""
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
         return where + _no_such_key(cause.full_key, cause)
     if isinstance(cause, ValidationError):
-        return f"{where}{cause.full_key}={typed(cause.value)}: must be {expected(cause.full_key)}{_whole(cause.value)}"
-    return f"{where}{cause.full_key}: {_first_line(cause)}"
+        wanted = f"{expected_type(cause.full_key)}{_whole(cause.value)}"
+        return f"{where}{cause.full_key}={typed(cause.value)}: must be {wanted}"
+    return f"{where}{cause.full_key}: {first_line(cause)}"
 
 
 def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
@@ -184,14 +186,14 @@ def _no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] 
     return f"no such key: {key}{of}{did_you_mean(last, known).replace('mean ', f'mean {path}.')}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     """The message as one line, without the lines in which OmegaConf says where it was raised."""
     where = re.compile(r"\s*(full_key|object_type|reference_type)\b")
     lines = [line.strip() for line in str(error).splitlines() if not where.match(line)]
     return " ".join(line for line in lines if line) or type(error).__name__
 
 
-def _resolved(config: DictConfig) -> dict[str, Any]:
+def resolved(config: DictConfig) -> dict[str, Any]:
     try:
         resolved: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
     except MissingMandatoryValue as error:
@@ -199,5 +201,5 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
         example = examples.get(str(error.full_key), "...")
         raise Mistake(f"{error.full_key} has no value: give it one, as in {error.full_key}={example}") from None
     except OmegaConfBaseException as error:
-        raise Mistake(f"{error.full_key}: {_first_line(error)}") from None
+        raise Mistake(f"{error.full_key}: {first_line(error)}") from None
     return resolved

@@ -14,16 +14,16 @@ from runners.device import SIM, Device
 from runners.meters import cpu
 from runners.simulation.allocator import Settings
 from sweeper.cards import ALL, Cards
-from sweeper.errors import Mistake
-from sweeper.plan import did_you_mean, typed
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.plan import typed
 
 # What a kernel driver leaves in /dev where there is a GPU to ask for (NVIDIA, AMD, either of them under WSL). Without
 # one, nobody waits two seconds for torch to say that there is none.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
 # What moves memory on CUDA and is not imitated: a figure would not have it.
-UNFOLLOWED = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
-SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # of the allocator, as torch reads them
+UNSUPPORTED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # of the allocator, as torch reads them
 
 Answer = Callable[[], Mapping[str, Any]]  # what runners.probe says, asked for devices
 
@@ -88,10 +88,10 @@ def _sim(card: str, cards: Cards) -> list[Device]:
     except KeyError:
         near = did_you_mean(card, cards) or f"; the cards are {', '.join(cards)}"
         raise Mistake(f"devices=sim:{card}: no such card{near}") from None
-    for name in UNFOLLOWED:
+    for name in UNSUPPORTED_VARIABLES:
         if name in os.environ:
             raise Mistake(f"devices=sim:{card}: {name}={os.environ[name]} is not followed; unset it")
-    settings = next((os.environ[name] for name in SETTINGS if name in os.environ), "")
+    settings = next((os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ), "")
     try:
         Settings.parse(settings)
     except ValueError as error:

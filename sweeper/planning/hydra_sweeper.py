@@ -17,8 +17,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from sweeper.cards import CONF
-from sweeper.plan import Keys
 from sweeper.planning.composer import Composer, explained
+from sweeper.planning.keys import Keys
 
 
 class DesignSweeper(Sweeper):
@@ -52,7 +52,7 @@ def _register() -> None:
     ConfigStore.instance().store(name="keys", node=Keys)
 
 
-def _run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> None:
+def run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> None:
     """Call Hydra with these arguments, and give back what it changes: it reads them from sys.argv alone."""
     _register()
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")

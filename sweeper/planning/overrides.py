@@ -14,8 +14,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override, Quote, Quo
 
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
-from sweeper.plan import LISTS, RUN_KEYS, is_of_run, listed
-from sweeper.planning.composer import OPEN
+from sweeper.planning.composer import PARAMS
+from sweeper.planning.keys import LIST_KEYS, RUN_KEYS, as_list, is_run_key
 
 MOST_EXACT = 2**53  # whole numbers that a float tells apart
 
@@ -40,11 +40,11 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
         if override.is_delete():
             raise Mistake(f"{override.input_line}: a key cannot be removed; give it a value, or null")
         if key in found.fixed or key in found.several:
-            both = "give it once" if key in RUN_KEYS and key not in LISTS else f"write {key}=A,B to try both"
+            both = "give it once" if key in RUN_KEYS and key not in LIST_KEYS else f"write {key}=A,B to try both"
             raise Mistake(f"{key} is given twice: {both}")
         if override.is_add() or override.is_force_add():
             found.added.add(key)
-        if is_of_run(key):
+        if is_run_key(key):
             found.fixed[key] = _run_key(override)
         elif override.is_sweep_override():
             found.several[key] = _several(override)
@@ -75,7 +75,7 @@ def _quoted(override: str) -> str:
 
 def _one(override: Override) -> Any:
     value = _plain(override.value())
-    if value == "" and not override.key_or_group.startswith(OPEN):
+    if value == "" and not override.key_or_group.startswith(PARAMS):
         raise Mistake(f"{override.input_line}: a value is missing")
     return value
 
@@ -85,8 +85,8 @@ def _run_key(override: Override) -> Any:
     key = override.key_or_group
     if not override.is_sweep_override():
         return _one(override)
-    values = [each for value in _several(override) for each in listed(value)]
-    if key not in LISTS:
+    values = [each for value in _several(override) for each in as_list(value)]
+    if key not in LIST_KEYS:
         raise Mistake(f"{override.input_line}: {key} takes one value; it is a key of the run, and cannot be swept")
     return values
 
@@ -105,7 +105,7 @@ def _several(override: Override) -> Sequence[Any]:
     if not values:
         matched = "matches nothing" if override.value_type == ValueType.GLOB_CHOICE_SWEEP else "is empty"
         raise Mistake(f"{line}: {matched}, so there is nothing to try")
-    if "" in values and not key.startswith(OPEN):
+    if "" in values and not key.startswith(PARAMS):
         raise Mistake(f"{line}: a value is missing")
     return values
 

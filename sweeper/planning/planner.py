@@ -19,41 +19,21 @@ from omegaconf import DictConfig, OmegaConf
 from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper.designs.frontier import DESIGNS, NOTHING
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, did_you_mean
 from sweeper.interval import Interval
 from sweeper.objective import Objective
-from sweeper.plan import (
-    RUN_KEYS,
-    Dimension,
-    Plan,
-    Rules,
-    did_you_mean,
-    listed,
-    resolutions,
-    run_keys,
-    settled,
-    typed,
-)
+from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import PLANNING, Composer, _resolved, explained
-from sweeper.planning.hydra_sweeper import _run_hydra
+from sweeper.planning.composer import PLANNING_GROUPS, Composer, explained, resolved
+from sweeper.planning.hydra_sweeper import run_hydra
+from sweeper.planning.keys import RUN_KEYS, as_list
 from sweeper.planning.overrides import parse
 from sweeper.planning.probes import Probes
+from sweeper.planning.run_keys import resolutions, run_keys
+from sweeper.planning.settling import Rules, settled
 
 # --- the Sweeper ------------------------------------------------------------------------------------------------------
-
-
-# --- what was typed ---------------------------------------------------------------------------------------------------
-
-
-# --- compositions -----------------------------------------------------------------------------------------------------
-
-
-# --- errors, one line each --------------------------------------------------------------------------------------------
-
-
-# --- from one to the other --------------------------------------------------------------------------------------------
 
 
 def plan_of(line: CommandLine, probes: Probes, say: Callable[[str], None]) -> Plan:
@@ -64,7 +44,7 @@ def plan_of(line: CommandLine, probes: Probes, say: Callable[[str], None]) -> Pl
         plans.append(_Planning(composer, line, probes, say).plan())
 
     folder = ["--config-dir", line.flags.config_dir] if line.flags.config_dir else []
-    _run_hydra([*folder, "--multirun", *line.of_hydra], task)
+    run_hydra([*folder, "--multirun", *line.of_hydra], task)
     return plans[0]
 
 
@@ -116,7 +96,7 @@ class _Planning:
             given=[*self.typed.fixed, *(self.typed.several if written else several)],
         )
         self.reference = {} if run.quality is None else run.quality["reference"]
-        names = devices.canonical(listed(config["devices"]))
+        names = devices.canonical(as_list(config["devices"]))
         design, options = self._design(config, written)
         plan = Plan(
             run=run,
@@ -171,7 +151,7 @@ class _Planning:
         composed = copy.deepcopy(base.config)
         for key, value in values.items():
             self._update(composed, key, value)
-        return _resolved(composed)
+        return resolved(composed)
 
     def _base(self, groups: Mapping[str, Any]) -> _Base:
         known = as_text(groups)
@@ -201,7 +181,7 @@ class _Planning:
             if key.partition(".")[0] in ("grid", "points"):
                 raise Mistake(f"{key}: for experiment files; on the command line write the key, as in batch=1,2,4")
         for key in self.typed.several:
-            if key.partition(".")[0] in PLANNING:
+            if key.partition(".")[0] in PLANNING_GROUPS:
                 values = ",".join(map(typed, self.typed.several[key]))
                 raise Mistake(f"{key}={values}: one {key} at a time; run them in turn")
 
@@ -232,7 +212,7 @@ class _Planning:
 
     def _refuse_run_keys(self, key: str, where: str) -> None:
         root = key.partition(".")[0]
-        if root in (*RUN_KEYS, *PLANNING, "grid", "points"):
+        if root in (*RUN_KEYS, *PLANNING_GROUPS, "grid", "points"):
             raise Mistake(f"{where}: {key} is a key of the run, and has one value for all its points")
 
     def _is_typed(self, key: str) -> bool:

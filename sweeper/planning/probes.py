@@ -16,14 +16,15 @@ from typing import Any
 
 from runners import launch_command
 from sweeper.errors import Mistake
-from sweeper.plan import Signature, interpreter
 from sweeper.planning import devices
+from sweeper.planning.run_keys import interpreter
+from sweeper.planning.settling import Signature
 
 SECONDS = 120  # a driver that hangs hangs for ever, and the slowest `import torch` met took 40
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class Probe:
     """A probe that was started, and what it was asked."""
 
     process: subprocess.Popen[str]
@@ -36,7 +37,7 @@ class Probes:
     """Each question is asked once. What is still running at the end is ended: nobody waits for it."""
 
     def __init__(self) -> None:
-        self._started: list[Asking] = []
+        self._started: list[Probe] = []
         self._answers: dict[int, Mapping[str, Any]] = {}
 
     def __enter__(self) -> Probes:
@@ -74,7 +75,7 @@ class Probes:
             takes_any=bool(told["takes_any"]),
         )
 
-    def _start(self, python: str, asks_devices: bool, target: str | None) -> Asking:
+    def _start(self, python: str, asks_devices: bool, target: str | None) -> Probe:
         asked = json.dumps({"devices": asks_devices, "target": target})
         try:
             process = subprocess.Popen(
@@ -87,17 +88,17 @@ class Probes:
             )
         except OSError as error:
             raise Mistake(f"python={python}: cannot be started: {error.strerror or error}") from None
-        asking = Asking(process, python, asks_devices, target)
+        asking = Probe(process, python, asks_devices, target)
         self._started.append(asking)
         return asking
 
-    def _answer(self, asking: Asking) -> Mapping[str, Any]:
+    def _answer(self, asking: Probe) -> Mapping[str, Any]:
         if id(asking) not in self._answers:
             self._answers[id(asking)] = _wait(asking)
         return self._answers[id(asking)]
 
 
-def _wait(asking: Asking) -> Mapping[str, Any]:
+def _wait(asking: Probe) -> Mapping[str, Any]:
     try:
         out, words = asking.process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -8,12 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import sweeper
@@ -23,12 +21,15 @@ from runners.engines.local import EngineFailed, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, CalculatedPeaks, Design, answer, grows, searched
+from sweeper.designs.frontier import DESIGNS, NOTHING, CalculatedPeaks, Design, answer, grows, searched
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint
 from sweeper.run_folder import RunFolder, open_run
+from sweeper.sweeping.conditions import environ_of, locks_of
+from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, difference
+from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
 from sweeper.views.progress import Show, show_for
 
@@ -37,32 +38,12 @@ NOT_AN_ANSWER = (Status.INTERRUPTED, Status.UNAVAILABLE)
 ENDS_AFTER = 5.0  # seconds that attempts have to end when the person stops the sweep
 
 
-@dataclass
-class Lane:
-    """One device and the queue in front of it: a design that asks, and the answers it waits for."""
-
-    device: Device
-    design: Design
-    asked: list[PlannedPoint] = field(default_factory=list)  # the batch under way
-    answers: list[Answer | None] = field(default_factory=list)  # of its points, in the same order
-    under_way: Attempt | None = None
-    seat: str = ""  # the engine's lane that it is under way in: the device's own, or one of those that calculate
-    copied: set[str] = field(default_factory=set)  # points that were measured in copies of its present template
-    same_error: list[tuple[str | None, str | None]] | None = field(default_factory=list)  # None: something else came
-    done: bool = False
-
-    @property
-    def next(self) -> PlannedPoint | None:
-        """The point whose turn it is."""
-        return self.asked[len(self.answers)] if len(self.answers) < len(self.asked) else None
-
-
 def sweep(plan: Plan) -> int:
     """Run the plan. The exit code: 0 all points told, 3 some did not, 2 nothing could be measured, 130/143 stopped."""
     surroundings = current_fingerprint(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
-        with show_for(plan, run.path) as show, _signals() as signals:
+        with show_for(plan, run.path) as show, catch_signals() as signals:
             return Sweep(plan, surroundings, run, show, signals).run()
     finally:
         run.close()
@@ -287,7 +268,7 @@ class Sweep:
             trace=self.plan.run.trace == "on_failure",
             identity=self.surroundings.identity,
             followed=self._followed(point, device),
-            locks=() if self.plan.run.parallel and device.is_cpu else _locks(device),
+            locks=() if self.plan.run.parallel and device.is_cpu else locks_of(device),
         )
 
     def _followed(self, point: Point, device: Device) -> str | None:
@@ -376,75 +357,11 @@ def _as_line(dimension: Dimension) -> dict[str, Any]:
     return {"key": dimension.key, "values": list(values)}
 
 
-def environ_of(point: Point, device: Device) -> dict[str, str | None]:
-    """What is set in the measured process's environment before its interpreter starts, and recorded with it."""
-    environ: dict[str, str | None] = {}
-    if device.is_cpu or device.is_calculated:
-        environ["CUDA_VISIBLE_DEVICES"] = ""  # code that says plain `cuda` cannot land on a device nobody asked for
-    elif device.uuids:
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuids)
-    # Threads that wait spinning take the cores of whoever else is measured: 3-22 s instead of 1.1-2.4 s for one point.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    if point.get("allocator") == "repeatable":
-        # A fixed threshold: glibc's own rises to 32 MiB after the first free, and then resident varies by 93 MiB.
-        environ["MALLOC_MMAP_THRESHOLD_"] = str(2**17)
-        # MKL's scratch, kept per thread, hangs on the processor: 944 MiB for a forward pass with AVX-512, 934 with
-        # AVX2, which every processor of the last ten years has (931 on one without AVX-512).
-        if "MKL_ENABLE_INSTRUCTIONS" not in os.environ:
-            environ["MKL_ENABLE_INSTRUCTIONS"] = "AVX2"
-    if point.get("start") == "warm" and "OPENBLAS_NUM_THREADS" not in os.environ:
-        environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts a thread when it is imported, and threads do not fork
-    return environ
-
-
 def _outcome(attempt: Attempt, folder: AttemptFolder) -> Outcome:
     return outcome_of(attempt, journal.read(folder.journal), folder.settled())
-
-
-def _locks(device: Device) -> tuple[str, ...]:
-    """One file per device of this machine, for every sweep of this user: one attempt at a time on a device. None of
-    one that is calculated, which is no thing that could be in use."""
-    if device.is_calculated:
-        return ()
-    folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    names = device.uuids or device.parts
-    return tuple(str(folder / f"{name.replace('/', '-').replace(':', '-')}.lock") for name in names)
 
 
 def _slug(plan: Plan) -> str:
     first = plan.points[0] if plan.points else plan.settle({})
     names = (first.get("workload"), first.get("model"))
     return "-".join(str(name) for name in names if name)
-
-
-@dataclass
-class Signals:
-    """The signals that stop a sweep, as they come; `descriptor` can be read when one has."""
-
-    descriptor: int
-    caught: list[int] = field(default_factory=list)
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[Signals]:
-    read_end, write_end = os.pipe()
-    for descriptor in (read_end, write_end):
-        os.set_blocking(descriptor, False)
-    signals = Signals(read_end)
-
-    def catch(number: int, _: Any) -> None:
-        signals.caught.append(number)
-
-    stopping = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, catch) for number in stopping]
-    wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-    try:
-        yield signals
-    finally:
-        signal.set_wakeup_fd(wakeup)
-        for number, handler in zip(stopping, before, strict=True):
-            signal.signal(number, handler)
-        os.close(read_end)
-        os.close(write_end)

@@ -10,10 +10,9 @@ from json import dumps
 from typing import Any
 
 from sweeper import cards
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, did_you_mean
 from sweeper.estimates.card_check import CARD, RANK, CardCheck, check_card
 from sweeper.estimates.memory_terms import MemoryTerm, reserve, weights
-from sweeper.plan import did_you_mean
 from sweeper.units import GB, format_both, hundredths
 
 BITS = (4, 8, 16, 32)

@@ -12,8 +12,8 @@ from typing import Any
 from runners.probe import LIBRARIES
 from sweeper import __version__
 from sweeper.errors import Mistake
-from sweeper.plan import interpreter
 from sweeper.planning.probes import Probes
+from sweeper.planning.run_keys import interpreter
 from sweeper.units import format_bytes
 
 # Said wherever CUDA is offered, until tests/gpu has passed on a GPU (`make test-gpu`).

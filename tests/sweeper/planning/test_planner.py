@@ -196,7 +196,7 @@ REFUSED = {
     "batch=interval(4,1)": "batch=interval(4,1): from the smaller to the larger",
     "batch=interval(1,inf)": "batch=interval(1,inf): an interval has two whole numbers",
     "batch=interval(1,2.5)": "batch=interval(1,2.5): an interval has two whole numbers",
-    "resolution.batch=2": "resolution.batch=2: is of an interval that is searched (there is none)",
+    "resolution.batch=2": "resolution.batch=2: must name an interval that is searched (there is none)",
     "margin.spread=1GX": "margin.spread=1GX: must be a size",
     "margin.safety=measured": "margin.safety=measured: a run measures spread, evaluation, export, longest",
     "margin.spread=calculated": "margin.spread=calculated: a run calculates evaluation, export, longest_input, unseen",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,22 +11,17 @@ import pytest
 from runners.device import Card
 from runners.point import Point
 from sweeper.errors import Mistake
-from sweeper.plan import Rules, RunKeys, Signature, run_keys, settled
+from sweeper.planning.settling import Rules, Signature, settled
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "mlp", "library": "torch", "width": 64},
     "workload": {"name": "forward"},
     "inputs": {"name": "synthetic"},
     "attention": None, "quantize": "none",
-    "design": {"name": "grid"},
     "dtype": "float32", "batch": 1, "context": 64, "warmup": 1, "repeats": 2, "seed": 0,
     "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
     "timeout": None, "budget": None,
     "quality": {"target": None, "reference": {}, "tolerance": None, "better": "higher"},
-    "devices": "auto", "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": "same",
-    "stop_after_same_error": 0, "confirm": "edge", "repeat_points": 1, "resolution": {}, "margin": {},
-    "objective": "tokens", "heartbeat": 0.2, "parallel": False, "trace": "never",
-    "grid": {}, "points": [],
 }  # fmt: skip
 
 CARD = Card(name="x", vendor="nvidia", architecture="sm_89", total_bytes=25_000_000_000, context_bytes=500_000_000)
@@ -39,10 +32,6 @@ CUSTOM = {"name": "custom", "target": "mywork:run", "params": {}}
 def point(swept: tuple[str, ...] = (), signature: Signature = ANYTHING, **values: Any) -> Point:
     rules = Rules(swept=swept, signature=lambda key, target: signature, cards={"rtx-4090": CARD})
     return settled({**CONFIG, **values}, rules)
-
-
-def run(**values: Any) -> RunKeys:
-    return run_keys({**CONFIG, **values})
 
 
 def refused(making: Callable[..., Any], *args: Any, **values: Any) -> str:
@@ -170,50 +159,6 @@ def test_a_model_is_asked_for_where_it_is_used() -> None:
     assert refused(point, model={}).startswith("model has no value")
 
 
-@pytest.mark.parametrize("name", ["bill", "a.b_c-1", "...", "2026"])
-def test_a_name_is_letters_digits_and_three_signs(name: str) -> None:
-    assert run(name=name).name == name
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "x" * 201])
-def test_a_name_that_is_no_folder_name_everywhere_is_refused(name: str) -> None:
-    assert refused(run, name=name).startswith("name=")
-
-
-def test_statuses_to_retry_are_known_ones() -> None:
-    assert run(retry=["oom", "timeout", "oom"]).retry == ("oom", "timeout")
-    assert run(retry="error").retry == ("error",)
-    assert "ok" not in run(retry=["all"]).retry
-    assert "did you mean timeout?" in refused(run, retry=["timeuot"])
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("heartbeat", 0.0), ("stop_after_same_error", -1), ("outputs", ""), ("objective", "a b")]
-)
-def test_a_run_key_out_of_range_is_refused(key: str, value: Any) -> None:
-    assert refused(run, **{key: value}).startswith(key)
-
-
-def test_the_measured_interpreter_is_this_one_unless_another_is_named(tmp_path: Path) -> None:
-    assert run().python == sys.executable
-    link = tmp_path / "python-of-a-venv"
-    link.symlink_to(sys.executable)
-    assert run(python=str(link)).python == str(link), "a link is not followed: a venv hangs on it"
-
-
-def test_an_interpreter_can_be_a_name_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mypython").symlink_to(sys.executable)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert run(python="mypython").python == str(tmp_path / "mypython")
-
-
-def test_an_interpreter_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("no program")
-    assert "neither a file nor a name on PATH" in refused(run, python=str(tmp_path / "nosuch"))
-    assert "is not executable" in refused(run, python=str(tmp_path / "text"))
-    assert "is a folder" in refused(run, python=str(tmp_path))
-
-
 GPT = {"name": "gpt2", "library": "transformers", "model_type": "gpt2", "config": {"n_positions": 1024}}
 
 
@@ -246,7 +191,7 @@ def test_a_context_beside_a_share_of_the_positions_is_refused() -> None:
         (0.0, {}, "inputs.of_positions=0.0: must be a share"),
         (1.5, {}, "inputs.of_positions=1.5: must be a share"),
         (0.0001, {}, "inputs.of_positions=0.0001: leaves no context"),
-        (1.0, {"model": {"name": "mlp", "width": 8}}, "inputs=long: the configuration of mlp tells no positions"),
+        (1.0, {"model": {"name": "mlp", "width": 8}}, "inputs=long: mlp has no positions in its configuration"),
         (1.0, {"model": {"name": "pretrained", "path": "somebody/hub"}}, "model.path=somebody/hub: its positions"),
     ],
 )
@@ -270,7 +215,6 @@ def test_what_quality_is_held_against_is_in_no_points_id() -> None:
     target = CONFIG["quality"] | {"target": "mine:accuracy"}
     against = {"reference": {"dtype": "float32"}, "tolerance": 0.1, "better": "lower"}
     assert point(quality=target | against).id == point(quality=target).id != point().id
-    assert run(quality=target | against).quality == against
 
 
 TRAIN: dict[str, Any] = {
@@ -309,5 +253,5 @@ def test_a_key_that_is_of_use_only_with_another_is_null_without_it() -> None:
 def test_values_of_a_key_that_is_of_no_use_are_refused_unless_it_is_of_use_beside_others() -> None:
     full = TRAIN | {"method": "full"}
     message = refused(point, ("workload.rank",), workload=full)
-    assert message == "workload.rank has several values, and is of use only with workload.method=lora"
+    assert message == "workload.rank has several values, and has an effect only with workload.method=lora"
     assert point(("workload.rank", "workload.method"), workload=full)["workload.rank"] is None

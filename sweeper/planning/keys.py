@@ -1,0 +1,140 @@
+"""Every key of conf/config.yaml: its type, its range, and whether it belongs to a point or to the run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sweeper import quality
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.plan import typed
+from sweeper.units import SIZE, parse_bytes
+
+
+@dataclass
+class Keys:
+    """The schema of conf/config.yaml, where each key has its default and is explained."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    workload: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
+    design: dict[str, Any] = field(default_factory=dict)
+
+    dtype: str = "float32"
+    attention: str | None = None
+    quantize: str = "none"
+    batch: int = 1
+    context: int = 1
+    warmup: int | None = None
+    repeats: int | None = None
+    seed: int = 0
+    start: str = "cold"
+    allocator: str = "system"
+    phases: str = "each"
+    cache: str = "keep"
+    tensors: bool = True
+    timeout: float | None = None
+    budget: Any = None
+    quality: dict[str, Any] = field(default_factory=dict)
+
+    devices: Any = "auto"
+    name: str | None = None
+    outputs: str = "outputs"
+    python: str | None = None
+    retry: Any = field(default_factory=list)
+    resume: str = "same"
+    stop_after_same_error: int = 0
+    objective: str = "tokens"
+    confirm: str = "edge"
+    repeat_points: int = 1
+    resolution: dict[str, Any] = field(default_factory=dict)
+    margin: dict[str, Any] = field(default_factory=dict)
+    heartbeat: float = 0.2
+    parallel: bool = False
+    trace: str = "never"
+
+    grid: dict[str, Any] = field(default_factory=dict)
+    points: list[Any] = field(default_factory=list)
+
+
+# A workload lists the ones it uses under `uses`. The others do not affect it, and are null in its points.
+WORKLOAD_KEYS = (
+    "model", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup", "repeats", "seed", "cache",
+    "quality",
+)  # fmt: skip
+# What a workload's file declares about its keys. These are no keys themselves and are not part of a point.
+WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
+NULLABLE = ("attention",)  # null is the library's own choice
+RUN_KEYS = (
+    "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "confirm",
+    "repeat_points", "resolution", "margin", "heartbeat", "parallel", "trace",
+)  # fmt: skip
+LIST_KEYS = ("devices", "retry")  # run keys that take a list
+POINT_KEYS = tuple(each.name for each in fields(Keys) if each.name not in (*RUN_KEYS, "design", "grid", "points"))
+
+CHOICES = {
+    "start": ("cold", "warm"),
+    "allocator": ("system", "repeatable"),
+    "phases": ("each", "whole"),
+    "cache": ("keep", "empty"),
+    "attention": ("eager", "sdpa", "flash_attention_2"),
+    "quantize": ("none", "int8", "int4", "nf4"),
+    "resume": ("same", "anew"),
+    "confirm": ("edge", "all", "none"),
+    "trace": ("never", "on_failure"),
+}
+MINIMUM = {
+    "batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0, "repeat_points": 1,
+}  # fmt: skip
+MAXIMUM = 2**63 - 1  # of an int64 column
+TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+
+
+def expected_type(key: str) -> str:
+    """The type that the schema gives a key, in words."""
+    types = {each.name: str(each.type) for each in fields(Keys)}
+    return TYPE_NAMES.get(types.get(key, "").partition(" | ")[0], "another kind of value")
+
+
+def is_run_key(key: str) -> bool:
+    """Whether a dotted key configures the run. Such a key is not part of a point."""
+    return key.partition(".")[0] in RUN_KEYS or ".".join(key.split(".")[:2]) in quality.RUN_KEYS
+
+
+def as_list(value: Any) -> list[Any]:
+    """The value of a list key. A single word is a list of one, null an empty list."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+# --- checks of a single value: each returns it, or raises Mistake -----------------------------------------------------
+
+
+def at_least(key: str, value: int) -> int:
+    if not MINIMUM[key] <= value <= MAXIMUM:
+        limit = ", and at most 2^63-1" if value > MAXIMUM else ""
+        raise Mistake(f"{key}={value}: must be {MINIMUM[key]} or more{limit}")
+    return value
+
+
+def one_of(key: str, value: str) -> str:
+    if value not in CHOICES[key]:
+        raise Mistake(f"{key}={value}: must be {' or '.join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}")
+    return value
+
+
+def positive_seconds(key: str, value: float) -> float:
+    if not (math.isfinite(value) and value > 0):
+        raise Mistake(f"{key}={value:g}: must be a number of seconds above 0")
+    return value
+
+
+def size_in_bytes(key: str, value: Any, minimum: int) -> int:
+    size = parse_bytes(value)
+    if size is None:
+        raise Mistake(f"{key}={typed(value)}: must be a size, as in {SIZE}")
+    if size < minimum:
+        raise Mistake(f"{key}={value}: that is {size} bytes; write {SIZE}")
+    return size

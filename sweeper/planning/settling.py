@@ -1,0 +1,275 @@
+"""How the values of one composed configuration settle into a point, or are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from runners.device import Card
+from runners.point import Point, canonical
+from runners.workloads.command import placeholders
+from sweeper import quality
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.plan import dotted, typed
+from sweeper.planning.keys import (
+    CHOICES,
+    MAXIMUM,
+    MINIMUM,
+    NULLABLE,
+    POINT_KEYS,
+    TYPE_NAMES,
+    WORKLOAD_KEYS,
+    at_least,
+    one_of,
+    positive_seconds,
+    size_in_bytes,
+)
+from sweeper.units import SIZE
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+DTYPE_ALIASES = {
+    "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
+    "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64", "fp64": "float64", "f64": "float64",
+}  # fmt: skip
+MINIMUM_BUDGET_BYTES = 2**20  # a smaller one was meant in another unit
+# Where a model's configuration has its number of positions; the first key that is present counts.
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
+# What a user's function receives by name besides `phase` and its params, as far as it accepts them.
+CALLED_WITH = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """The parameters of a user's function."""
+
+    parameters: tuple[str, ...]
+    required: tuple[str, ...]
+    takes_any: bool
+
+    def takes(self, name: str) -> bool:
+        return self.takes_any or name in self.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What the values of a point are checked against in addition to the schema."""
+
+    swept: Collection[str]  # keys with more than one value
+    signature: Callable[[str, str], Signature]  # (key, target) -> that function's; raises Mistake
+    cards: Mapping[str, Card]  # by name, from conf/card
+    given: Collection[str] = ()  # keys that the user gave one or more values
+
+
+def settled(config: Mapping[str, Any], rules: Rules) -> Point:
+    """The point of one composed configuration. Raises Mistake for the first invalid value."""
+    workload = dict(config["workload"])
+    if "name" not in workload:
+        raise Mistake("workload: choose one, as in workload=forward")
+    uses = set(workload.pop("uses", WORKLOAD_KEYS))
+    _check_choices(workload, workload.pop("choices", {}))
+    _check_ranges(workload, workload.pop("at_least", {}))
+    _null_where_unused(workload, workload.pop("only_with", {}), rules.swept)
+    if "target" in workload:
+        signature = rules.signature("workload.target", workload["target"])
+        uses = {key for key in uses if signature.takes(key)}
+        _check_parameters(workload, signature)
+    elif "argv" in workload:
+        workload["argv"] = _argv(workload["argv"])
+        signature = _placeholders(workload)
+        uses = {key for key in uses if signature.takes(key)}
+        _check_parameters(workload, signature)
+    _check_swept_keys(rules.swept, uses, workload)
+    values = {key: _checked(key, config[key]) for key in POINT_KEYS}
+    values["workload"] = workload
+    if "inputs" in uses and values["inputs"].get("of_positions") is not None:
+        values["context"] = _share_of_positions(values, rules.given)
+    values["quality"] = {"target": _quality(values, uses, rules)}
+    if values["budget"] is not None:
+        values["budget"] = _budget(values["budget"], rules.cards)
+    for key in WORKLOAD_KEYS:
+        if key not in uses:
+            values[key] = None
+        elif (values[key] is None and key not in NULLABLE) or (key == "model" and "name" not in values[key]):
+            example = "model=tiny-llama" if key == "model" else f"{key}={MINIMUM.get(key, 1)}"
+            raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
+    return Point(values=_as_json(values))
+
+
+def _checked(key: str, value: Any) -> Any:
+    """Checked even where the workload does not use it: context=0 is a mistake everywhere."""
+    return CHECKS[key](key, value) if key in CHECKS and value is not None else value
+
+
+def _share_of_positions(values: Mapping[str, Any], given: Collection[str]) -> int:
+    """The context that fills this share of the model's positions, less the new tokens where some are generated."""
+    inputs, model = values["inputs"], values["model"]
+    share = f"inputs.of_positions={typed(inputs['of_positions'])}"
+    if "context" in given:
+        raise Mistake(f"context: inputs={inputs['name']} sets it to a share of the positions ({share}); leave one out")
+    if isinstance(inputs["of_positions"], bool) or not 0 < inputs["of_positions"] <= 1:
+        raise Mistake(f"{share}: must be a share of the model's positions, above 0 and at most 1")
+    config = _configuration(model)
+    candidates = [each.get(key) for each in (config, config.get("text_config") or {}) for key in POSITION_KEYS]
+    positions = next((each for each in candidates if isinstance(each, int)), None)
+    if positions is None:
+        raise Mistake(f"inputs={inputs['name']}: {model['name']} has no positions in its configuration; give a context")
+    context = int(positions * Decimal(str(inputs["of_positions"]))) - (values["workload"].get("new_tokens") or 0)
+    if context < 1:
+        raise Mistake(f"{share}: leaves no context out of the {positions} positions of {model['name']}")
+    return context
+
+
+def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The model's own configuration, from its option or its checkpoint's folder. Raises Mistake if that has none."""
+    if "path" not in model:
+        return model.get("config") or {}
+    try:
+        config = json.loads((Path(model["path"]).expanduser() / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise Mistake(f"model.path={model['path']}: its positions are in config.json, which cannot be read") from error
+    return config if isinstance(config, dict) else {}
+
+
+def _quality(values: Mapping[str, Any], uses: Collection[str], rules: Rules) -> str | None:
+    """The user's metric, checked. What its result is compared with belongs to the run (quality.RUN_KEYS)."""
+    target: str | None = values["quality"]["target"]
+    if target is None:
+        return None
+    if "quality" not in uses:
+        raise Mistake(f"quality.target={target}: workload={values['workload']['name']} has no model to give it")
+    if values["phases"] == "whole":
+        raise Mistake("phases=whole: quality.target would be measured with the rest; use phases=each")
+    quality.check_call(target, rules.signature("quality.target", target).required)
+    return target
+
+
+def _dtype(key: str, value: str) -> str:
+    name = value.removeprefix("torch.")
+    name = DTYPE_ALIASES.get(name, name)
+    if name not in DTYPES:
+        near = did_you_mean(value, [*DTYPES, *DTYPE_ALIASES])
+        raise Mistake(f"{key}={value}: must be one of {', '.join(DTYPES)}{near}")
+    return name
+
+
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(MINIMUM, at_least),
+    **dict.fromkeys(CHOICES, one_of),
+    "dtype": _dtype,
+    "timeout": positive_seconds,
+}
+
+
+def _budget(value: Any, cards: Mapping[str, Card]) -> int:
+    """In bytes, so that 1GiB, 1024MiB and a card with that much usable memory are the same point."""
+    if isinstance(value, str) and value.startswith("card:"):
+        card = value.removeprefix("card:")
+        if card not in cards:
+            raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
+        return cards[card].usable_bytes
+    return size_in_bytes("budget", value, MINIMUM_BUDGET_BYTES)
+
+
+def _check_choices(workload: Mapping[str, Any], choices: Mapping[str, Collection[Any]]) -> None:
+    for key, possible in choices.items():
+        words = list(map(typed, possible))  # compared as text: 1 == True
+        if typed(workload[key]) not in words:
+            near = did_you_mean(typed(workload[key]), words)
+            raise Mistake(f"workload.{key}={typed(workload[key])}: must be {' or '.join(words)}{near}")
+
+
+def _check_ranges(workload: Mapping[str, Any], minimum: Mapping[str, float]) -> None:
+    """A bound that is a whole number allows only whole numbers. Null is always allowed."""
+    for key, bound in minimum.items():
+        value = Point(values=workload).get(key)
+        kinds = (int,) if isinstance(bound, int) else (int, float)
+        if value is None or (isinstance(value, kinds) and not isinstance(value, bool) and bound <= value <= MAXIMUM):
+            continue
+        raise Mistake(f"workload.{key}={typed(value)}: must be {TYPE_NAMES[type(bound).__name__]}, {bound:g} or more")
+
+
+def _null_where_unused(
+    workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], swept: Collection[str]
+) -> None:
+    """Set keys to null that have no effect with the other values, so that their values settle to one point."""
+    for key, others in only_with.items():
+        if all(workload[other] == value for other, value in others.items()):
+            continue
+        if f"workload.{key}" in swept and not any(f"workload.{other}" in swept for other in others):
+            needed = " ".join(f"workload.{other}={typed(value)}" for other, value in others.items())
+            raise Mistake(f"workload.{key} has several values, and has an effect only with {needed}")
+        workload[key] = None
+
+
+def _check_parameters(workload: Mapping[str, Any], signature: Signature) -> None:
+    """Raises Mistake if the user's function does not accept a parameter, or requires one that is not given."""
+    target, params = workload.get("target", "workload.argv"), workload.get("params")
+    if not isinstance(params, Mapping):
+        raise Mistake(f"workload.params={typed(params)}: must be keys and values, as in workload.params.width=512")
+    for key in params:
+        if key in (*CALLED_WITH, "phase"):
+            raise Mistake(f"workload.params.{key}: {key} is given by sweeper; leave out workload.params.")
+        if not signature.takes(key):
+            near = did_you_mean(key, [name for name in signature.parameters if name not in CALLED_WITH])
+            raise Mistake(f"workload.params.{key}: {target} takes no {key}{near}")
+    for name in signature.required:
+        if name not in params and name not in (*CALLED_WITH, "phase"):
+            raise Mistake(f"workload.params.{name}: {target} needs it, as in workload.params.{name}=1")
+
+
+def _argv(argv: Any) -> list[str]:
+    """A program's arguments as strings; numbers keep the form in which they were typed."""
+    if not isinstance(argv, list) or not argv or any(isinstance(each, (list, Mapping)) for each in argv):
+        raise Mistake(f"workload.argv={typed(argv)}: must be a list of words, as in [python,train.py,--bs,'{{batch}}']")
+    words = [typed(each) for each in argv]
+    program = words[0]
+    if "{" not in program and program != "python" and shutil.which(program) is None:
+        raise Mistake(f"workload.argv: {program} is neither an executable file nor a name on PATH")
+    return words
+
+
+def _placeholders(workload: Mapping[str, Any]) -> Signature:
+    """The placeholders in a program's arguments, as the parameters of a function."""
+    try:
+        names = placeholders(workload["argv"])
+    except ValueError as error:
+        raise Mistake(f"workload.argv: {error}") from None
+    for name in names:
+        if name not in CALLED_WITH and name not in (workload.get("params") or {}):
+            near = did_you_mean(name, CALLED_WITH) or f"; workload.params.{name}=... would define it"
+            raise Mistake(f"workload.argv: {{{name}}} is not defined{near}")
+    return Signature(parameters=names, required=(), takes_any=False)
+
+
+def _check_swept_keys(swept: Collection[str], uses: Collection[str], workload: Mapping[str, Any]) -> None:
+    """Raises Mistake for a swept key without effect: its values would be equal points, each measured again."""
+    for key in swept:
+        root = key.partition(".")[0]
+        if root in WORKLOAD_KEYS and root not in uses:
+            if "target" in workload and root in CALLED_WITH:
+                raise Mistake(f"{key} has several values, and {workload['target']} takes no {root}")
+            if "argv" in workload and root in CALLED_WITH:
+                raise Mistake(f"{key} has several values, and workload.argv has no {{{root}}}")
+            raise Mistake(f"{key} has several values, and workload={workload['name']} does not use it")
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        same: dict[str, Any] = json.loads(canonical(values))
+    except (TypeError, ValueError):
+        key = next(key for key, value in dotted(values) if not _is_json(value))
+        raise Mistake(f"{key}: must be a finite number, a word, true, false, null, or lists or mappings") from None
+    return same
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        canonical(value)
+    except (TypeError, ValueError):
+        return False
+    return True
