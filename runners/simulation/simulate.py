@@ -177,7 +177,7 @@ def _rules(card: Card) -> Any:
 
     if card.is_host:
         return torch_device_rules.CpuRules()
-    return torch_device_rules.CudaRules(torch_device_rules.architecture(card))
+    return torch_device_rules.CudaRules(torch_device_rules.gpu_architecture(card))
 
 
 def _refuse_what_it_lacks(attempt: Attempt) -> None:
@@ -188,9 +188,9 @@ def _refuse_what_it_lacks(attempt: Attempt) -> None:
     from runners.models.torch_models import dtype_named
     from runners.simulation import torch_device_rules, torch_kernels
 
-    architecture = torch_device_rules.architecture(card)
+    architecture = torch_device_rules.gpu_architecture(card)
     for name in (point["dtype"], point.get("workload.precision")):
-        if name is not None and (why := torch_kernels.lacks(architecture, dtype_named(name))):
+        if name is not None and (why := torch_kernels.why_unsupported(architecture, dtype_named(name))):
             raise Unavailable(f"{attempt.device.name}: {why}")
 
 
@@ -245,7 +245,7 @@ class _Card:
     def __init__(self, card: Card, budget: int | None, endless: bool) -> None:
         from runners.simulation import torch_device_rules, torch_kernels
 
-        self._workspace = torch_kernels.workspace_bytes(torch_device_rules.architecture(card))
+        self._workspace = torch_kernels.workspace_bytes(torch_device_rules.gpu_architecture(card))
         self._outside = card.outside_bytes
         self._allocator = CachingAllocator(
             capacity=None if endless or card.total_bytes is None else card.total_bytes - self._outside,

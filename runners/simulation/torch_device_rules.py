@@ -33,7 +33,9 @@ class CpuRules:
     host_counts = True
 
     def applied(self) -> AbstractContextManager[Any]:
-        return _in_force(attention_by(_attention_on_cpu), _autocast("cpu"), lists_in_norms(), fused_optimizers())
+        return all_entered(
+            attention_replaced(_attention_on_cpu), autocast_replaced("cpu"), foreach_norms(), fused_optimizers()
+        )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
@@ -42,11 +44,11 @@ class CpuRules:
         return False
 
 
-def architecture(card: Card) -> cuda_kernels.Architecture:
+def gpu_architecture(card: Card) -> cuda_kernels.GpuArchitecture:
     """Of a card's file: sm_90 is compute capability 9.0, sm_120 is 12.0."""
     found = re.fullmatch(r"sm_(\d+)(\d)", card.architecture)
     capability = (int(found[1]), int(found[2])) if found else None
-    return cuda_kernels.Architecture(card.vendor, capability)
+    return cuda_kernels.GpuArchitecture(card.vendor, capability)
 
 
 class CudaRules:
@@ -55,18 +57,18 @@ class CudaRules:
     device = "cuda"
     host_counts = False
 
-    def __init__(self, architecture: cuda_kernels.Architecture) -> None:
+    def __init__(self, architecture: cuda_kernels.GpuArchitecture) -> None:
         self._architecture = architecture
         self._temporaries = cuda_kernels.temporaries(architecture)
 
     def applied(self) -> AbstractContextManager[Any]:
-        return _in_force(
-            attention_by(self._attention),
-            _autocast("cuda"),
-            lists_in_norms(),
-            lists_in_optimizers(),
-            masks_in_dropout(),
-            softmax_in_one_kernel(),
+        return all_entered(
+            attention_replaced(self._attention),
+            autocast_replaced("cuda"),
+            foreach_norms(),
+            foreach_optimizers(),
+            fused_dropout(),
+            fused_softmax(),
         )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
@@ -81,7 +83,7 @@ class CudaRules:
 
 
 @contextmanager
-def _in_force(*rules: AbstractContextManager[Any]) -> Iterator[None]:
+def all_entered(*rules: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for rule in rules:
             stack.enter_context(rule)
@@ -91,7 +93,7 @@ def _in_force(*rules: AbstractContextManager[Any]) -> Iterator[None]:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention_by(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
+def attention_replaced(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
     """On tensors without data the composite of products and a softmax would run: the memory of eager attention.
 
     The function itself is replaced, and no mode is entered for it: Tensor.backward leaves such modes, and layers that
@@ -112,7 +114,7 @@ def attention_by(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[
             options: Any = {"scale": scale, "enable_gqa": enable_gqa}
             return COMPOSITE(query, key, value, attn_mask, dropout_p, is_causal, **options)
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        cast = IN_FORCE[-1] if IN_FORCE else None
+        cast = ACTIVE[-1] if ACTIVE else None
         if cast is None or not cast.enabled:
             return kernel(*given)
         attended: torch.Tensor = cast.called(kernel, cast.dtype, given, {})
@@ -157,10 +159,10 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
 # (aten/src/ATen/autocast_mode.h and .cpp). Whoever calls an operator reaches them.
 
 AUTOCAST: Any = torch._C._dispatch_key_parse("AutocastPrivateUse1")
-KEY_OF = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-IN_FORCE: list[_Autocast] = []  # of the device whose rules are applied
+AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
+ACTIVE: list[_Autocast] = []  # of the device whose rules are applied
 
-LOW = frozenset(  # computed in autocast's own dtype
+IN_AUTOCAST_DTYPE = frozenset(  # computed in autocast's own dtype
     (
         *("_convolution", "convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d"),
         *("conv_transpose2d", "conv_transpose3d", "prelu", "addmm", "_addmm_activation", "addmv", "addr", "matmul"),
@@ -171,19 +173,19 @@ LOW = frozenset(  # computed in autocast's own dtype
         *("cudnn_convolution", "cudnn_convolution_transpose"),
     )
 )
-WIDEST = frozenset(  # in the widest dtype that is given
+IN_WIDEST_DTYPE = frozenset(  # in the widest dtype that is given
     (
         *("stack", "cat", "index_copy", "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot"),
         *("grid_sampler", "index_put", "tensordot", "scatter_add"),
     )
 )
-TOLD = frozenset(  # told on CUDA to give float32, and given what there is
+OPTIONAL_DTYPE = frozenset(  # told on CUDA to give float32, and given what there is
     (*("prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum"),)
 )  # all others in float32
 
 
 @contextmanager
-def _autocast(device: str) -> Iterator[None]:
+def autocast_replaced(device: str) -> Iterator[None]:
     cast = _Autocast(device)
     kind = torch.amp.autocast_mode.autocast  # itself, since its users have imported it by many names
 
@@ -198,16 +200,16 @@ def _autocast(device: str) -> Iterator[None]:
 
     was_enabled, was_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     with (
-        replaced(kind, __init__=_begin, __enter__=_enter, __exit__=_exit),
+        replaced(kind, __init__=_init, __enter__=_enter, __exit__=_exit),
         replaced(torch, is_autocast_enabled=enabled, get_autocast_dtype=dtype),
         replaced(torch.amp, is_autocast_available=available),
         cast.registered(),
     ):
-        IN_FORCE.append(cast)
+        ACTIVE.append(cast)
         try:
             yield
         finally:
-            IN_FORCE.pop()
+            ACTIVE.pop()
             cast.set(False, cast.dtype)
 
 
@@ -237,7 +239,7 @@ class _Autocast:
         others = torch._C._dispatch_library("IMPL", "_", AUTOCAST.name)
         others.fallback_fallthrough(AUTOCAST.name)
         library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY_OF[self.device]):
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST_KEYS[self.device]):
             space, _, operator = name.partition("::")
             if space == "aten":
                 library.impl(operator, self._kernel(operator), AUTOCAST.name)
@@ -267,9 +269,9 @@ class _Autocast:
                 kwargs["dtype"] = kwargs.get("dtype") or torch.float32
             return self.called(called, None, args, kwargs)
 
-        if name in TOLD and self.device != "cpu":
+        if name in OPTIONAL_DTYPE and self.device != "cpu":
             return told
-        return in_dtype if name in LOW else in_widest if name in WIDEST else in_float32
+        return in_dtype if name in IN_AUTOCAST_DTYPE else in_widest if name in IN_WIDEST_DTYPE else in_float32
 
     def called(self, function: Any, to: torch.dtype | None, args: Any, kwargs: Any) -> Any:
         """Cast, and without autocast: it does not look into an operator that it has cast for."""
@@ -297,7 +299,7 @@ class _Autocast:
         return self.copies[value]
 
 
-def _begin(
+def _init(
     context: Any,
     device_type: str,
     dtype: torch.dtype | None = None,
@@ -310,7 +312,7 @@ def _begin(
 
 
 def _enter(context: Any) -> Any:
-    cast = IN_FORCE[-1]
+    cast = ACTIVE[-1]
     context.prev = cast.enabled, cast.dtype
     cast.depth += 1
     if cast.is_of(context.device):
@@ -319,7 +321,7 @@ def _enter(context: Any) -> Any:
 
 
 def _exit(context: Any, *raised: Any) -> bool:
-    cast = IN_FORCE[-1]
+    cast = ACTIVE[-1]
     cast.depth -= 1
     if not cast.depth:
         cast.copies.clear()
@@ -330,7 +332,7 @@ def _exit(context: Any, *raised: Any) -> bool:
 # --- lists of tensors -------------------------------------------------------------------------------------------------
 
 
-def lists_in_optimizers() -> AbstractContextManager[None]:
+def foreach_optimizers() -> AbstractContextManager[None]:
     """On CUDA optimizers go over lists of tensors unless told otherwise, which holds a copy of the parameters."""
     from torch.optim import optimizer
 
@@ -352,7 +354,7 @@ def fused_optimizers() -> AbstractContextManager[None]:
     return replaced(optimizer, _get_fused_kernels_supported_devices=supported)
 
 
-def lists_in_norms() -> AbstractContextManager[None]:
+def foreach_norms() -> AbstractContextManager[None]:
     """The norm of all gradients is of a list of tensors on CUDA and on the CPU."""
     from torch.nn.utils import clip_grad
 
@@ -365,7 +367,7 @@ def lists_in_norms() -> AbstractContextManager[None]:
 # --- dropout ----------------------------------------------------------------------------------------------------------
 
 
-def masks_in_dropout() -> AbstractContextManager[None]:
+def fused_dropout() -> AbstractContextManager[None]:
     """On CUDA dropout is one kernel that keeps a mask of a byte each (aten/src/ATen/native/Dropout.cpp,
     is_fused_kernel_acceptable); elsewhere it keeps what it multiplied by, in the input's dtype."""
     composite, variants = torch.dropout, vars(functional)["_VF"]
@@ -376,13 +378,13 @@ def masks_in_dropout() -> AbstractContextManager[None]:
             return dropped
         return composite(input, p, train)
 
-    return _in_force(replaced(torch, dropout=dropout), replaced(variants, dropout=dropout))
+    return all_entered(replaced(torch, dropout=dropout), replaced(variants, dropout=dropout))
 
 
 # --- softmax ----------------------------------------------------------------------------------------------------------
 
 
-def softmax_in_one_kernel() -> AbstractContextManager[None]:
+def fused_softmax() -> AbstractContextManager[None]:
     """Of float16 to float32, as eager attention asks for it, CUDA's kernel converts as it goes; elsewhere the scores
     are there in float32 too (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype: of float16 alone)."""
 

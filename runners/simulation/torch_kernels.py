@@ -54,7 +54,7 @@ MULTIPROCESSORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class GpuArchitecture:
     vendor: str  # nvidia or amd
     capability: tuple[int, int] | None  # as (9, 0); None on amd
     multiprocessors: int | None = None  # None: of the usual card of this capability
@@ -88,7 +88,7 @@ DTYPES: Mapping[torch.dtype, tuple[int, int]] = {
 }
 
 
-def lacks(arch: Architecture, dtype: torch.dtype) -> str | None:
+def why_unsupported(arch: GpuArchitecture, dtype: torch.dtype) -> str | None:
     """Why such a card does not compute in that type, if it does not."""
     needed = DTYPES.get(dtype)
     if arch.capability is None or needed is None or arch.capability >= needed:
@@ -116,7 +116,7 @@ def is_matmul(op: torch._ops.OpOverload) -> bool:
     return str(op.overloadpacket) in MATMULS
 
 
-def workspace_bytes(arch: Architecture) -> int:
+def workspace_bytes(arch: GpuArchitecture) -> int:
     """Of one handle and stream, which cuBLASLt shares.
 
     aten/src/ATen/cuda/CublasHandlePool.cpp: 2 x 4 MiB + 8 x 16 KiB, 32 MiB from Hopper on, 128 MiB on MI300 and MI350.
@@ -132,7 +132,7 @@ def workspace_bytes(arch: Architecture) -> int:
 
 
 def attention_kernel(
-    arch: Architecture,
+    arch: GpuArchitecture,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -156,7 +156,7 @@ def attention_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    arch: Architecture
+    arch: GpuArchitecture
     query: Tensor
     key: Tensor
     value: Tensor
@@ -296,7 +296,7 @@ def _heads_suit_efficient(given: _Given) -> bool:
 
 
 def attention(
-    arch: Architecture,
+    arch: GpuArchitecture,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -394,28 +394,24 @@ def _repeated(tensor: Tensor, heads: int) -> Tensor:
 # ---- What the kernels of attention allocate
 
 
-def _up(number: int, to: int) -> int:
-    return _ceil(number, to) * to
+def round_up(number: int, to: int) -> int:
+    return ceil_divide(number, to) * to
 
 
-def _ceil(number: int, by: int) -> int:
+def ceil_divide(number: int, by: int) -> int:
     return -(-number // by)
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _copies(*tensors: Tensor) -> list[int]:
+def contiguous_copies(*tensors: Tensor) -> list[int]:
     """Of those that a kernel first makes contiguous."""
-    return [_bytes(each) for each in tensors if not each.is_contiguous()]
+    return [each.nbytes for each in tensors if not each.is_contiguous()]
 
 
 # aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp
 
 
 def _rounded_head(head: int) -> int:
-    return _up(head, 32 if head <= 128 else 64)
+    return round_up(head, 32 if head <= 128 else 64)
 
 
 def _splits(tiles: int, processors: int, blocks: int) -> int:
@@ -424,7 +420,7 @@ def _splits(tiles: int, processors: int, blocks: int) -> int:
         return 1
 
     def is_new(parts: int) -> bool:
-        return parts == 1 or _ceil(blocks, parts) != _ceil(blocks, parts - 1)
+        return parts == 1 or ceil_divide(blocks, parts) != ceil_divide(blocks, parts - 1)
 
     def efficiency(parts: int) -> float:
         waves = tiles * parts / processors
@@ -435,7 +431,7 @@ def _splits(tiles: int, processors: int, blocks: int) -> int:
     return next(parts for parts in candidates if efficiency(parts) >= 0.85 * best)
 
 
-def _flash_forward(arch: Architecture, query: Tensor, key: Tensor, dropout_p: float) -> list[int]:
+def _flash_forward_sizes(arch: GpuArchitecture, query: Tensor, key: Tensor, dropout_p: float) -> list[int]:
     """float32 statistics and results of the parts that the keys are cut in. All of batch, length, heads, head."""
     batch, length, heads, head = query.shape
     length_k, heads_k = key.shape[1:3]
@@ -444,37 +440,37 @@ def _flash_forward(arch: Architecture, query: Tensor, key: Tensor, dropout_p: fl
     if length == 1 and heads > heads_k:  # one token: the heads of a group become its queries
         length, heads = heads // heads_k, heads_k
     block = 256 if head <= 64 else 128 if head <= 128 else 64
-    parts = _splits(batch * heads * _ceil(length, 64), 2 * arch.processors, _ceil(length_k, block))
+    parts = _splits(batch * heads * ceil_divide(length, 64), 2 * arch.processors, ceil_divide(length_k, block))
     rows = parts * batch * heads * length
     return [rows * FLOAT, rows * _rounded_head(head) * FLOAT] if parts > 1 else []
 
 
-def _flash_backward(grad: Tensor, query: Tensor, key: Tensor, out: Tensor) -> list[int]:
+def _flash_backward_sizes(grad: Tensor, query: Tensor, key: Tensor, out: Tensor) -> list[int]:
     """Of rows in blocks of 128: the sum of each and the gradient of queries, in float32; with grouped heads also the
     gradients of keys and values for every head. All of batch, length, heads, head."""
     batch, length, heads, head = query.shape
-    rows = batch * heads * _up(length, 128)
+    rows = batch * heads * round_up(length, 128)
     grouped = [batch * key.size(1) * heads * head * key.element_size()] * 2 if key.size(2) != heads else []
-    return [*_copies(grad, out), rows * FLOAT, rows * _rounded_head(head) * FLOAT, *grouped]
+    return [*contiguous_copies(grad, out), rows * FLOAT, rows * _rounded_head(head) * FLOAT, *grouped]
 
 
-def _sdp_flash_forward(arch: Architecture) -> Rule:
+def flash_forward(arch: GpuArchitecture) -> Rule:
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         query, key = (each.transpose(1, 2) for each in args[:2])
-        return _flash_forward(arch, query, key, args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0))
+        return _flash_forward_sizes(arch, query, key, args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0))
 
     return rule
 
 
-def _sdp_flash_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
+def flash_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
     grad, query, key, _, out = (each.transpose(1, 2) for each in args[:5])
-    return _flash_backward(grad, query, key, out)
+    return _flash_backward_sizes(grad, query, key, out)
 
 
 # aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h, kernels/cutlassF.h
 
 
-def _sdp_efficient_forward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
+def efficient_forward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
     """The result in float32, where a head is too wide for registers and the result is of halves."""
     query, _, value = args[:3]
     wide = max(query.size(-1), value.size(-1)) > 128
@@ -484,7 +480,7 @@ def _sdp_efficient_forward(args: Sequence[Any], kwargs: Mapping[str, Any], resul
 # aten/src/ATen/native/transformers/cuda/attention_backward.cu, mem_eff_attention/kernel_backward.h, kernels/cutlassB.h
 
 
-def _sdp_efficient_backward(arch: Architecture) -> Rule:
+def efficient_backward(arch: GpuArchitecture) -> Rule:
     """The sum of each row, and for each batch and head a workspace: tiles of the gradient of queries with a lock of 16
     bytes, and the gradients of keys and values for each part of the keys, where a head is too wide for registers."""
 
@@ -493,21 +489,21 @@ def _sdp_efficient_backward(arch: Architecture) -> Rule:
         batch, length, heads, head = query.shape
         half = query.dtype in HALVES
         rows, columns = _tile(arch, half, max(head, value.size(3)))
-        tiles = _ceil(length, rows) * _ceil(head, columns) * (4 + rows * columns)
+        tiles = ceil_divide(length, rows) * ceil_divide(head, columns) * (4 + rows * columns)
         sums = 0
         if half and max(head, value.size(3)) > 128:
             parts = max(1, min(_parts(batch * heads, key.size(1), columns), 200 // (batch * heads)))
-            sums = parts * columns * (_up(head, rows) + _up(value.size(3), rows))
+            sums = parts * columns * (round_up(head, rows) + round_up(value.size(3), rows))
         delta = batch * heads * length * FLOAT
-        workspace = batch * heads * _up(tiles + sums, 4) * FLOAT
+        workspace = batch * heads * round_up(tiles + sums, 4) * FLOAT
         product = batch * heads * length * value.size(3) * FLOAT  # gradient times result, of which delta is the sum
         own = [delta, workspace] if half or product < delta + workspace else [product]
-        return [*_copies(grad), *own]
+        return [*contiguous_copies(grad), *own]
 
     return rule
 
 
-def _tile(arch: Architecture, half: bool, head: int) -> tuple[int, int]:
+def _tile(arch: GpuArchitecture, half: bool, head: int) -> tuple[int, int]:
     """Of the first kernel that takes such a head: 64 by 64, or larger with the shared memory of A100 and H100."""
     large = arch.capability in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
     if half and 64 < head <= 96 and arch.capability in ((8, 6), (8, 9)):
@@ -518,13 +514,13 @@ def _tile(arch: Architecture, half: bool, head: int) -> tuple[int, int]:
 
 
 def _parts(heads: int, length_k: int, columns: int) -> int:
-    return 1 if heads >= 256 and length_k <= 2 * columns else _ceil(length_k, columns)
+    return 1 if heads >= 256 and length_k <= 2 * columns else ceil_divide(length_k, columns)
 
 
 # NVIDIA's cudnn-frontend 1.23, include/cudnn_frontend/node/scaled_dot_product_flash_attention.h
 
 
-def _sdp_cudnn_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
+def cudnn_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
     """The gradient of queries and the sum of each row, in float32, in one workspace: its frontend's part of it."""
     batch, heads, length, head = args[1].shape
     return [batch * heads * length * (head + 1) * FLOAT]
@@ -534,30 +530,30 @@ def _sdp_cudnn_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: 
 
 
 # aten/src/ATen/native/transformers/attention.cpp
-def _safe_softmax(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+def safe_softmax(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
     """The softmax, what is masked, which rows are wholly so, and two numbers; the result is chosen from these."""
     one = result.element_size()
-    return [_bytes(result), one, result.numel(), result.numel() // max(result.size(args[1]), 1), one]
+    return [result.nbytes, one, result.numel(), result.numel() // max(result.size(args[1]), 1), one]
 
 
 # aten/src/ATen/native/cuda/SoftMax.cu
-def _softmax_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+def softmax_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
     """The gradient times the output."""
     grad, output = args[:2]
-    return [grad.numel() * max(grad.element_size(), output.element_size()), *_copies(output)]
+    return [grad.numel() * max(grad.element_size(), output.element_size()), *contiguous_copies(output)]
 
 
-def _log_softmax_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
-    return _copies(*args[:2])
+def log_softmax_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+    return contiguous_copies(*args[:2])
 
 
 # aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu
-def _embedding_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+def embedding_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
     """Above 3072 tokens: sorted and original positions, where segments of one token begin, how many parts of at most
     ten rows each has and where those begin, and a row of float32 for each part."""
     grad, indices, weights, _, by_frequency = args[:5]
     count, one = indices.numel(), indices.element_size()
-    copies = _copies(grad)
+    copies = contiguous_copies(grad)
     if count <= 3072 and not by_frequency:
         return copies
     segments = min(count, weights)
@@ -572,7 +568,7 @@ def _embedding_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: 
 
 
 # aten/src/ATen/native/cuda/Indexing.cu
-def _index_put(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+def index_put(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
     """Accumulating sorts: linear positions, the values if they were expanded, sorted and original positions, a range,
     and the sort's second buffers of keys and values. Without accumulation nothing."""
     tensor, indices, values = args[:3]
@@ -590,7 +586,7 @@ def _index_put(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -
     expanded = values.numel() != full or not values.is_contiguous()
     bits = max((tensor.numel() - 1) // max(slice_, 1), 1).bit_length()
     copies = [full * values.element_size()] if expanded else []
-    return [*_copies(tensor), 8 * count, *copies, *[8 * count] * 3, *_radix_sort(8, 8, count, bits)]
+    return [*contiguous_copies(tensor), 8 * count, *copies, *[8 * count] * 3, *_radix_sort(8, 8, count, bits)]
 
 
 # NVIDIA's CUB, device/dispatch/dispatch_radix_sort.cuh
@@ -600,7 +596,7 @@ def _radix_sort(key: int, value: int, count: int, bits: int) -> list[int]:
 
 
 # aten/src/ATen/native/cuda/Sort.h, SortStable.cu
-def _sort(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
+def sort(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
     """Above 4096 in a row. One row: its positions; a few rows: positions with rows, before and after, and the keys."""
     tensor = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
@@ -617,17 +613,17 @@ def _sort(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequen
 
 
 # aten/src/ATen/native/Distributions.cpp
-def _multinomial(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+def multinomial(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
     """Without replacement, or one: numbers to divide the probabilities by; the values of the largest if several."""
     weights, samples = args[:2]
     replaces = args[2] if len(args) > 2 else kwargs.get("replacement", False)
     if replaces and samples != 1:
         return []
-    return [_bytes(weights)] + ([result.numel() * weights.element_size()] if samples != 1 else [])
+    return [weights.nbytes] + ([result.numel() * weights.element_size()] if samples != 1 else [])
 
 
 # aten/src/ATen/native/cuda/Indexing.cu, IndexKernel.cpp
-def _masked_scatter(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+def masked_scatter(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
     """For each place how many before it are masked, and the mask if it was expanded."""
     tensor, mask = args[:2]
     full = mask.shape == tensor.shape and mask.is_contiguous()
@@ -635,7 +631,7 @@ def _masked_scatter(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tens
 
 
 # aten/src/ATen/native/cuda/ForeachReduceOp.cu, MultiTensorApply.cuh
-def _foreach_norm(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
+def foreach_norm(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
     """One number for each chunk of 65536, as many for each tensor as the largest has."""
     tensors = args[0]
     order = float(args[1]) if len(args) > 1 else 2.0
@@ -643,22 +639,22 @@ def _foreach_norm(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -
     if not one_kind or not tensors[0].is_floating_point() or order not in (1.0, 2.0, math.inf):
         return []
     dtype = kwargs.get("dtype") or (args[2] if len(args) > 2 else None) or tensors[0].dtype
-    chunks = max(_ceil(each.numel(), 65536) for each in tensors)
+    chunks = max(ceil_divide(each.numel(), 65536) for each in tensors)
     return [len(tensors) * chunks * (FLOAT if dtype in HALVES else dtype.itemsize)]
 
 
 # aten/src/ATen/native/cuda/layer_norm_kernel.cu
-def _norm_backward(arch: Architecture, learned: Callable[[Sequence[Any]], Sequence[Tensor | None]]) -> Rule:
+def norm_backward(arch: GpuArchitecture, learned: Callable[[Sequence[Any]], Sequence[Tensor | None]]) -> Rule:
     """Of many short rows: a sum for each block of rows, of each parameter that learns."""
 
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         grad, tensor, shape = args[:3]
         width = math.prod(shape)
         rows = tensor.numel() // max(width, 1)
-        copies = _copies(grad, tensor)
+        copies = contiguous_copies(grad, tensor)
         if rows <= 65536 or width // 32 >= arch.processors // 2:
             return copies
-        blocks = min(32768 // _ceil(width, 32), _ceil(rows, 32))
+        blocks = min(32768 // ceil_divide(width, 32), ceil_divide(rows, 32))
         parameters = [
             each for each, learns in zip(learned(args), args[-1][1:], strict=True) if each is not None and learns
         ]
@@ -678,7 +674,7 @@ class _Dim:
     kept: int  # its stride in the result
 
 
-def _reduction(arch: Architecture, tensor: Tensor, reduced: Sequence[int], number: int, vector: int) -> list[int]:
+def _reduction(arch: GpuArchitecture, tensor: Tensor, reduced: Sequence[int], number: int, vector: int) -> list[int]:
     """Where several blocks share a result: room for what each found, and a counter for each column of blocks.
 
     number is of bytes accumulated in, vector how many neighbours a thread loads. If neighbours are different results,
@@ -700,17 +696,17 @@ def _reduction(arch: Architecture, tensor: Tensor, reduced: Sequence[int], numbe
     width, height = _block(width_limit, height_limit, 512 // together)
     step = width if along else 1
     outputs = 1 if along else width
-    shares = _ceil(inputs, step) >= min(16 * height, 256)
+    shares = ceil_divide(inputs, step) >= min(16 * height, 256)
     if shares:
         step *= height
     else:
         outputs *= height
-    columns = _ceil(results // together, outputs)
+    columns = ceil_divide(results // together, outputs)
     target = arch.processors * (arch.threads // (width * height))
-    each = _ceil(inputs, step)
+    each = ceil_divide(inputs, step)
     if not shares or each < 256 or columns > target:
         return []
-    blocks = max(min(_ceil(target, columns), _ceil(each, 16)), _ceil(each, 256))
+    blocks = max(min(ceil_divide(target, columns), ceil_divide(each, 16)), ceil_divide(each, 256))
     return [number * results * blocks * (1 if along else width * together), 4 * columns] if blocks > 1 else []
 
 
@@ -743,7 +739,7 @@ def _within_32_bits(inner: list[_Dim], outer: list[_Dim], one: int) -> tuple[lis
     while sum((each.size - 1) * each.stride * one for each in inner + outer) >= 2**31:
         dims = max((inner, outer), key=lambda dims: max(((each.size - 1) * each.stride for each in dims), default=0))
         at = max(range(len(dims)), key=lambda at: (dims[at].size - 1) * dims[at].stride)
-        dims[at] = _Dim(_ceil(dims[at].size, 2), dims[at].stride, dims[at].kept)
+        dims[at] = _Dim(ceil_divide(dims[at].size, 2), dims[at].stride, dims[at].kept)
     return inner, outer
 
 
@@ -767,7 +763,7 @@ def _every(tensor: Tensor, dim: Any) -> list[int]:
     return [each % tensor.dim() for each in dims] if dims and tensor.dim() else list(range(tensor.dim()))
 
 
-def _sum(arch: Architecture, has_dim: bool) -> Rule:
+def sum_or_mean(arch: GpuArchitecture, has_dim: bool) -> Rule:
     """ReduceSumProdKernel.cu, ReduceMomentKernel.cu. What is not of the result's type is first converted, except halves
     to float32."""
 
@@ -783,7 +779,7 @@ def _sum(arch: Architecture, has_dim: bool) -> Rule:
     return rule
 
 
-def _vector_norm(arch: Architecture) -> Rule:
+def vector_norm(arch: GpuArchitecture) -> Rule:
     """ReduceNormKernel.cu."""
 
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
@@ -793,7 +789,7 @@ def _vector_norm(arch: Architecture) -> Rule:
     return rule
 
 
-def _argmax(arch: Architecture) -> Rule:
+def argmax(arch: GpuArchitecture) -> Rule:
     """ReduceArgMaxKernel.cu: a number and its place."""
 
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
@@ -805,38 +801,38 @@ def _argmax(arch: Architecture) -> Rule:
 # ---- All of them
 
 
-def temporaries(arch: Architecture) -> Mapping[torch._ops.OpOverload, Rule]:
+def temporaries(arch: GpuArchitecture) -> Mapping[torch._ops.OpOverload, Rule]:
     """For each operator: the bytes of what its kernel allocates beside its results, all freed when it ends."""
     rules: dict[str, Rule] = {
-        "_safe_softmax": _safe_softmax,
-        "_softmax_backward_data": _softmax_backward,
-        "_log_softmax_backward_data": _log_softmax_backward,
-        "embedding_dense_backward": _embedding_backward,
-        "index_put": _index_put,
-        "index_put_": _index_put,
-        "_index_put_impl_": _index_put,
-        "sort": _sort,
-        "sort.stable": _sort,
-        "multinomial": _multinomial,
-        "masked_scatter": _masked_scatter,
-        "masked_scatter_": _masked_scatter,
-        "_foreach_norm.Scalar": _foreach_norm,
+        "_safe_softmax": safe_softmax,
+        "_softmax_backward_data": softmax_backward,
+        "_log_softmax_backward_data": log_softmax_backward,
+        "embedding_dense_backward": embedding_backward,
+        "index_put": index_put,
+        "index_put_": index_put,
+        "_index_put_impl_": index_put,
+        "sort": sort,
+        "sort.stable": sort,
+        "multinomial": multinomial,
+        "masked_scatter": masked_scatter,
+        "masked_scatter_": masked_scatter,
+        "_foreach_norm.Scalar": foreach_norm,
     }
     if arch.vendor == "nvidia":
         rules |= {
-            "_scaled_dot_product_flash_attention": _sdp_flash_forward(arch),
-            "_scaled_dot_product_flash_attention_backward": _sdp_flash_backward,
-            "_scaled_dot_product_efficient_attention": _sdp_efficient_forward,
-            "_scaled_dot_product_efficient_attention_backward": _sdp_efficient_backward(arch),
-            "_scaled_dot_product_cudnn_attention_backward": _sdp_cudnn_backward,
-            "native_layer_norm_backward": _norm_backward(arch, lambda args: args[5:7]),
-            "_fused_rms_norm_backward": _norm_backward(arch, lambda args: args[4:5]),
-            "sum": _sum(arch, has_dim=False),
-            "sum.dim_IntList": _sum(arch, has_dim=True),
-            "mean": _sum(arch, has_dim=False),
-            "mean.dim": _sum(arch, has_dim=True),
-            "linalg_vector_norm": _vector_norm(arch),
-            "argmax": _argmax(arch),
+            "_scaled_dot_product_flash_attention": flash_forward(arch),
+            "_scaled_dot_product_flash_attention_backward": flash_backward,
+            "_scaled_dot_product_efficient_attention": efficient_forward,
+            "_scaled_dot_product_efficient_attention_backward": efficient_backward(arch),
+            "_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
+            "native_layer_norm_backward": norm_backward(arch, lambda args: args[5:7]),
+            "_fused_rms_norm_backward": norm_backward(arch, lambda args: args[4:5]),
+            "sum": sum_or_mean(arch, has_dim=False),
+            "sum.dim_IntList": sum_or_mean(arch, has_dim=True),
+            "mean": sum_or_mean(arch, has_dim=False),
+            "mean.dim": sum_or_mean(arch, has_dim=True),
+            "linalg_vector_norm": vector_norm(arch),
+            "argmax": argmax(arch),
         }
     return {op: rule for name, rule in rules.items() if (op := _operator(name))}
 
