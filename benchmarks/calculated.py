@@ -226,12 +226,13 @@ class Nowhere:
 
 
 def calculation(point: Point) -> tuple[int | None, str]:
-    from runners.simulation import simulate
+    from runners.simulation.replay import device_of, replay
+    from runners.simulation.trace import trace
 
     attempt = Attempt(point=point, device=Device(name="sim:cpu", card=CPU_CARD))
-    followed = simulate.trace(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
+    followed = trace(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
     largest = 0
-    for line in simulate.replay(followed, attempt.device.name, simulate.device_of(CPU_CARD, None)):
+    for line in replay(followed, attempt.device.name, device_of(CPU_CARD, None)):
         if line["kind"] == "failed":
             return None, line["why"]
         if line["kind"] == "ended":

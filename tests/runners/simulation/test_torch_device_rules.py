@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CpuRules, CudaRules
-from runners.simulation.torch_kernels import GpuArchitecture
 from runners.simulation.torch_tracer import MetaTracer
 from tests.following import peak, real_peak
 

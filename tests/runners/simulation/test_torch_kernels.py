@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runners.simulation import torch_kernels as kernels
-from runners.simulation.torch_kernels import GpuArchitecture, attention, attention_kernel
+from runners.simulation.kernels.torch_attention import attention, attention_kernel
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture, why_unsupported
+from runners.simulation.kernels.torch_products import is_matmul, workspace_bytes
+from runners.simulation.kernels.torch_temporaries import temporaries
 
 aten = torch.ops.aten
 AMPERE, ADA, HOPPER = (GpuArchitecture("nvidia", each) for each in ((8, 0), (8, 9), (9, 0)))
@@ -26,7 +28,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -
 def of(op: Any, *args: Any, arch: GpuArchitecture = AMPERE, result: Any = None, **kwargs: Any) -> list[int]:
     """What the rule of an operator says, of the operator as it runs on these, unless its result is given."""
     result = op(*args, **kwargs) if result is None else result
-    return list(kernels.temporaries(arch)[op](args, kwargs, result))
+    return list(temporaries(arch)[op](args, kwargs, result))
 
 
 def chosen(
@@ -406,7 +408,7 @@ class Charged(TorchDispatchMode):
 
     def __init__(self, arch: GpuArchitecture) -> None:
         super().__init__()
-        self.rules = kernels.temporaries(arch)
+        self.rules = temporaries(arch)
         self.charged: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -440,22 +442,22 @@ def test_a_step_of_training_meets_rules_that_take_its_arguments(arch: GpuArchite
 
 
 def test_the_workspace_of_cublas_grew_with_hopper() -> None:
-    assert [kernels.workspace_bytes(each) for each in (VOLTA, AMPERE, ADA)] == [8519680] * 3
-    assert [kernels.workspace_bytes(each) for each in (HOPPER, BLACKWELL)] == [33554432] * 2
-    assert kernels.workspace_bytes(AMD) == 134217728
+    assert [workspace_bytes(each) for each in (VOLTA, AMPERE, ADA)] == [8519680] * 3
+    assert [workspace_bytes(each) for each in (HOPPER, BLACKWELL)] == [33554432] * 2
+    assert workspace_bytes(AMD) == 134217728
 
 
 def test_products_take_a_handle_and_sums_do_not() -> None:
-    assert all(map(kernels.is_matmul, (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.addmm.out)))
-    assert not any(map(kernels.is_matmul, (aten.add.Tensor, aten.convolution.default)))
+    assert all(map(is_matmul, (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.addmm.out)))
+    assert not any(map(is_matmul, (aten.add.Tensor, aten.convolution.default)))
 
 
 def test_a_card_lacks_the_types_that_came_after_it() -> None:
-    assert kernels.why_unsupported(AMPERE, torch.bfloat16) is None
-    assert kernels.why_unsupported(TURING, torch.bfloat16) == (
+    assert why_unsupported(AMPERE, torch.bfloat16) is None
+    assert why_unsupported(TURING, torch.bfloat16) == (
         "bfloat16 needs compute capability 8.0, and this card has 7.5: torch only emulates it there"
     )
-    assert "8.9" in (kernels.why_unsupported(AMPERE, torch.float8_e4m3fn) or "")
-    assert kernels.why_unsupported(ADA, torch.float8_e4m3fn) is None
-    assert kernels.why_unsupported(VOLTA, torch.float16) is None
-    assert kernels.why_unsupported(AMD, torch.bfloat16) is None
+    assert "8.9" in (why_unsupported(AMPERE, torch.float8_e4m3fn) or "")
+    assert why_unsupported(ADA, torch.float8_e4m3fn) is None
+    assert why_unsupported(VOLTA, torch.float16) is None
+    assert why_unsupported(AMD, torch.bfloat16) is None
