@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import multiprocessing
 import os
 import sys
@@ -226,12 +227,13 @@ class Nowhere:
 
 
 def calculation(point: Point) -> tuple[int | None, str]:
-    from runners.simulation import simulate
+    from runners.simulation.replay import device_of, replay
+    from runners.simulation.trace import trace
 
     attempt = Attempt(point=point, device=Device(name="sim:cpu", card=CPU_CARD))
-    followed = simulate.trace(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
+    followed = trace(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
     largest = 0
-    for line in simulate.replay(followed, attempt.device.name, simulate.device_of(CPU_CARD, None)):
+    for line in replay(followed, attempt.device.name, device_of(CPU_CARD, None)):
         if line["kind"] == "failed":
             return None, line["why"]
         if line["kind"] == "ended":
@@ -271,8 +273,8 @@ def of_a_convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
 def of_a_convolutions_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """The same for the gradients of the input and of the weights, one after the other. The input's is copied twice
     where the kernel steps over positions."""
-    gradient, image = args[:2]
-    read = int(gradient.nbytes) + blocked(image, args[9])
+    gradient, image, weight = args[:3]
+    read = int(gradient.nbytes) + blocked(image, args[9]) + partial_sums(gradient, image, weight, args[4], args[9])
     made = blocked(image, args[9]) * (2 if max(args[4]) > 1 else 1)
     copied = 0 if gradient.is_contiguous() else int(gradient.nbytes)
     return copied + max(read, made if args[10][0] else 0)
@@ -281,6 +283,61 @@ def of_a_convolutions_backward(args: Sequence[Any], kwargs: Mapping[str, Any], r
 def blocked(image: Any, groups: int) -> int:
     """Images of few channels, and those of groups, are read as they are."""
     return int(image.nbytes) if groups == 1 and image.shape[1] % 8 == 0 else 0
+
+
+def partial_sums(gradient: Any, image: Any, weight: Any, stride: Sequence[int], groups: int) -> int:
+    """Bytes in which threads sum up the gradient of the weights, one buffer for each group of images but the first.
+
+    Only oneDNN's kernel for AVX-512 shares images between threads; on AVX2 and with one thread the result itself is the
+    only sum. oneDNN 3.12, src/cpu/x64/jit_avx512_common_conv_kernel.cpp, init_scratchpad: weights and biases in float32
+    with channels in blocks of 16, 128 bytes to align them, and a barrier of 4096 bytes aligned to 4096.
+    """
+    import torch
+
+    if groups != 1 or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return 0
+    outputs, inputs = (-(-channels // 16) for channels in weight.shape[:2])
+    buffers = image_groups(gradient, image, weight, stride, outputs, inputs) - 1
+    one = 4 * 16 * outputs * (16 * inputs * math.prod(weight.shape[2:]) + 1)
+    return int(buffers * one + 128 + 2 * 4096) if buffers else 0
+
+
+def image_groups(gradient: Any, image: Any, weight: Any, stride: Sequence[int], outputs: int, inputs: int) -> int:
+    """How many groups of images oneDNN's threads work on (the same file, balance).
+
+    Threads are split between images, blocks of output channels and blocks of input channels, so that each reads and
+    writes least, and then so that each computes least within 110 % of that.
+    """
+    import torch
+
+    threads, images = torch.get_num_threads(), image.shape[0]
+    rows_in, rows_out = (each.shape[2] if gradient.shape[2] > 9 else 1 for each in (image, gradient))
+    shares = images * (max(1, rows_out // 9))
+
+    def memory(split: tuple[int, int, int]) -> int:
+        over_images, over_outputs, over_inputs = split
+        blocks_out, blocks_in = -(-outputs // over_outputs), -(-inputs // over_inputs)
+        read = -(-images * rows_in // over_images) * blocks_in * 16 * (image[0, 0].numel() // rows_in)
+        written = -(-images * rows_out // over_images) * blocks_out * 16 * (gradient[0, 0].numel() // rows_out)
+        return int(read // math.prod(stride) + written + 8 * blocks_out * blocks_in * 256 * math.prod(weight.shape[2:]))
+
+    def work(split: tuple[int, int, int]) -> int:
+        over_images, over_outputs, over_inputs = split
+        return -(-images * rows_out // over_images) * -(-outputs // over_outputs) * -(-inputs // over_inputs)
+
+    splits = [
+        (over_images, over_outputs, min(threads // over_images // over_outputs, inputs))
+        for over_images in range(1, min(threads, shares) + 1)
+        for over_outputs in range(1, min(threads // over_images, outputs) + 1)
+    ]
+    chosen = min(reversed(splits), key=memory)
+    least = memory(chosen)
+    for split in splits:
+        near = work(split) <= work(chosen) and memory(split) < 1.1 * least
+        if near or 4 * work(split) <= 3 * work(chosen):
+            chosen = split
+    groups = chosen[0]
+    return min(shares, threads) if threads / 2 < groups < threads else groups
 
 
 def of_attention(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:

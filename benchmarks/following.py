@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from runners.child import failure_facts  # noqa: E402
 from runners.point import Attempt  # noqa: E402
-from runners.simulation import simulate  # noqa: E402
+from runners.simulation.replay import device_of, replay  # noqa: E402
+from runners.simulation.trace import _rules, card_of, trace  # noqa: E402
 
 LLAMA = ["model=llama-3.1-8b", "dtype=bfloat16", "context=2048", "batch=1"]
 ONCE = ["repeats=1"]
@@ -84,12 +85,12 @@ def one(request: Path) -> None:
     workload = importlib.import_module(f"runners.workloads.{attempt.point['workload']}")
     for module in workload.imports(attempt.point.values):
         importlib.import_module(module)
-    card = simulate.card_of(attempt)
-    simulate._rules(card)  # imports
+    card = card_of(attempt)
+    _rules(card)  # imports
     began = time.process_time()
-    followed = simulate.trace(attempt, workload, failure_facts)
+    followed = trace(attempt, workload, failure_facts)
     middle = time.process_time()
-    lines = list(simulate.replay(followed, attempt.device.name, simulate.device_of(card, None, endless=True)))
+    lines = list(replay(followed, attempt.device.name, device_of(card, None, endless=True)))
     ended = time.process_time()
     assert lines[-1]["kind"] == "finished", lines[-1]
     print(json.dumps({

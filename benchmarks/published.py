@@ -36,8 +36,9 @@ import older_versions  # noqa: E402 (both work from a checkout that is not insta
 
 from runners.device import Card, Device  # noqa: E402
 from runners.point import Attempt, Point, canonical  # noqa: E402
-from runners.simulation import simulate  # noqa: E402
+from runners.simulation.replay import device_of, replay  # noqa: E402
 from runners.simulation.torch_tracer import replaced  # noqa: E402
+from runners.simulation.trace import EVENT, AllocationTrace, trace  # noqa: E402
 
 MIB = 2**20
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -304,7 +305,7 @@ def calculate(case: Case) -> Calculated:
             rules.enter_context(getattr(older_versions, name)())
         if case.steps is not None:
             rules.enter_context(_passes_marked())
-        followed = simulate.trace(attempt, workload, failure_facts)
+        followed = trace(attempt, workload, failure_facts)
     failure = next((line for line in followed.lines if line["kind"] == "failed"), None)
     if failure is not None:
         return Calculated(failed=f"{failure['chain'][0]['message']}\n{failure['traceback']}")
@@ -313,10 +314,10 @@ def calculate(case: Case) -> Calculated:
     return _read(case, followed, card, began)
 
 
-def _read(case: Case, followed: simulate.AllocationTrace, card: Card, began: float) -> Calculated:
+def _read(case: Case, followed: AllocationTrace, card: Card, began: float) -> Calculated:
     peak: dict[str, int] = {}
     end: dict[str, int] = {}
-    for line in simulate.replay(followed, "sim", simulate.device_of(card, None)):
+    for line in replay(followed, "sim", device_of(card, None)):
         if line["kind"] == "failed":
             return Calculated(peak, end, f"{line['chain'][0]['message']}", time.perf_counter() - began)
         if line["kind"] != "ended" or (line["phase"] == "between" and case.phases):
@@ -343,7 +344,7 @@ def _passes_marked() -> Any:
     return replaced(generate.Generation, _logits=marked)
 
 
-def extended(followed: simulate.AllocationTrace, passes: int) -> simulate.AllocationTrace:
+def extended(followed: AllocationTrace, passes: int) -> AllocationTrace:
     """With as many passes of the decode as were asked for, where it was followed for a few.
 
     From pass to pass the same storages are born and die in the same order, and their sizes grow by the same bytes; an
@@ -362,13 +363,13 @@ def extended(followed: simulate.AllocationTrace, passes: int) -> simulate.Alloca
         made.extend(three.later(step, growth, births))
         births += three.births
     lines = [
-        {**line, simulate.EVENT: ends[index] if index < last else len(made)}
+        {**line, EVENT: ends[index] if index < last else len(made)}
         for index, line in enumerate(followed.lines[: last + 1])
     ]
-    return simulate.AllocationTrace(lines, made)
+    return AllocationTrace(lines, made)
 
 
-def _unmarked(followed: simulate.AllocationTrace) -> tuple[array[int], list[int], list[int]]:
+def _unmarked(followed: AllocationTrace) -> tuple[array[int], list[int], list[int]]:
     """The events without the marks, where the marks were, and where each line stands now."""
     events: array[int] = array("q")
     marks: list[int] = []
@@ -386,7 +387,7 @@ def _unmarked(followed: simulate.AllocationTrace) -> tuple[array[int], list[int]
         elif number[-event - 1] >= 0:
             events.append(-number[-event - 1] - 1)
         place.append(len(events))
-    return events, marks, [place[line[simulate.EVENT]] for line in followed.lines]
+    return events, marks, [place[line[EVENT]] for line in followed.lines]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_iter, tree_map
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from runners.device import Card
-from runners.simulation import torch_kernels as cuda_kernels
+from runners.simulation.kernels.torch_attention import attention
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
+from runners.simulation.kernels.torch_products import is_matmul
+from runners.simulation.kernels.torch_temporaries import temporaries
+from runners.simulation.torch_autocast import ACTIVE, autocast_replaced
 from runners.simulation.torch_tracer import replaced
 
 aten = torch.ops.aten
@@ -33,7 +34,9 @@ class CpuRules:
     host_counts = True
 
     def applied(self) -> AbstractContextManager[Any]:
-        return _in_force(attention_by(_attention_on_cpu), _autocast("cpu"), lists_in_norms(), fused_optimizers())
+        return all_entered(
+            attention_replaced(_attention_on_cpu), autocast_replaced("cpu"), foreach_norms(), fused_optimizers()
+        )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
@@ -42,11 +45,11 @@ class CpuRules:
         return False
 
 
-def architecture(card: Card) -> cuda_kernels.Architecture:
+def gpu_architecture(card: Card) -> GpuArchitecture:
     """Of a card's file: sm_90 is compute capability 9.0, sm_120 is 12.0."""
     found = re.fullmatch(r"sm_(\d+)(\d)", card.architecture)
     capability = (int(found[1]), int(found[2])) if found else None
-    return cuda_kernels.Architecture(card.vendor, capability)
+    return GpuArchitecture(card.vendor, capability)
 
 
 class CudaRules:
@@ -55,18 +58,18 @@ class CudaRules:
     device = "cuda"
     host_counts = False
 
-    def __init__(self, architecture: cuda_kernels.Architecture) -> None:
+    def __init__(self, architecture: GpuArchitecture) -> None:
         self._architecture = architecture
-        self._temporaries = cuda_kernels.temporaries(architecture)
+        self._temporaries = temporaries(architecture)
 
     def applied(self) -> AbstractContextManager[Any]:
-        return _in_force(
-            attention_by(self._attention),
-            _autocast("cuda"),
-            lists_in_norms(),
-            lists_in_optimizers(),
-            masks_in_dropout(),
-            softmax_in_one_kernel(),
+        return all_entered(
+            attention_replaced(self._attention),
+            autocast_replaced("cuda"),
+            foreach_norms(),
+            foreach_optimizers(),
+            fused_dropout(),
+            fused_softmax(),
         )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
@@ -74,14 +77,14 @@ class CudaRules:
         return () if rule is None else rule(args, kwargs, result)
 
     def takes_a_handle(self, operator: Any) -> bool:
-        return cuda_kernels.is_matmul(operator)
+        return is_matmul(operator)
 
     def _attention(self, *given: Any) -> torch.Tensor:
-        return cuda_kernels.attention(self._architecture, *given)
+        return attention(self._architecture, *given)
 
 
 @contextmanager
-def _in_force(*rules: AbstractContextManager[Any]) -> Iterator[None]:
+def all_entered(*rules: AbstractContextManager[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for rule in rules:
             stack.enter_context(rule)
@@ -91,7 +94,7 @@ def _in_force(*rules: AbstractContextManager[Any]) -> Iterator[None]:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention_by(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
+def attention_replaced(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
     """On tensors without data the composite of products and a softmax would run: the memory of eager attention.
 
     The function itself is replaced, and no mode is entered for it: Tensor.backward leaves such modes, and layers that
@@ -112,7 +115,7 @@ def attention_by(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[
             options: Any = {"scale": scale, "enable_gqa": enable_gqa}
             return COMPOSITE(query, key, value, attn_mask, dropout_p, is_causal, **options)
         given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        cast = IN_FORCE[-1] if IN_FORCE else None
+        cast = ACTIVE[-1] if ACTIVE else None
         if cast is None or not cast.enabled:
             return kernel(*given)
         attended: torch.Tensor = cast.called(kernel, cast.dtype, given, {})
@@ -156,181 +159,11 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
 # for the device's key is registered once more, for the key of a backend that no build here has, with the same policies
 # (aten/src/ATen/autocast_mode.h and .cpp). Whoever calls an operator reaches them.
 
-AUTOCAST: Any = torch._C._dispatch_key_parse("AutocastPrivateUse1")
-KEY_OF = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-IN_FORCE: list[_Autocast] = []  # of the device whose rules are applied
-
-LOW = frozenset(  # computed in autocast's own dtype
-    (
-        *("_convolution", "convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d"),
-        *("conv_transpose2d", "conv_transpose3d", "prelu", "addmm", "_addmm_activation", "addmv", "addr", "matmul"),
-        *("einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul"),
-        *("linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell"),
-        *("rnn_tanh_cell", "rnn_relu_cell", "mkldnn_rnn_layer", "mkldnn_reorder_linear_weight"),
-        *("_native_multi_head_attention", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention"),
-        *("cudnn_convolution", "cudnn_convolution_transpose"),
-    )
-)
-WIDEST = frozenset(  # in the widest dtype that is given
-    (
-        *("stack", "cat", "index_copy", "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot"),
-        *("grid_sampler", "index_put", "tensordot", "scatter_add"),
-    )
-)
-TOLD = frozenset(  # told on CUDA to give float32, and given what there is
-    (*("prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum"),)
-)  # all others in float32
-
-
-@contextmanager
-def _autocast(device: str) -> Iterator[None]:
-    cast = _Autocast(device)
-    kind = torch.amp.autocast_mode.autocast  # itself, since its users have imported it by many names
-
-    def enabled(device_type: str | None = None) -> bool:
-        return cast.enabled if cast.is_of(device_type or "cuda") else was_enabled(device_type or "cuda")
-
-    def dtype(device_type: str) -> torch.dtype:
-        return cast.dtype if cast.is_of(device_type) else was_dtype(device_type)
-
-    def available(device_type: str) -> bool:
-        return True
-
-    was_enabled, was_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
-    with (
-        replaced(kind, __init__=_begin, __enter__=_enter, __exit__=_exit),
-        replaced(torch, is_autocast_enabled=enabled, get_autocast_dtype=dtype),
-        replaced(torch.amp, is_autocast_available=available),
-        cast.registered(),
-    ):
-        IN_FORCE.append(cast)
-        try:
-            yield
-        finally:
-            IN_FORCE.pop()
-            cast.set(False, cast.dtype)
-
-
-class _Autocast:
-    """What is in force, and the weights that it has cast.
-
-    A weight is cast once, and its copy kept until the outermost one is left: with every weight's, it is the largest
-    thing that autocast adds.
-    """
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        self.enabled, self.dtype = False, torch.bfloat16 if device == "cpu" else torch.float16
-        self.depth = 0
-        self.copies: Any = WeakTensorKeyDictionary()
-
-    def is_of(self, device_type: str) -> bool:
-        return device_type in (self.device, "meta")
-
-    def set(self, enabled: bool, dtype: torch.dtype) -> None:
-        self.enabled, self.dtype = enabled, dtype
-        torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOCAST, not enabled)
-        torch._C._dispatch_tls_set_dispatch_key_included(AUTOCAST, enabled)
-
-    @contextmanager
-    def registered(self) -> Iterator[None]:
-        others = torch._C._dispatch_library("IMPL", "_", AUTOCAST.name)
-        others.fallback_fallthrough(AUTOCAST.name)
-        library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key(KEY_OF[self.device]):
-            space, _, operator = name.partition("::")
-            if space == "aten":
-                library.impl(operator, self._kernel(operator), AUTOCAST.name)
-        try:
-            yield
-        finally:
-            library._destroy()
-            others.reset()
-
-    def _kernel(self, operator: str) -> Callable[..., Any]:
-        name, _, overload = operator.partition(".")
-        called = getattr(getattr(aten, name), overload or "default")
-
-        def in_dtype(*args: Any, **kwargs: Any) -> Any:
-            return self.called(called, self.dtype, args, kwargs)
-
-        def in_float32(*args: Any, **kwargs: Any) -> Any:
-            return self.called(called, torch.float32, args, kwargs)
-
-        def in_widest(*args: Any, **kwargs: Any) -> Any:
-            given = [leaf.dtype for leaf in tree_iter((args, kwargs)) if self._casts(leaf)]
-            return self.called(called, torch.float32 if torch.float32 in given else self.dtype, args, kwargs)
-
-        def told(*args: Any, **kwargs: Any) -> Any:
-            place = [argument.name for argument in called._schema.arguments].index("dtype")
-            if len(args) <= place and any(self._casts(leaf) for leaf in args):
-                kwargs["dtype"] = kwargs.get("dtype") or torch.float32
-            return self.called(called, None, args, kwargs)
-
-        if name in TOLD and self.device != "cpu":
-            return told
-        return in_dtype if name in LOW else in_widest if name in WIDEST else in_float32
-
-    def called(self, function: Any, to: torch.dtype | None, args: Any, kwargs: Any) -> Any:
-        """Cast, and without autocast: it does not look into an operator that it has cast for."""
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(AUTOCAST)):
-            if to is not None:
-                args, kwargs = tree_map(partial(self._cast, to), (args, kwargs))
-            return function(*args, **kwargs)
-
-    def _casts(self, value: Any) -> bool:
-        return (
-            isinstance(value, torch.Tensor)
-            and (value.is_meta or value.device.type == self.device)
-            and value.is_floating_point()
-            and value.dtype != torch.float64
-        )
-
-    def _cast(self, to: torch.dtype, value: Any) -> Any:
-        if not self._casts(value) or value.dtype == to:
-            return value
-        kept = value.is_leaf and value.requires_grad and value.dtype == torch.float32 and not value._is_view()
-        if not kept or to != self.dtype:
-            return value.to(to)
-        if value not in self.copies:
-            self.copies[value] = value.to(to)
-        return self.copies[value]
-
-
-def _begin(
-    context: Any,
-    device_type: str,
-    dtype: torch.dtype | None = None,
-    enabled: bool = True,
-    cache_enabled: bool | None = None,
-) -> None:
-    """In the place of torch.autocast's own methods: this one, and the two below."""
-    context.device, context.fast_dtype = device_type, dtype or torch.get_autocast_dtype(device_type)
-    context._enabled = enabled and context.fast_dtype in (torch.bfloat16, torch.float16)
-
-
-def _enter(context: Any) -> Any:
-    cast = IN_FORCE[-1]
-    context.prev = cast.enabled, cast.dtype
-    cast.depth += 1
-    if cast.is_of(context.device):
-        cast.set(context._enabled, context.fast_dtype)
-    return context
-
-
-def _exit(context: Any, *raised: Any) -> bool:
-    cast = IN_FORCE[-1]
-    cast.depth -= 1
-    if not cast.depth:
-        cast.copies.clear()
-    cast.set(*context.prev)
-    return False
-
 
 # --- lists of tensors -------------------------------------------------------------------------------------------------
 
 
-def lists_in_optimizers() -> AbstractContextManager[None]:
+def foreach_optimizers() -> AbstractContextManager[None]:
     """On CUDA optimizers go over lists of tensors unless told otherwise, which holds a copy of the parameters."""
     from torch.optim import optimizer
 
@@ -352,7 +185,7 @@ def fused_optimizers() -> AbstractContextManager[None]:
     return replaced(optimizer, _get_fused_kernels_supported_devices=supported)
 
 
-def lists_in_norms() -> AbstractContextManager[None]:
+def foreach_norms() -> AbstractContextManager[None]:
     """The norm of all gradients is of a list of tensors on CUDA and on the CPU."""
     from torch.nn.utils import clip_grad
 
@@ -365,7 +198,7 @@ def lists_in_norms() -> AbstractContextManager[None]:
 # --- dropout ----------------------------------------------------------------------------------------------------------
 
 
-def masks_in_dropout() -> AbstractContextManager[None]:
+def fused_dropout() -> AbstractContextManager[None]:
     """On CUDA dropout is one kernel that keeps a mask of a byte each (aten/src/ATen/native/Dropout.cpp,
     is_fused_kernel_acceptable); elsewhere it keeps what it multiplied by, in the input's dtype."""
     composite, variants = torch.dropout, vars(functional)["_VF"]
@@ -376,13 +209,13 @@ def masks_in_dropout() -> AbstractContextManager[None]:
             return dropped
         return composite(input, p, train)
 
-    return _in_force(replaced(torch, dropout=dropout), replaced(variants, dropout=dropout))
+    return all_entered(replaced(torch, dropout=dropout), replaced(variants, dropout=dropout))
 
 
 # --- softmax ----------------------------------------------------------------------------------------------------------
 
 
-def softmax_in_one_kernel() -> AbstractContextManager[None]:
+def fused_softmax() -> AbstractContextManager[None]:
     """Of float16 to float32, as eager attention asks for it, CUDA's kernel converts as it goes; elsewhere the scores
     are there in float32 too (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype: of float16 alone)."""
 

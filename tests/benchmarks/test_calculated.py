@@ -61,6 +61,22 @@ def test_a_kernels_own_memory_is_as_its_rule_tells(
     assert peak(work) == pytest.approx(counted(work), abs=within)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_partial_sums_of_a_weights_gradient_grow_with_the_threads_that_share_images(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On AVX-512; a processor without it has none, with any number of threads."""
+    monkeypatch.setattr(CpuRules, "temporaries", lambda self, *call: calculated.scratch(*call))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert peak(lambda device: learn_to_convolve(device, stride=2)) == pytest.approx(
+            counted(lambda device: learn_to_convolve(device, stride=2)), abs=256
+        )
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_row_is_told_by_its_difference_and_explained_by_scratch() -> None:
     row = calculated.Compared("train mlp", 10 * 2**20, 8 * 2**20, with_scratch=10 * 2**20)
     assert (row.equal, row.explained) == (False, True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runners.outcome import Outcome, Status
-from runners.simulation.simulate import AllocationTrace
+from runners.simulation.trace import AllocationTrace
 from tests.measuring import MIB, SETTLED, Lab
 
 GIB = 2**30

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CpuRules, CudaRules
-from runners.simulation.torch_kernels import Architecture
 from runners.simulation.torch_tracer import MetaTracer
 from tests.following import peak, real_peak
 
@@ -132,7 +132,7 @@ def test_autocast_gives_the_dtypes_that_it_gives_on_a_cpu(name: str) -> None:
 
 
 def test_autocast_of_cuda_keeps_more_in_float32_than_that_of_a_cpu() -> None:
-    rules = CudaRules(Architecture("nvidia", (9, 0)))
+    rules = CudaRules(GpuArchitecture("nvidia", (9, 0)))
     names = ("matmul", "softmax", "layer_norm", "exp", "cross_entropy", "add")
     given = in_autocast(*(OPERATORS[name] for name in names), device_type="cuda", rules=rules)
     assert given == [BFLOAT16, torch.float32, torch.float32, torch.float32, torch.float32, torch.float32]
@@ -237,13 +237,13 @@ def test_dropout_on_cuda_keeps_a_byte_for_each_number() -> None:
             del dropped
         return held
 
-    assert held(CudaRules(Architecture("nvidia", (8, 0)))) == 3 * (2 + 1) * 1024
+    assert held(CudaRules(GpuArchitecture("nvidia", (8, 0)))) == 3 * (2 + 1) * 1024
     assert held(CpuRules()) == 3 * (2 + 2) * 1024
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [(torch.float16, 0), (BFLOAT16, 1)])
 def test_softmax_to_float32_converts_on_its_way_on_cuda_and_of_float16_alone(dtype: Any, copies: int) -> None:
-    follower = MetaTracer(CudaRules(Architecture("nvidia", (8, 0))))
+    follower = MetaTracer(CudaRules(GpuArchitecture("nvidia", (8, 0))))
     with follower.around_workload():
         scores = torch.empty(64, 64, dtype=dtype, device="meta")
         functional.softmax(scores, dim=-1, dtype=torch.float32)

@@ -10,27 +10,29 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runners.simulation import torch_kernels as kernels
-from runners.simulation.torch_kernels import Architecture, attention, attention_kernel
+from runners.simulation.kernels.torch_attention import attention, attention_kernel
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture, why_unsupported
+from runners.simulation.kernels.torch_products import is_matmul, workspace_bytes
+from runners.simulation.kernels.torch_temporaries import temporaries
 
 aten = torch.ops.aten
-AMPERE, ADA, HOPPER = (Architecture("nvidia", each) for each in ((8, 0), (8, 9), (9, 0)))
-TURING, VOLTA, BLACKWELL = (Architecture("nvidia", each) for each in ((7, 5), (7, 0), (10, 0)))
-AMD = Architecture("amd", None)
+AMPERE, ADA, HOPPER = (GpuArchitecture("nvidia", each) for each in ((8, 0), (8, 9), (9, 0)))
+TURING, VOLTA, BLACKWELL = (GpuArchitecture("nvidia", each) for each in ((7, 5), (7, 0), (10, 0)))
+AMD = GpuArchitecture("amd", None)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16, grad: bool = False) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta", requires_grad=grad)
 
 
-def of(op: Any, *args: Any, arch: Architecture = AMPERE, result: Any = None, **kwargs: Any) -> list[int]:
+def of(op: Any, *args: Any, arch: GpuArchitecture = AMPERE, result: Any = None, **kwargs: Any) -> list[int]:
     """What the rule of an operator says, of the operator as it runs on these, unless its result is given."""
     result = op(*args, **kwargs) if result is None else result
-    return list(kernels.temporaries(arch)[op](args, kwargs, result))
+    return list(temporaries(arch)[op](args, kwargs, result))
 
 
 def chosen(
-    arch: Architecture,
+    arch: GpuArchitecture,
     query: Tensor,
     key: Tensor | None = None,
     mask: Tensor | None = None,
@@ -49,12 +51,12 @@ def chosen(
     ("arch", "kernel"),
     [(VOLTA, "math"), (TURING, "math"), (AMPERE, "flash"), (ADA, "flash"), (HOPPER, "cudnn"), (AMD, "flash")],
 )
-def test_bfloat16_takes_the_first_kernel_of_the_card(arch: Architecture, kernel: str) -> None:
+def test_bfloat16_takes_the_first_kernel_of_the_card(arch: GpuArchitecture, kernel: str) -> None:
     assert chosen(arch, meta(2, 8, 128, 64), is_causal=True) == kernel
 
 
 @pytest.mark.parametrize("arch", [VOLTA, TURING, AMPERE, HOPPER])
-def test_float32_is_for_the_efficient_kernel_and_float64_for_math(arch: Architecture) -> None:
+def test_float32_is_for_the_efficient_kernel_and_float64_for_math(arch: GpuArchitecture) -> None:
     assert chosen(arch, meta(2, 8, 128, 64, dtype=torch.float32)) == "efficient"
     assert chosen(arch, meta(2, 8, 128, 64, dtype=torch.float64)) == "math"
 
@@ -148,7 +150,7 @@ class Seen(TorchDispatchMode):
     ],
 )
 def test_attention_has_the_shape_of_the_query_and_differentiates(
-    arch: Architecture, head: int, masked: bool, forward: str
+    arch: GpuArchitecture, head: int, masked: bool, forward: str
 ) -> None:
     query, key, value = (meta(2, 4, length, head, grad=True) for length in (20, 30, 30))
     mask = meta(20, 30, dtype=torch.bool) if masked else None
@@ -164,7 +166,7 @@ def test_attention_has_the_shape_of_the_query_and_differentiates(
 
 
 @pytest.mark.parametrize(("arch", "statistics"), [(AMPERE, (2, 8, 20)), (HOPPER, (2, 8, 20, 1))])
-def test_the_statistics_of_grouped_heads_are_saved(arch: Architecture, statistics: tuple[int, ...]) -> None:
+def test_the_statistics_of_grouped_heads_are_saved(arch: GpuArchitecture, statistics: tuple[int, ...]) -> None:
     query, key = meta(2, 8, 20, 64, grad=True), meta(2, 2, 20, 64, grad=True)
     saved: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda each: saved.append(tuple(each.shape)) or each, lambda x: x):
@@ -225,8 +227,8 @@ def test_few_queries_split_their_keys() -> None:
     rows = 16 * 8 * 4
     assert of(FLASH, query, key, key, 0.0, False, scale=0.1) == [rows * 4, rows * 128 * 4]
     # With 114 multiprocessors 228 places: the same 16 parts; with 4 too few to split for.
-    assert of(FLASH, query, key, key, arch=Architecture("nvidia", (9, 0), 114)) == [rows * 4, rows * 128 * 4]
-    assert of(FLASH, query, key, key, arch=Architecture("nvidia", (8, 6), 4)) == []
+    assert of(FLASH, query, key, key, arch=GpuArchitecture("nvidia", (9, 0), 114)) == [rows * 4, rows * 128 * 4]
+    assert of(FLASH, query, key, key, arch=GpuArchitecture("nvidia", (8, 6), 4)) == []
 
 
 def test_many_queries_and_dropout_split_nothing() -> None:
@@ -266,7 +268,7 @@ def test_the_efficient_kernel_keeps_a_wide_result_in_float32() -> None:
     ],
 )
 def test_efficient_backward_has_tiles_of_the_grad_of_queries(
-    arch: Architecture, head: int, dtype: torch.dtype, workspace: int
+    arch: GpuArchitecture, head: int, dtype: torch.dtype, workspace: int
 ) -> None:
     tensor = meta(2, 1024, 8, head, dtype=dtype).transpose(1, 2)
     assert of(EFFICIENT_BACKWARD, *[tensor] * 4, arch=arch, result=()) == [2 * 8 * 1024 * 4, workspace]
@@ -362,9 +364,9 @@ def test_a_norm_of_many_short_rows_sums_by_blocks() -> None:
 
 @pytest.mark.parametrize(
     ("arch", "blocks"),
-    [(AMPERE, 54), (HOPPER, 66), (Architecture("nvidia", (9, 0), 114), 57), (TURING, 10)],
+    [(AMPERE, 54), (HOPPER, 66), (GpuArchitecture("nvidia", (9, 0), 114), 57), (TURING, 10)],
 )
-def test_a_sum_of_columns_has_room_for_every_thread(arch: Architecture, blocks: int) -> None:
+def test_a_sum_of_columns_has_room_for_every_thread(arch: GpuArchitecture, blocks: int) -> None:
     # 8192 rows, 4096 columns: 4 columns a thread, 32 threads wide and 4 high, so 32 columns of blocks; as many blocks
     # in each as fill the card: 108 x 2048 / 128 / 32 on an A100, 40 x 1024 / 128 / 32 on a T4.
     room = 4 * 4096 * blocks * 32 * 4
@@ -404,9 +406,9 @@ def test_a_sum_over_more_than_two_gibibytes_is_done_in_halves() -> None:
 class Charged(TorchDispatchMode):
     """Asks the rules about every operator, as the meter does."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: GpuArchitecture) -> None:
         super().__init__()
-        self.rules = kernels.temporaries(arch)
+        self.rules = temporaries(arch)
         self.charged: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -417,7 +419,7 @@ class Charged(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("arch", [VOLTA, AMPERE, HOPPER, AMD])
-def test_a_step_of_training_meets_rules_that_take_its_arguments(arch: Architecture) -> None:
+def test_a_step_of_training_meets_rules_that_take_its_arguments(arch: GpuArchitecture) -> None:
     with torch.device("meta"):
         embedding, norm, linear = torch.nn.Embedding(1000, 512), torch.nn.LayerNorm(512), torch.nn.Linear(512, 1000)
         tokens = torch.zeros(8, 1024, dtype=torch.int64)
@@ -440,22 +442,22 @@ def test_a_step_of_training_meets_rules_that_take_its_arguments(arch: Architectu
 
 
 def test_the_workspace_of_cublas_grew_with_hopper() -> None:
-    assert [kernels.workspace_bytes(each) for each in (VOLTA, AMPERE, ADA)] == [8519680] * 3
-    assert [kernels.workspace_bytes(each) for each in (HOPPER, BLACKWELL)] == [33554432] * 2
-    assert kernels.workspace_bytes(AMD) == 134217728
+    assert [workspace_bytes(each) for each in (VOLTA, AMPERE, ADA)] == [8519680] * 3
+    assert [workspace_bytes(each) for each in (HOPPER, BLACKWELL)] == [33554432] * 2
+    assert workspace_bytes(AMD) == 134217728
 
 
 def test_products_take_a_handle_and_sums_do_not() -> None:
-    assert all(map(kernels.is_matmul, (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.addmm.out)))
-    assert not any(map(kernels.is_matmul, (aten.add.Tensor, aten.convolution.default)))
+    assert all(map(is_matmul, (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.addmm.out)))
+    assert not any(map(is_matmul, (aten.add.Tensor, aten.convolution.default)))
 
 
 def test_a_card_lacks_the_types_that_came_after_it() -> None:
-    assert kernels.lacks(AMPERE, torch.bfloat16) is None
-    assert kernels.lacks(TURING, torch.bfloat16) == (
+    assert why_unsupported(AMPERE, torch.bfloat16) is None
+    assert why_unsupported(TURING, torch.bfloat16) == (
         "bfloat16 needs compute capability 8.0, and this card has 7.5: torch only emulates it there"
     )
-    assert "8.9" in (kernels.lacks(AMPERE, torch.float8_e4m3fn) or "")
-    assert kernels.lacks(ADA, torch.float8_e4m3fn) is None
-    assert kernels.lacks(VOLTA, torch.float16) is None
-    assert kernels.lacks(AMD, torch.bfloat16) is None
+    assert "8.9" in (why_unsupported(AMPERE, torch.float8_e4m3fn) or "")
+    assert why_unsupported(ADA, torch.float8_e4m3fn) is None
+    assert why_unsupported(VOLTA, torch.float16) is None
+    assert why_unsupported(AMD, torch.bfloat16) is None

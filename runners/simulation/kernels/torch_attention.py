@@ -1,0 +1,278 @@
+"""Which attention kernel CUDA would choose, and the operators that PyTorch runs around it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
+from runners.simulation.kernels.torch_sizes import HALVES
+
+aten = torch.ops.aten
+
+
+# ---- Which kernel
+# aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.h
+
+
+def attention_kernel(
+    arch: GpuArchitecture,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> str:
+    """The first one that takes these tensors: cudnn (on Hopper and B200 only), flash, efficient, math."""
+    given = _Given(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
+    if torch._C._get_cudnn_sdp_enabled() and _takes_cudnn(given):
+        return "cudnn"
+    if torch._C._get_flash_sdp_enabled() and _takes_flash(given):
+        return "flash"
+    if torch._C._get_mem_efficient_sdp_enabled() and _takes_efficient(given):
+        return "efficient"
+    if torch._C._get_math_sdp_enabled():
+        return "math"
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    arch: GpuArchitecture
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    enable_gqa: bool
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.arch.capability or (9, 0)  # what an MI300 reports
+
+    @property
+    def amd(self) -> bool:
+        return self.arch.vendor == "amd"
+
+    @property
+    def trains(self) -> bool:
+        return torch.is_grad_enabled() and any(each.requires_grad for each in self.tensors)
+
+    def are(self, *dtypes: torch.dtype) -> bool:
+        return self.query.dtype in dtypes and all(each.dtype == self.query.dtype for each in self.tensors)
+
+    def are_batches(self) -> bool:
+        """Four dimensions, one batch, none of them nested, no empty sequence."""
+        return (
+            all(each.dim() == 4 and not each.is_nested for each in self.tensors)
+            and len({each.size(0) for each in self.tensors}) == 1
+            and self.query.size(2) > 0
+            and self.key.size(2) > 0
+        )
+
+    def heads_fit(self, grouped: bool, key_as_value: bool = True) -> bool:
+        query, key, value = (each.size(1) for each in self.tensors)
+        if not (self.enable_gqa and grouped):
+            return query == key == value
+        return query % key == 0 and (key == value if key_as_value else query % value == 0)
+
+    def last_is_dense(self, one_is_dense: bool) -> bool:
+        dense = all(each.stride(3) == 1 for each in self.tensors) or (one_is_dense and self.query.size(3) == 1)
+        return dense and (self.mask is None or self.mask.stride(-1) == 1)
+
+
+def _takes_cudnn(given: _Given) -> bool:
+    # Everywhere but on these, the order puts math before it.
+    if given.amd or given.capability not in ((9, 0), (10, 0), (10, 3)):
+        return False
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        return False
+    return (
+        given.are(*HALVES)
+        and given.are_batches()
+        and given.heads_fit(grouped=True, key_as_value=False)
+        and given.last_is_dense(one_is_dense=True)
+        and _mask_suits_cudnn(given)
+        and (given.dropout_p * 16).is_integer()
+        and _shape_suits_cudnn(given)
+    )
+
+
+def _mask_suits_cudnn(given: _Given) -> bool:
+    mask, query = given.mask, given.query
+    if mask is None:
+        return True
+    if mask.requires_grad or mask.dim() not in (2, 4):
+        return False
+    full = (*query.shape[:3], given.key.size(2))[-mask.dim() :]
+    return all(have in (1, want) for have, want in zip(mask.shape, full, strict=True))
+
+
+def _shape_suits_cudnn(given: _Given) -> bool:
+    batch, heads, length, head = given.query.shape
+    head_v = given.value.size(3)
+    hopper = given.capability == (9, 0)
+    limit = 256 if hopper else 192 if (head, head_v) == (192, 128) else 128
+    return (
+        max(batch, heads) <= 65535
+        and max(head, head_v) <= limit
+        and head % 8 == head_v % 8 == 0
+        and given.key.size(2) != 1
+        and not (length == 1 and given.dropout_p)
+    )
+
+
+def _takes_flash(given: _Given) -> bool:
+    return (
+        given.mask is None
+        and (8, 0) <= given.capability <= (12, 1)
+        and given.are(*HALVES)
+        and given.are_batches()
+        and len({each.size(3) for each in given.tensors}) == 1
+        and given.query.size(3) <= (512 if given.amd else 256)
+        and _backward_suits_flash(given)
+        and not (given.is_causal and given.query.size(2) != given.key.size(2))
+        and given.heads_fit(grouped=True)
+        and given.last_is_dense(one_is_dense=True)
+    )
+
+
+def _backward_suits_flash(given: _Given) -> bool:
+    """Wide heads need more shared memory than the consumer cards have."""
+    small = not given.amd and ((8, 6) <= given.capability <= (8, 9) or given.capability >= (12, 0))
+    head = given.query.size(3)
+    return not (small and given.trains) or head <= 192 or (head > 224 and given.dropout_p == 0)
+
+
+def _takes_efficient(given: _Given) -> bool:
+    bfloat16 = given.capability >= (8, 0)
+    return (
+        given.are(torch.float16, torch.float32, *([torch.bfloat16] if bfloat16 else []))
+        and (5, 0) <= given.capability <= (12, 1)
+        and given.are_batches()
+        and _heads_suit_efficient(given)
+        and given.heads_fit(grouped=False)
+        and given.last_is_dense(one_is_dense=False)
+        and not (given.amd and given.mask is not None and given.mask.dtype not in (torch.bool, given.query.dtype))
+    )
+
+
+def _heads_suit_efficient(given: _Given) -> bool:
+    query, key, value = (each.size(3) for each in given.tensors)
+    half = given.query.dtype in HALVES
+    if given.amd:
+        alignment = 8 if half else 4
+        return query == key == value <= 512 and query > 0 and query % alignment == 0
+    major = given.capability[0]
+    alignment = (8 if half else 4) if major >= 8 else 8 if half and major == 7 else 1
+    return query == key and query > 0 and value > 0 and query % alignment == value % alignment == 0
+
+
+# ---- What is done around the kernel
+# aten/src/ATen/native/transformers/attention.cpp
+
+
+def attention(
+    arch: GpuArchitecture,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """scaled_dot_product_attention as that card would do it, on tensors of any device that need no data."""
+    kernel = attention_kernel(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
+    trains = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    if kernel == "flash":
+        head = query.size(-1)
+        scale = 1 / math.sqrt(head) if scale is None else scale
+        padded = [_pad(each) for each in (query, key, value)]
+        out: Tensor = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[0]
+        return out if out.size(-1) == head else out[..., :head]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = _added(mask, query.dtype)
+    if kernel == "cudnn":
+        out = aten._scaled_dot_product_cudnn_attention(
+            query, key, value, mask, trains, dropout_p, is_causal, False, scale=scale
+        )[0]
+    elif kernel == "efficient":
+        mask = None if mask is None else _expanded(mask, query, key)
+        out = aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, trains, dropout_p, is_causal, scale=scale
+        )[0]
+    else:
+        out = _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+    return out
+
+
+def _pad(tensor: Tensor, to: int = 8) -> Tensor:
+    rest = tensor.size(-1) % to
+    return torch.nn.functional.pad(tensor, (0, to - rest)) if rest else tensor
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask of booleans as what is added to the scores."""
+    zero = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
+    return torch.where(mask.logical_not(), -math.inf, zero)
+
+
+def _expanded(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """To all batches and heads, its rows beginning at multiples of 8 numbers: else it is copied with room between."""
+    if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
+        last = mask.size(-1)
+        mask = torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
+    return mask.expand(*query.shape[:3], key.size(2))
+
+
+def _math(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """As the composite operator, which on tensors without data would not add the mask in place as it does on CUDA."""
+    dtype = query.dtype
+    if not torch._C._get_math_sdp_allow_fp16_bf16_reduction() and dtype in HALVES:
+        query, key, value = query.float(), key.float(), value.float()
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    root = math.sqrt(abs(scale))
+    query = aten.mul.Scalar(query, -root if scale < 0 else root)
+    if is_causal:
+        if mask is not None:
+            raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
+        lower = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool, device=query.device).tril()
+        mask = _added(lower, query.dtype)
+    if enable_gqa:
+        key, value = (_repeated(each, query.size(-3)) for each in (key, value))
+    scores = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), root))
+    if mask is not None:
+        scores.add_(mask)
+    scores = aten._safe_softmax(scores, -1)
+    if dropout_p:
+        scores = torch.dropout(scores, dropout_p, True)
+    returned = scores.to(dtype)  # the second result, which nobody keeps
+    out = torch.matmul(scores, value).to(dtype)
+    del returned
+    return out
+
+
+def _repeated(tensor: Tensor, heads: int) -> Tensor:
+    have = tensor.size(-3)
+    return tensor if have == heads else tensor.repeat_interleave(heads // have, -3)
