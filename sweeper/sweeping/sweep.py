@@ -141,7 +141,7 @@ class Sweep:
                     changed_from=each.changed_from,
                     changed=list(each.changed),
                     values=each.point.values,
-                    quality_reference=self.plan.reference_of(each.point),
+                    quality_reference=self.plan.settler.quality_references.get(each.point.id),
                 )
                 self.order += 1
             elif each.changed_from is not None:
