@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,13 @@ class Point:
     """
 
     values: Mapping[str, Any]
+    _id: str = field(default="", init=False, repr=False, compare=False)  # computed when it is first needed
 
     @property
     def id(self) -> str:
-        return hashlib.sha256(canonical(self.values).encode()).hexdigest()[:16]
+        if not self._id:
+            object.__setattr__(self, "_id", hashlib.sha256(canonical(self.values).encode()).hexdigest()[:16])
+        return self._id
 
     def __getitem__(self, key: str) -> Any:
         """The value at a dotted key, as it is typed on the command line; a group's own name gives its option's name.

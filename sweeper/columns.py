@@ -33,6 +33,7 @@ from runners.device import device_named
 from runners.outcome import Outcome, Phase, peaks_of
 from runners.point import Attempt, Point
 from sweeper import quality
+from sweeper.plan_lines import PlannedLine
 
 VERSION = 6
 
@@ -72,7 +73,7 @@ class PlannedRow:
 
     point_id: str
     point: Point
-    line: Mapping[str, Any]
+    line: PlannedLine
 
 
 AFTER_TRAINING = ("evaluation", "export")  # phases, of sweeper's own workloads and of anybody's that calls them so
@@ -224,20 +225,20 @@ PLAN = (
     POINT_ID,
     *DIMENSIONS,
     Column("config", TEXT, "everything that was settled, JSON", None, lambda planned: as_text(planned.point.values)),
-    Column("order", INT, "place in the plan, from 0", None, lambda planned: planned.line.get("order")),
+    Column("order", INT, "place in the plan, from 0", None, lambda planned: planned.line.order),
     Column(
         "changed",
         TEXT,
         "the keys that differ from changed_from, separated by commas",
         None,
-        lambda planned: ",".join(planned.line.get("changed") or ()) or None,
+        lambda planned: ",".join(planned.line.changed) or None,
     ),
     Column(
         "changed_from",
         TEXT,
         "point_id of the neighbour it is compared with",
         None,
-        lambda planned: planned.line.get("changed_from"),
+        lambda planned: planned.line.changed_from,
     ),
     Column(
         "weights",
@@ -258,7 +259,7 @@ PLAN = (
         TEXT,
         "point_id of the point its quality is held against",
         None,
-        lambda planned: planned.line.get("quality_reference"),
+        lambda planned: planned.line.quality_reference,
     ),
 )
 WHERE = (

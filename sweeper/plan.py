@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from runners.device import Device
 from runners.point import Point, canonical
@@ -14,9 +14,9 @@ from sweeper.objective import Objective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """A key with several values, as it is typed (`batch`, `model`, `model.width`), in the order asked for.
+    """A swept key as it is typed (`batch`, `model`, `model.width`), and its values in the order given.
 
-    Of an interval the values are whole numbers that are never written out (sweeper.designs.search.Interval).
+    The values of an interval are a sweeper.interval.Interval, which generates them on demand.
     """
 
     key: str
@@ -25,19 +25,19 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPoint:
-    """A point, the one asked for before it that differs from it in the fewest dimensions, and in which it differs."""
+    """A point of a design's batch, and how it differs from its nearest neighbour among the points before it."""
 
     point: Point
-    changed_from: str | None = None
-    changed: tuple[str, ...] = ()
-    nth: int = 1  # 2: once more, whatever the first attempt told
-    later: bool = False  # it is in the plan, and nobody knows yet whether it has to be measured
-    because: str | None = None  # it need not be measured: the attempt that implies how it would end
+    changed_from: str | None = None  # the neighbour's id: it differs in the fewest dimensions
+    changed: tuple[str, ...] = ()  # the dimensions in which it differs
+    nth: int = 1  # which attempt at the point this is; 2 measures it again
+    later: bool = False  # listed in the plan, but not yet known to need a measurement
+    because: str | None = None  # skipped: the attempt that implies how it would end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKeys:
-    """How the run is made: no dimension, and in no point's id."""
+    """How the run is made. No point's id depends on these."""
 
     name: str | None
     outputs: str
@@ -46,28 +46,47 @@ class RunKeys:
     resume: str
     stop_after_same_error: int  # 0: never
     objective: Objective
-    heartbeat: float
+    heartbeat: float  # seconds
     parallel: bool
     trace: str = "never"
     quality: Mapping[str, Any] | None = None  # how it is compared: sweeper/quality.py
-    confirm: str = "edge"  # what a frontier asks once more: edge, all, none
+    confirm: str = "edge"  # what a frontier measures again: edge, all, none
     repeat_points: int = 1  # attempts at every point
-    margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes, or measured or calculated
+    margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes, or `measured` or `calculated`
+
+
+class Settler(Protocol):
+    """Turns a choice (one value per dimension) into a point. Everything else of the configuration is fixed."""
+
+    def settle(self, choice: Mapping[str, Any]) -> Point:
+        """The same point for the same choice. Raises Mistake if a value is not valid."""
+
+    @property
+    def quality_references(self) -> Mapping[str, str]:
+        """By the id of each settled point whose quality is compared: the id of the point it is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything a command line asked for. `settle` gives the point of one value per dimension; the rest is fixed."""
+    """Everything that a command line asks for."""
 
     run: RunKeys
     design: str
     design_options: Mapping[str, Any]
     dimensions: tuple[Dimension, ...]
     devices: tuple[Device, ...]
-    points: tuple[Point, ...]  # each once, in the order of the design
-    settle: Callable[[Mapping[str, Any]], Point]
-    command: tuple[str, ...]  # the arguments, as they were typed
-    reference_of: Callable[[Point], str | None] = lambda point: None  # the point its quality is held against, by id
+    settler: Settler
+    command: tuple[str, ...]  # the arguments as they were typed
+    first_batch: tuple[PlannedPoint, ...] = ()  # of the design before any outcome; all its points unless it searches
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """The points of the first batch, each once."""
+        return tuple({each.point.id: each.point for each in self.first_batch}.values())
+
+    def settle(self, choice: Mapping[str, Any]) -> Point:
+        """The point of one value per dimension. Raises Mistake if a value is not valid."""
+        return self.settler.settle(choice)
 
 
 def typed(value: Any) -> str:

@@ -10,16 +10,16 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
+from sweeper.plan_lines import PLAN, PlanLine
 
-PLAN = "plan.jsonl"
 POINTS = "points"
 FOLLOWED = "followed"
 LOCK = ".lock"
@@ -34,10 +34,10 @@ class RunFolder:
         self._plan = (path / PLAN).open("a+b")
         self._close_torn_line()
 
-    def plan(self, line: Mapping[str, Any]) -> None:
+    def plan(self, line: PlanLine) -> None:
         """Append one line to the plan. Raises OSError where there is no room, or the folder is gone."""
         self.check()
-        self._plan.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
         self._plan.flush()
 
     def check(self) -> None:

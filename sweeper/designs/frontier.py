@@ -141,7 +141,7 @@ def _each(plan: Plan, choices: Iterable[Choice]) -> Design:
                 f"{key}={interval}: design={plan.design} lists its values, as in {key}=1,2,4; design=frontier"
                 " searches an interval"
             )
-    batch = asked(plan, choices)
+    batch = plan.first_batch or asked(plan, choices)
     for nth in range(1, plan.run.repeat_points + 1):
         yield [replace(each, nth=nth) for each in batch]
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from runners.point import Point, canonical
 from sweeper.frontier.margins import without
 from sweeper.interval import Interval
+from sweeper.plan_lines import SearchedLine
 
 At = tuple[float, ...]
 Values = Sequence[float]
@@ -39,17 +40,11 @@ class SearchedValues:
         return None if any(None in each for each in values if not isinstance(each, Interval)) else tuple(values)
 
 
-def searched_in(line: Mapping[str, Any]) -> SearchedValues:
+def searched_in(line: SearchedLine) -> SearchedValues:
     """As a line of plan.jsonl has it."""
-    dimensions = {each["key"]: _values(each) for each in line["dimensions"]}
-    return SearchedValues(Point(values=line["values"]), dimensions)
-
-
-def _values(dimension: Mapping[str, Any]) -> Values:
-    if "interval" in dimension:
-        low, high = dimension["interval"]
-        return Interval(low, high, dimension["resolution"])
-    return tuple(sorted(dimension["values"]))
+    values = {each.key: each.values for each in line.dimensions}
+    ascending = {key: each if isinstance(each, Interval) else tuple(sorted(each)) for key, each in values.items()}
+    return SearchedValues(Point(values=line.values), ascending)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Compositions of the configuration, one for each choice of groups, and Hydra's errors as one line."""
+"""Compositions of the configuration, one for each choice of groups, and Hydra's errors as one-line messages."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
 from sweeper.planning.keys import TYPE_NAMES, WORKLOAD_RULES, expected_type
 
-PLANNING_GROUPS = ("design", "experiment")  # groups that say how the sweep is made: no dimensions
-PARAMS = "workload.params."  # takes any key; model.config. takes any with a + before it
-REFERENCE = "quality.reference."  # takes any key that a point has
-MODEL_CONFIG = "model.config."
-NAMED_KEYS = ("resolution.", "margin.")  # keys of the run that take names: of intervals, of the user's own terms
+PLANNING_GROUPS = ("design", "experiment")  # groups that configure the sweep itself and cannot be swept
+PARAMS = "workload.params."  # takes any key
+REFERENCE = "quality.reference."  # takes any key of a point
+MODEL_CONFIG = "model.config."  # takes any key with a + before it
+NAMED_KEYS = ("resolution.", "margin.")  # keys of the run that take names: of intervals, of the user's terms
 
 
 class Composer:
-    """Composes the configuration, once for each choice of groups. All that is settled comes from these: a file that is
-    edited while the sweep runs changes nothing of it."""
+    """Composes the configuration, once for each choice of groups.
+
+    A file that is edited while the sweep runs does not change the sweep: its composition is kept.
+    """
 
     def __init__(self, loader: ConfigLoader, composed: DictConfig) -> None:
         self.loader = loader
@@ -50,7 +52,7 @@ class Composer:
         return list(self.loader.get_group_options(group))
 
     def cards(self) -> Cards:
-        """Those of conf/card, and of the user's own folders."""
+        """The cards of conf/card and of the user's folders."""
 
         def read(name: str) -> Mapping[str, Any]:
             try:
@@ -63,7 +65,7 @@ class Composer:
         return Cards(self.options("card"), read)
 
     def compose(self, choices: Mapping[str, Any]) -> DictConfig:
-        """Raises Mistake. The caller has a copy of its own to change."""
+        """The composition as a copy that the caller may change. Raises Mistake."""
         for group, choice in choices.items():
             if choice is None and group != "experiment":
                 raise Mistake(f"{group}=null: must be one of {', '.join(self.options(group))}")
@@ -84,11 +86,11 @@ class Composer:
             return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
         if isinstance(choice, (list, dict)):
             raise Mistake(f"{group}={typed(choice)}: takes one option; {group}=A,B tries both")
-        # Quoted: an option that reads as a number stays a name.
+        # Quoted, so that an option named like a number stays a name.
         return QuotedString(typed(choice), Quote.single).with_quotes()
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
-        """Give one key its value, of the type that it has. Raises Mistake."""
+        """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
         if key.startswith(PARAMS) and "params" not in config.workload:
             raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
         free = key.startswith((PARAMS, REFERENCE, *NAMED_KEYS)) or (added and key.startswith(MODEL_CONFIG))
@@ -104,7 +106,7 @@ class Composer:
             raise Mistake(f"{key}={typed(value)}: {first_line(error)}") from None
 
     def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
-        """Keys of these groups have no schema but the values their files give them."""
+        """The value converted to the type of the present one: keys of groups have no other schema. Raises Mistake."""
         root, _, rest = key.partition(".")
         if root not in ("model", "workload", "inputs", "quality") or (isinstance(value, str) and "${" in value):
             return value
@@ -113,7 +115,7 @@ class Composer:
         if not rest:
             raise Mistake(f"{key}={typed(value)}: must be one of {', '.join(self.options(root))}")
         if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
-            raise Mistake(f"{key} says what {root}={config[root].get('name')} is, and cannot be changed")
+            raise Mistake(f"{key} defines {root}={config[root].get('name')} and cannot be changed")
         with suppress(OmegaConfBaseException):
             is_now = OmegaConf.select(config, key, throw_on_missing=True)
             if isinstance(is_now, float) and isinstance(value, int) and not isinstance(value, bool):
@@ -138,7 +140,7 @@ def _whole(value: Any) -> str:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turns what Hydra and OmegaConf raise into a Mistake."""
+    """Turn what Hydra and OmegaConf raise into a Mistake."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, UserWarning) as error:
@@ -147,7 +149,7 @@ def explained() -> Iterator[None]:
 
 def _explanation(error: Exception) -> str:
     if isinstance(error, OverrideParseException):
-        form = """write key=value, key=value,value to try several, 'key="value"' where it has other signs in it"""
+        form = """write key=value, key=value,value to try several, 'key="value"' if it has special characters"""
         return f"cannot read {error.override!r}: {form}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = str(error.missing_cfg_file).rpartition("/")
@@ -168,7 +170,7 @@ def _explanation(error: Exception) -> str:
 
 
 def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
-    """Hydra's errors are about the file or the override; the key is in what they came from."""
+    """Hydra's errors name the file or the override; the key is in their cause."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OmegaConfBaseException):
         cause = cause.__cause__ or cause.__context__
@@ -187,7 +189,7 @@ def _no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] 
 
 
 def first_line(error: BaseException) -> str:
-    """The message as one line, without the lines in which OmegaConf says where it was raised."""
+    """The message as one line, without those that OmegaConf adds about its own types."""
     where = re.compile(r"\s*(full_key|object_type|reference_type)\b")
     lines = [line.strip() for line in str(error).splitlines() if not where.match(line)]
     return " ".join(line for line in lines if line) or type(error).__name__

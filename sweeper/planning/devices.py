@@ -1,4 +1,4 @@
-"""The devices that were named: their one spelling, and what each of them is on this machine."""
+"""Device names: their canonical form, and the device of this machine that each refers to."""
 
 from __future__ import annotations
 
@@ -17,15 +17,18 @@ from sweeper.cards import ALL, Cards
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
 
-# What a kernel driver leaves in /dev where there is a GPU to ask for (NVIDIA, AMD, either of them under WSL). Without
-# one, nobody waits two seconds for torch to say that there is none.
+# Created by the kernel driver of a GPU (NVIDIA, AMD, either of them under WSL). Without any of them the probe is not
+# started: importing torch takes two seconds.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
-# What moves memory on CUDA and is not imitated: a figure would not have it.
+# These change CUDA's memory use and are not simulated.
 UNSUPPORTED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
-ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # of the allocator, as torch reads them
+ALLOCATOR_VARIABLES = (
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)  # in the order torch reads them
 
-Answer = Callable[[], Mapping[str, Any]]  # what runners.probe says, asked for devices
+Answer = Callable[[], Mapping[str, Any]]  # gives what runners.probe reports about devices
 
 
 def gpu_driver() -> bool:
@@ -33,12 +36,12 @@ def gpu_driver() -> bool:
 
 
 def canonical(names: Sequence[Any]) -> tuple[str, ...]:
-    """Each device once, in its one spelling (`cuda` is `cuda:0`). Raises Mistake."""
+    """Each device once, in canonical form (`cuda` is `cuda:0`). Raises Mistake."""
     if not names:
         raise Mistake(f"devices=[]: there is none; {FORM}")
     found = tuple(dict.fromkeys(_canonical(name) for name in names))
     if len(found) > 1 and {"auto", "all"} & set(found):
-        raise Mistake(f"devices={','.join(found)}: auto and all choose by themselves, and stand alone")
+        raise Mistake(f"devices={','.join(found)}: auto and all choose the devices, and stand alone")
     return found
 
 
@@ -64,10 +67,10 @@ def _meant(name: str) -> str:
     return " (did you mean cuda:0?)" if lower in ("gpu", "nvidia", "rocm", "hip") else ""
 
 
-def resolve(names: Sequence[str], answer: Answer, say: Callable[[str], None], cards: Cards) -> tuple[Device, ...]:
-    """What the named devices are here. One that is missing says so, and is never replaced by another."""
+def resolve(names: Sequence[str], answer: Answer, report: Callable[[str], None], cards: Cards) -> tuple[Device, ...]:
+    """The devices with these names; a missing one is marked unavailable and never replaced. Raises Mistake."""
     if names == ("auto",):
-        return (_auto(answer, say),)
+        return (_auto(answer, report),)
     if names == ("all",):
         return _all(answer)
     found: list[Device] = []
@@ -80,7 +83,7 @@ def resolve(names: Sequence[str], answer: Answer, say: Callable[[str], None], ca
 
 
 def _sim(card: str, cards: Cards) -> list[Device]:
-    """A card of conf/card, or each of them."""
+    """The calculated device of a card, or of every card."""
     if card == ALL:
         return [each for name in cards for each in _sim(name, cards)]
     try:
@@ -90,7 +93,7 @@ def _sim(card: str, cards: Cards) -> list[Device]:
         raise Mistake(f"devices=sim:{card}: no such card{near}") from None
     for name in UNSUPPORTED_VARIABLES:
         if name in os.environ:
-            raise Mistake(f"devices=sim:{card}: {name}={os.environ[name]} is not followed; unset it")
+            raise Mistake(f"devices=sim:{card}: {name}={os.environ[name]} is not simulated; unset it")
     settings = next((os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ), "")
     try:
         Settings.parse(settings)
@@ -124,19 +127,19 @@ def _why_not(name: str, by_name: Mapping[str, Any], answer: Mapping[str, Any]) -
     return str(reason) if reason else f"there is no {name} here, but {', '.join(by_name)}"
 
 
-def _auto(answer: Answer, say: Callable[[str], None]) -> Device:
+def _auto(answer: Answer, report: Callable[[str], None]) -> Device:
     if not gpu_driver():
-        say("devices=auto: no GPU here, so the points are measured on cpu")
+        report("devices=auto: no GPU here, so the points are measured on cpu")
         return _cpu()
     answered = answer()
-    # Unknown is not busy: whether a device is idle takes a library that may be missing.
+    # None: unknown, because the library that reports it is missing. Such a device is taken if none is known to be idle.
     for idle in (True, None):
         for gpu in answered["gpus"]:
             if gpu["idle"] is idle:
-                say(f"devices=auto: the points are measured on cuda:{gpu['index']}, {gpu['name']}")
+                report(f"devices=auto: the points are measured on cuda:{gpu['index']}, {gpu['name']}")
                 return _cuda(f"cuda:{gpu['index']}", answered)
     busy = "every GPU is in use" if answered["gpus"] else _why_not("GPU", {}, answered)
-    say(f"devices=auto: {busy}, so the points are measured on cpu")
+    report(f"devices=auto: {busy}, so the points are measured on cpu")
     return _cpu()
 
 

@@ -1,4 +1,4 @@
-"""Hydra's Sweeper, through which its loader reaches the planner."""
+"""Hydra's Sweeper plugin, which gives us the loader that composes configurations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sweeper.planning.keys import Keys
 
 
 class DesignSweeper(Sweeper):
-    """Hands Hydra's loader to the task function, once. No job is launched through Hydra.
+    """Hands Hydra's loader to the task function. No job is launched through Hydra.
 
     Hydra's own composition sees none of the user's keys: it would leave swept groups at their defaults, and refuse
     `model=mlp,small model.width=64` because the default model has no width.
@@ -36,15 +36,15 @@ class DesignSweeper(Sweeper):
 
 
 def _register() -> None:
-    """Hydra 1.3.8 takes a plugin only from a module below `hydra_plugins`, by name, even one that is registered.
+    """Hydra 1.3.8 imports even a registered plugin by name, and only from a module below `hydra_plugins`.
 
     A package of that name in our wheel would be found in checkouts and wheels but not in editable installs, so the
-    module is made here. From 1.4 on `register` alone is enough.
+    module is created here. From 1.4 on `register` alone is enough.
     """
     module = types.ModuleType("hydra_plugins.sweeper_designs")
     module.DesignSweeper = DesignSweeper  # type: ignore[attr-defined]
     DesignSweeper.__module__ = module.__name__
-    plugins = Plugins.instance()  # first: it looks for the real package, with the plugins of others
+    plugins = Plugins.instance()  # first: it searches the real package for other plugins
     sys.modules.setdefault("hydra_plugins", types.ModuleType("hydra_plugins"))
     sys.modules[module.__name__] = module
     sys.modules["hydra_plugins"].sweeper_designs = module  # type: ignore[attr-defined]
@@ -52,15 +52,22 @@ def _register() -> None:
     ConfigStore.instance().store(name="keys", node=Keys)
 
 
+def composer_of(arguments: Sequence[str]) -> Composer:
+    """The composer of a command line with these flags and overrides of Hydra's own. Raises Mistake."""
+    found: list[Composer] = []
+    run_hydra(["--multirun", *arguments], found.append)
+    return found[0]
+
+
 def run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> None:
-    """Call Hydra with these arguments, and give back what it changes: it reads them from sys.argv alone."""
+    """Call Hydra with these arguments. sys.argv and the environment, through which it takes them, are restored."""
     _register()
     argv, full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     sys.argv = ["sweeper", *arguments]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come up to here, instead of a page on stderr
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise exceptions instead of printing a page on stderr
     try:
         with explained(), warnings.catch_warnings():
-            warnings.filterwarnings("error", "provider=", UserWarning)  # of a folder that is not there
+            warnings.filterwarnings("error", "provider=", UserWarning)  # of a missing folder
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     finally:
         sys.argv = argv

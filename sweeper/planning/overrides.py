@@ -1,4 +1,4 @@
-"""Overrides in Hydra's grammar: each key once, with one value or with several."""
+"""Parses overrides in Hydra's grammar."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sweeper.interval import Interval
 from sweeper.planning.composer import PARAMS
 from sweeper.planning.keys import LIST_KEYS, RUN_KEYS, as_list, is_run_key
 
-MOST_EXACT = 2**53  # whole numbers that a float tells apart
+MAXIMUM_EXACT = 2**53  # of the whole numbers that a float represents exactly
 
 
 @dataclass(slots=True)
 class Typed:
-    """The overrides, understood: each key once, with one value or with several."""
+    """The parsed overrides: each key once, with one value or with several."""
 
     fixed: dict[str, Any] = field(default_factory=dict)
     several: dict[str, Sequence[Any]] = field(default_factory=dict)  # in the order typed
@@ -30,7 +30,7 @@ class Typed:
 
 
 def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed:
-    """Raises Mistake for what cannot be read, or is said twice."""
+    """Raises Mistake for an override that cannot be parsed, and for a key that is given twice."""
     found = Typed()
     words = [_quoted(_as_words(each)) for each in overrides]
     for override in OverridesParser.create(config_loader=loader).parse_overrides(words):
@@ -54,8 +54,11 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
 
 
 def _as_words(override: str) -> str:
-    """A program's arguments with quotes around each that has none: the shell takes them off '{batch}', which Hydra then
-    cannot read, and what Hydra would take for a number or for true is a word to the program."""
+    """Quote each word of workload.argv that has no quotes.
+
+    The shell removes the quotes of '{batch}', which Hydra then cannot parse, and Hydra would turn `1` or `true` into
+    something other than a string.
+    """
     key, equals, value = override.partition("=")
     if key.lstrip("+") != "workload.argv" or "[" not in value:
         return override
@@ -68,7 +71,7 @@ def _as_words(override: str) -> str:
 
 
 def _quoted(override: str) -> str:
-    """A product such as batch^2*context has signs that Hydra's grammar reads only in quotes."""
+    """Quote an objective: Hydra's grammar allows the signs of batch^2*context only in quotes."""
     product = re.fullmatch(r"objective=([\w.^* ]+)", override)
     return f'objective="{product[1]}"' if product else override
 
@@ -81,13 +84,13 @@ def _one(override: Override) -> Any:
 
 
 def _run_key(override: Override) -> Any:
-    """In the keys of a run a comma makes a list: it is one run, whatever it is told."""
+    """The value of a run key, in which a comma makes a list."""
     key = override.key_or_group
     if not override.is_sweep_override():
         return _one(override)
     values = [each for value in _several(override) for each in as_list(value)]
     if key not in LIST_KEYS:
-        raise Mistake(f"{override.input_line}: {key} takes one value; it is a key of the run, and cannot be swept")
+        raise Mistake(f"{override.input_line}: {key} takes one value; it is a key of the run and cannot be swept")
     return values
 
 
@@ -111,22 +114,22 @@ def _several(override: Override) -> Sequence[Any]:
 
 
 def _interval(line: str, key: str, swept: IntervalSweep) -> Interval:
-    """Hydra reads its ends as floats, and takes inf for one."""
+    """Hydra parses both ends as floats, and accepts inf."""
     ends = [end for end in (swept.start, swept.end) if end is not None and math.isfinite(end)]
-    if len(ends) < 2 or any(end != int(end) or abs(end) > MOST_EXACT for end in ends):
+    if len(ends) < 2 or any(end != int(end) or abs(end) > MAXIMUM_EXACT for end in ends):
         raise Mistake(f"{line}: an interval has two whole numbers, as in '{key}=interval(1,512)'")
     low, high = (int(end) for end in ends)
     if low > high:
-        raise Mistake(f"{line}: from the smaller to the larger, as in '{key}=interval({high},{low})'")
+        raise Mistake(f"{line}: give the smaller one first, as in '{key}=interval({high},{low})'")
     return Interval(low, high)
 
 
 def _plain(value: Any) -> Any:
-    """Without Hydra's own classes."""
+    """The value without Hydra's own classes."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, IntervalSweep):
-        raise Mistake("an interval stands alone, as in 'batch=interval(1,512)', without other values beside it")
+        raise Mistake("an interval cannot be combined with other values; write 'batch=interval(1,512)'")
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):

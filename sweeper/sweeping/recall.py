@@ -8,59 +8,95 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners import launch_command
+from runners import journal, launch_command
 from runners.device import Card, Device
 from runners.fingerprint import code_names
-from runners.outcome import Outcome
-from runners.point import Attempt, Point, canonical
+from runners.outcome import Outcome, Status, outcome_of
+from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.errors import Mistake
+from sweeper.plan import PlannedPoint, RunKeys
+from sweeper.run_folder import RunFolder
 
-DESCRIBES = ("sources", "price_per_hour", "bandwidth_bytes_per_s")  # of a card, and moves no memory
+# Always measured again: the attempt was stopped, or there was no device to measure on.
+NEVER_RECALLED = (Status.INTERRUPTED, Status.UNAVAILABLE)
+DESCRIPTIVE = ("sources", "price_per_hour", "bandwidth_bytes_per_s")  # keys of a card that do not affect memory
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What decides it, as it is now: versions and settings, and a hash of each workload's own code."""
+    """What has to be unchanged for an outcome to be recalled, as it is now."""
 
-    identity: Mapping[str, str | None]
-    code: Mapping[str, str | None]  # by the names of what is measured, as runners.fingerprint has them, in JSON
+    identity: Mapping[str, str | None]  # versions and settings by name
+    code: Mapping[str, str | None]  # hash of the code of a workload, by runners.fingerprint.code_names in JSON
 
 
 def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
-    """Ask the measured interpreter. Raises Mistake if it cannot say."""
+    """The fingerprint in the measured interpreter. Raises Mistake if it cannot be determined."""
     names = {canonical(each): each for each in map(code_names, points)}
-    asked = launch_command.command(python, "fingerprint", json.dumps(list(names.values())))
-    answer = subprocess.run(asked, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    command = launch_command.command(python, "fingerprint", json.dumps(list(names.values())))
+    process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     try:
-        told = json.loads(answer.stdout)
+        found = json.loads(process.stdout)
     except ValueError:
-        last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
-        raise Mistake(f"python={python}: cannot be asked for its versions: {last[0]}") from None
-    return Fingerprint(identity=told["identity"], code=told["code"])
+        last = process.stderr.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        raise Mistake(f"python={python}: its versions cannot be determined: {last[0]}") from None
+    return Fingerprint(identity=found["identity"], code=found["code"])
+
+
+def recall(
+    run: RunFolder, planned: PlannedPoint, device: Device, keys: RunKeys, fingerprint: Fingerprint
+) -> tuple[int, Outcome | None]:
+    """The number of the point's next attempt, and the outcome of an earlier one that makes it unnecessary.
+
+    The n-th planned attempt at a point recalls its n-th outcome; those that decided whether it fits come first. Raises
+    Mistake if the last outcome was measured under another fingerprint, unless resume=anew.
+    """
+    number, outcomes, changed = 1, [], None
+    for folder in run.attempts(planned.point, device):
+        number += 1
+        if folder.settled() is None:
+            continue
+        then = folder.asked()
+        outcome = outcome_in(folder, then)
+        if outcome.status in {*NEVER_RECALLED, *keys.retry}:
+            continue
+        changed = difference(then, outcome, fingerprint, device)
+        if changed is None:
+            outcomes.append(outcome)
+    if changed is not None and keys.resume != "anew":
+        cure = "resume=anew measures again and keeps both, or take another name"
+        raise Mistake(f"name={keys.name}: {changed}; {cure}")
+    decided = [outcome for outcome in outcomes if outcome.fits is not None] or outcomes
+    return number, decided[planned.nth - 1] if len(decided) >= planned.nth else None
+
+
+def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
+    """The outcome of an attempt from the files in its folder."""
+    return outcome_of(attempt, journal.read(folder.journal), folder.settled())
 
 
 def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device) -> str | None:
-    """The first thing that is not as it was, with both values; None if the outcome can be recalled."""
+    """The first thing that changed since an attempt, with both values; None if its outcome can be recalled."""
     was: dict[str, Any] = {**(then.identity or {}), "the device's UUID": then.device.uuid}
     present: dict[str, Any] = {**now.identity, "the device's UUID": device.uuid}
     if device.card is not None and then.device.card is not None:
         was |= _card(then.device.card)
         present |= _card(device.card)
     code = outcome.environment.get("workload_code")
-    if code is not None:  # an attempt that did not come as far as its workload says nothing of its code
+    if code is not None:  # an attempt that ended before it loaded its workload does not depend on its code
         names = code_names(then.point)
         what = f"the code of {', '.join(names)}"
         was[what], present[what] = code, now.code.get(canonical(names))
     for what, value in was.items():
         if value != present.get(what):
-            return f"{what} was {_said(value)} when it was measured, and is {_said(present.get(what))} now"
+            return f"{what} was {_in_words(value)} when it was measured, and is {_in_words(present.get(what))} now"
     return None
 
 
 def _card(card: Card) -> dict[str, Any]:
-    """What of a card decides what is calculated with it, by how a person would call it."""
-    return {f"the card's {key}": value for key, value in card.to_json().items() if key not in DESCRIBES}
+    """What affects the calculation with a card, each under a readable name."""
+    return {f"the card's {key}": value for key, value in card.to_json().items() if key not in DESCRIPTIVE}
 
 
-def _said(value: Any) -> str:
+def _in_words(value: Any) -> str:
     return "not there" if value is None else str(value)

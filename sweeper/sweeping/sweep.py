@@ -1,6 +1,6 @@
-"""The loop: one design per lane, each point recalled or measured, every outcome told to the tables and to the person.
+"""The loop over a plan: one design per lane, each point recalled or measured, every outcome passed on.
 
-No threads: the only place that waits is the engine, for its supervisors' pipes and for signals.
+There are no threads. The loop waits in one place only, the engine, for its supervisors' pipes and for signals.
 """
 
 from __future__ import annotations
@@ -9,53 +9,85 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Any
+from typing import Protocol
 
 import sweeper
-from runners import journal
 from runners.device import Device
-from runners.engines.local import EngineFailed, Local
+from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
-from runners.outcome import Outcome, Status, outcome_of
+from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper.designs.frontier import DESIGNS, NOTHING, CalculatedPeaks, Design, answer, grows, searched
 from sweeper.errors import Mistake
-from sweeper.interval import Interval
-from sweeper.plan import Dimension, Plan, PlannedPoint
+from sweeper.plan import Plan, PlannedPoint
+from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.sweeping.conditions import environ_of, locks_of
 from sweeper.sweeping.lane import Lane
-from sweeper.sweeping.recall import Fingerprint, current_fingerprint, difference
+from sweeper.sweeping.recall import Fingerprint, current_fingerprint, outcome_in, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
 from sweeper.views.progress import Show, show_for
 
-# Measured again without being asked: the first was stopped, and nothing was there to measure in the second.
-NOT_AN_ANSWER = (Status.INTERRUPTED, Status.UNAVAILABLE)
-ENDS_AFTER = 5.0  # seconds that attempts have to end when the person stops the sweep
+GRACE_SECONDS = 5.0  # for running attempts to end when the sweep is stopped
+
+
+class Engine(Protocol):
+    """What starts attempts, one at a time in each of its lanes (see runners.engines.local.Local)."""
+
+    def start(self, attempt: Attempt, folder: AttemptFolder, lane: str) -> None: ...
+
+    def wait(self, timeout: float | None) -> Sequence[Event]: ...
+
+    def renew(self, lane: str) -> None: ...
+
+    def cancel(self, reason: str) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 def sweep(plan: Plan) -> int:
-    """Run the plan. The exit code: 0 all points told, 3 some did not, 2 nothing could be measured, 130/143 stopped."""
-    surroundings = current_fingerprint(plan.run.python, plan.points)
+    """Run the plan. Returns the exit code.
+
+    0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
+    SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
+    """
+    fingerprint = current_fingerprint(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
         with show_for(plan, run.path) as show, catch_signals() as signals:
-            return Sweep(plan, surroundings, run, show, signals).run()
+
+            def engine(lanes: int) -> Engine:
+                return Local(plan.run.python, lanes, wake=signals.descriptor)
+
+            return Sweep(plan, fingerprint, run, show, signals, engine).run()
     finally:
         run.close()
 
 
 class Sweep:
-    def __init__(self, plan: Plan, now: Fingerprint, run: RunFolder, show: Show, signals: Signals) -> None:
-        self.plan, self.surroundings, self.run_folder, self.show, self.signals = plan, now, run, show, signals
+    """One sweep into a run's folder. `engine` makes the engine for a number of measuring lanes."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        fingerprint: Fingerprint,
+        run: RunFolder,
+        show: Show,
+        signals: Signals,
+        engine: Callable[[int], Engine],
+    ) -> None:
+        self.plan, self.fingerprint, self.run_folder, self.show, self.signals = plan, fingerprint, run, show, signals
+        self.make_engine = engine
         self.tables = Tables(run.path)
         self.order = 0
-        self.planned = self.tables.pairs()  # by runs before this one
-        self.asked: set[tuple[str, str]] = set()  # by this one
+        self.known = self.tables.pairs()  # point and device, planned by this sweep or an earlier one
+        self.planned: set[tuple[str, str]] = set()  # by this sweep
         calculated = (device.name for device in plan.devices if device.is_calculated)
         self.calculated = {name: dict[str, tuple[Point, int]]() for name in calculated}
         self.lanes = [Lane(device, self._design_for(device)) for device in plan.devices]
@@ -63,10 +95,10 @@ class Sweep:
 
     def run(self) -> int:
         if self.plan.run.quality and self.tables.quality not in (None, self.plan.run.quality):
-            how = f"quality is compared as fixed when it began, {canonical(self.tables.quality)}"
+            how = f"the run compares quality as its first sweep fixed it, {canonical(self.tables.quality)}"
             raise Mistake(f"name={self.plan.run.name}: {how}; take another name to compare otherwise")
         first = [next(lane.design) for lane in self.lanes]
-        for lane, batch in zip(self.lanes, first, strict=True):  # a mistake ends here: nothing is written or started
+        for lane, batch in zip(self.lanes, first, strict=True):  # raises Mistake before anything is written or started
             for each in batch:
                 self._recall(each, lane.device)
         try:
@@ -80,9 +112,9 @@ class Sweep:
                 self.run_folder.check()
                 self.tables.write()
             return 3
-        beside = self.tables.rows()
-        rows = [row for row in beside if (row["point_id"], row["device"]) in self.asked]
-        self.show.ended(rows, self.run_folder.path, beside, self.tables.searched)
+        every_row = self.tables.rows()
+        rows = [row for row in every_row if (row["point_id"], row["device"]) in self.planned]
+        self.show.ended(rows, self.run_folder.path, every_row, self.tables.searched)
         if self.signals.caught:
             return 128 + self.signals.caught[0]
         if rows and all(row["status"] == Status.UNAVAILABLE for row in rows):
@@ -91,171 +123,156 @@ class Sweep:
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
-    def _write_plan(self, first: Sequence[list[PlannedPoint]]) -> None:
+    def _write_plan(self, first: Sequence[Sequence[PlannedPoint]]) -> None:
         plan = self.plan
-        keys = {**asdict(plan.run), "objective": str(plan.run.objective)}
-        self._plan_line(
-            kind="run",
-            format=1,
-            sweeper=sweeper.__version__,
-            command=list(plan.command),
-            design=plan.design,
-            dimensions=[_as_line(each) for each in plan.dimensions],
-            keys=keys,
-            started_at=datetime.now(timezone.utc).isoformat(),
+        self._add_line(
+            RunLine(
+                version=sweeper.__version__,
+                command=plan.command,
+                design=plan.design,
+                dimensions=plan.dimensions,
+                keys={**asdict(plan.run), "objective": str(plan.run.objective)},
+                started_at=datetime.now(timezone.utc).isoformat(),
+            )
         )
         for point in searched(plan):
-            dimensions = [_as_line(each) for each in plan.dimensions if grows(each)]
-            self._plan_line(kind="searched", values=point.values, dimensions=dimensions)
-        for lane in self.lanes:
-            device = lane.device
-            self._plan_line(
-                kind="device",
-                name=device.name,
-                device_kind=device.type,
-                uuid=device.uuid,
-                total_bytes=device.total_bytes,
-                unavailable=device.unavailable,
+            dimensions = tuple(each for each in plan.dimensions if grows(each))
+            self._add_line(SearchedLine(values=point.values, dimensions=dimensions))
+        for device in plan.devices:
+            self._add_line(
+                DeviceLine(
+                    name=device.name,
+                    device_kind=device.type,
+                    uuid=device.uuid,
+                    total_bytes=device.total_bytes,
+                    unavailable=device.unavailable,
+                )
             )
-        for lane, batch in zip(self.lanes, first, strict=True):  # stands in the plan before anything starts
+        for lane, batch in zip(self.lanes, first, strict=True):
             self._take(lane, batch)
 
-    def _plan_line(self, **line: Any) -> None:
+    def _add_line(self, line: PlanLine) -> None:
         self.run_folder.plan(line)
         self.tables.planned(line)
 
-    def _take(self, lane: Lane, asked: list[PlannedPoint]) -> None:
-        """The design's next batch."""
-        lane.asked = [each for each in asked if each.because is None]
+    def _take(self, lane: Lane, batch: Sequence[PlannedPoint]) -> None:
+        """Queue the design's next batch. Its points are in the plan before any of them starts."""
+        lane.batch = [each for each in batch if each.because is None]
         lane.answers = []
-        for each in asked:
-            key = (each.point.id, lane.device.name)
-            self.asked.add(key)
-            if key not in self.planned:
-                self.planned.add(key)
-                self._plan_line(
-                    kind="asked",
-                    id=each.point.id,
-                    order=self.order,
-                    device=lane.device.name,
-                    changed_from=each.changed_from,
-                    changed=list(each.changed),
-                    values=each.point.values,
-                    quality_reference=self.plan.reference_of(each.point),
+        for each in batch:
+            id, device = each.point.id, lane.device.name
+            self.planned.add((id, device))
+            if (id, device) not in self.known:
+                self.known.add((id, device))
+                self._add_line(
+                    PlannedLine(
+                        id=id,
+                        order=self.order,
+                        device=device,
+                        changed_from=each.changed_from,
+                        changed=each.changed,
+                        values=each.point.values,
+                        quality_reference=self.plan.settler.quality_references.get(id),
+                    )
                 )
                 self.order += 1
             elif each.changed_from is not None:
-                of = {"id": each.point.id, "device": lane.device.name}
-                self._plan_line(kind="neighbour", **of, changed_from=each.changed_from, changed=list(each.changed))
+                neighbour = NeighbourLine(id=id, device=device, changed_from=each.changed_from, changed=each.changed)
+                self._add_line(neighbour)
             if each.because is not None:
-                self._plan_line(kind="skipped", id=each.point.id, device=lane.device.name, because=each.because)
+                self._add_line(SkippedLine(id=id, device=device, because=each.because))
             elif not each.later:
-                self.show.planned(lane.device.name, each.point)
+                self.show.planned(device, each.point)
 
     # -- the measuring ------------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        measurable = [lane for lane in self.lanes if lane.device.unavailable is None]
-        measuring = [lane for lane in measurable if not lane.device.is_calculated]
-        engine = Local(self.plan.run.python, max(1, len(measuring)), wake=self.signals.descriptor)
+        available = [lane for lane in self.lanes if lane.device.unavailable is None]
+        measuring = [lane for lane in available if not lane.device.is_calculated]
+        engine = self.make_engine(max(1, len(measuring)))
         try:
             while not self.signals.caught:
-                for lane in measurable:
-                    if lane.under_way is None and self._turn(lane):
+                for lane in available:
+                    if lane.running is None and self._may_start(lane):
                         self._start_next(engine, lane)
-                if all(lane.done for lane in measurable):
+                if all(lane.done for lane in available):
                     return
-                if any(lane.under_way for lane in measurable):  # else the last one made way for another
-                    self._hear(engine)
+                if any(lane.running for lane in available):  # else a lane has just finished, and another may start
+                    self._wait(engine)
             self._stop(engine)
         finally:
             engine.close()
 
-    def _turn(self, lane: Lane) -> bool:
-        """Whether the lane may measure now: on cpu only when no other lane does, unless parallel=true; and where it
-        begins to look by what is calculated beside it, only when that is known."""
-        like = None if lane.device.is_calculated else self._like(lane.device)
-        if like is not None and any(other.device is like and not other.done for other in self.lanes):
+    def _may_start(self, lane: Lane) -> bool:
+        """Whether it is the lane's turn.
+
+        A device whose calculated twin is in the sweep starts after it, since its search begins there. The cpu starts
+        after every other device, unless parallel=true.
+        """
+        twin = None if lane.device.is_calculated else self._calculated_twin(lane.device)
+        if twin is not None and any(other.device is twin and not other.done for other in self.lanes):
             return False
         if self.plan.run.parallel or not lane.device.is_cpu:
             return True
         return all(other.done for other in self.lanes if other is not lane and other.device.unavailable is None)
 
-    def _start_next(self, engine: Local, lane: Lane) -> None:
-        """Start the next attempt of the lane, after recalling what earlier runs have settled."""
+    def _start_next(self, engine: Engine, lane: Lane) -> None:
+        """Start the lane's next attempt. Points with a recalled outcome on the way are settled by it."""
         while not lane.done:
-            asked = lane.next
-            if asked is None:
+            planned = lane.next
+            if planned is None:
                 self._advance(lane)
                 continue
-            point = asked.point
-            number, recalled = self._recall(asked, lane.device)
-            if asked.later:
-                lane.answers.append(None if recalled is None else answer(recalled))
-                continue
-            if recalled is not None:
-                self._settled(lane, point, recalled, recalled=True)
-                continue
-            attempt = self._attempt(point, lane.device, number)
-            seat = self._seat(lane, attempt)
-            if seat is None:
+            number, outcome = self._recall(planned, lane.device)
+            if planned.later:
+                lane.answers.append(None if outcome is None else answer(outcome))
+            elif outcome is not None:
+                self._settle(lane, planned.point, outcome, recalled=True)
+            else:
+                self._start(engine, lane, self._attempt(planned.point, lane.device, number))
                 return
-            lane.seat = seat
-            # Copies of one template share its layout of memory: they repeat to the byte what another would not.
-            if attempt.warm and point.id in lane.copied:
-                engine.renew(lane.seat)
-                lane.copied.clear()
-            if not attempt.device.is_calculated:
-                lane.copied.add(point.id)
-            folder = self.run_folder.attempt_folder(attempt)
-            self.run_folder.check()
-            folder.ask(attempt)
-            engine.start(attempt, folder, lane.seat)
-            lane.under_way = attempt
-            self.show.began(lane.device.name, point)
-            return
 
-    def _seat(self, lane: Lane, attempt: Attempt) -> str | None:
-        """The engine's lane for it. Those that calculate share as many as there are cores, whatever their cards; and a
-        point that is being followed is waited for, since what was followed serves every card of an architecture."""
+    def _start(self, engine: Engine, lane: Lane, attempt: Attempt) -> None:
+        """Start an attempt, unless it has to wait for an engine's lane."""
+        seat = self._seat(attempt)
+        if seat is None:
+            return
+        lane.seat = seat
+        # Copies of one template share its memory layout, so their peaks would agree to the byte and prove nothing.
+        if attempt.warm and attempt.point.id in lane.forked:
+            engine.renew(lane.seat)
+            lane.forked.clear()
         if not attempt.device.is_calculated:
-            return lane.device.name
-        calculating = [other for other in self.lanes if other.under_way is not None and other.device.is_calculated]
-        taken = {other.seat for other in calculating}
-        if attempt.followed in {other.under_way.followed for other in calculating if other.under_way is not None}:
+            lane.forked.add(attempt.point.id)
+        folder = self.run_folder.attempt_folder(attempt)
+        self.run_folder.check()
+        folder.ask(attempt)
+        engine.start(attempt, folder, lane.seat)
+        lane.running = attempt
+        self.show.began(lane.device.name, attempt.point)
+
+    def _seat(self, attempt: Attempt) -> str | None:
+        """The engine's lane for an attempt, None if it has to wait.
+
+        A measuring device has its own. Calculated devices share as many as there are cores; an attempt whose trace is
+        being made by another one waits, since that trace serves every card of the same GPU architecture.
+        """
+        if not attempt.device.is_calculated:
+            return attempt.device.name
+        running = {lane.seat: lane.running for lane in self.lanes if lane.running and lane.device.is_calculated}
+        if attempt.followed in {each.followed for each in running.values()}:
             return None
-        return next((seat for core in range(os.cpu_count() or 1) if (seat := f"sim-{core}") not in taken), None)
+        return next((seat for core in range(os.cpu_count() or 1) if (seat := f"sim-{core}") not in running), None)
 
     def _advance(self, lane: Lane) -> None:
-        """Send the answers to a batch into the design, and take its next one."""
+        """Send the answers to a batch into the design, and queue its next one."""
         try:
             self._take(lane, lane.design.send(lane.answers))
         except StopIteration:
             lane.done = True
 
-    def _recall(self, asked: PlannedPoint, device: Device) -> tuple[int, Outcome | None]:
-        """The number the next attempt has, and the outcome that makes it unnecessary, if an earlier one told it.
-
-        Of several answers the one that was asked for first, second, ...: those that told, if any did. Raises Mistake
-        if the last was measured in other surroundings, unless resume=anew measures again beside it.
-        """
-        number, answers, changed = 1, [], None
-        for folder in self.run_folder.attempts(asked.point, device):
-            number += 1
-            if folder.settled() is None:
-                continue
-            then = folder.asked()
-            outcome = _outcome(then, folder)
-            if outcome.status in {*NOT_AN_ANSWER, *self.plan.run.retry}:
-                continue
-            changed = difference(then, outcome, self.surroundings, device)
-            if changed is None:
-                answers.append(outcome)
-        if changed is not None and self.plan.run.resume != "anew":
-            cure = "resume=anew measures again beside it, or take another name"
-            raise Mistake(f"name={self.plan.run.name}: {changed}; {cure}")
-        told = [outcome for outcome in answers if outcome.fits is not None] or answers
-        return number, told[asked.nth - 1] if len(told) >= asked.nth else None
+    def _recall(self, planned: PlannedPoint, device: Device) -> tuple[int, Outcome | None]:
+        return recall(self.run_folder, planned, device, self.plan.run, self.fingerprint)
 
     def _attempt(self, point: Point, device: Device, number: int) -> Attempt:
         return Attempt(
@@ -266,102 +283,76 @@ class Sweep:
             cwd=self.cwd,
             heartbeat=self.plan.run.heartbeat,
             trace=self.plan.run.trace == "on_failure",
-            identity=self.surroundings.identity,
-            followed=self._followed(point, device),
+            identity=self.fingerprint.identity,
+            followed=self._trace_file(point, device),
             locks=() if self.plan.run.parallel and device.is_cpu else locks_of(device),
         )
 
-    def _followed(self, point: Point, device: Device) -> str | None:
-        """The file of a calculated point: one for all cards of an architecture, as long as the code is the same."""
+    def _trace_file(self, point: Point, device: Device) -> str | None:
+        """Where a calculated point is traced: one file for all cards of a GPU architecture under the same code."""
         if device.card is None:
             return None
-        code = self.surroundings.code.get(canonical(code_names(point)))
-        agree = (device.card.vendor, device.card.architecture, dict(self.surroundings.identity), code)
+        code = self.fingerprint.code.get(canonical(code_names(point)))
+        agree = (device.card.vendor, device.card.architecture, dict(self.fingerprint.identity), code)
         return str(self.run_folder.followed(point, canonical(agree)))
 
-    def _hear(self, engine: Local, timeout: float | None = 1.0) -> None:
-        """Wait for what attempts do, and show that time passes meanwhile."""
+    def _wait(self, engine: Engine, timeout: float = 1.0) -> None:
+        """Wait for events of running attempts, at most `timeout` seconds, then let the display advance."""
         for event in engine.wait(timeout):
-            lane = next((lane for lane in self.lanes if lane.under_way is not None and lane.seat == event.lane), None)
-            if lane is None or lane.under_way is None:
+            lane = next((lane for lane in self.lanes if lane.running is not None and lane.seat == event.lane), None)
+            if lane is None or lane.running is None:
                 continue
-            attempt = lane.under_way
+            attempt = lane.running
             if event.kind == "waiting":
                 self.show.waiting(lane.device.name, attempt.point, event.detail or "another sweep")
             elif event.kind == "settled":
-                lane.under_way = None
-                outcome = _outcome(attempt, event.folder)
+                lane.running = None
+                outcome = outcome_in(event.folder, attempt)
                 self.tables.settled(attempt, outcome)
-                self._settled(lane, attempt.point, outcome)
+                self._settle(lane, attempt.point, outcome)
                 self.tables.write_if_grown()
         self.show.tick()
 
-    def _like(self, device: Device) -> Device | None:
+    def _calculated_twin(self, device: Device) -> Device | None:
         """The calculated device of this sweep that stands for a measured one."""
         return next((each for each in self.plan.devices if each.stands_for(device)), None)
 
     def _design_for(self, device: Device) -> Design:
         earlier = self.tables.tried(device.name) if searched(self.plan) else []
-        return DESIGNS[self.plan.design](self.plan, self._calculated_for(device), earlier)
+        return DESIGNS[self.plan.design](self.plan, self._calculated_peaks(device), earlier)
 
-    def _calculated_for(self, device: Device) -> CalculatedPeaks:
+    def _calculated_peaks(self, device: Device) -> CalculatedPeaks:
         if device.is_calculated:
             return CalculatedPeaks(itself=True)
-        like = self._like(device)
-        if like is None:
+        twin = self._calculated_twin(device)
+        if twin is None:
             return NOTHING
-        return CalculatedPeaks(comes_first=True, total_bytes=device.total_bytes, peaks=self.calculated[like.name])
+        return CalculatedPeaks(comes_first=True, total_bytes=device.total_bytes, peaks=self.calculated[twin.name])
 
-    def _settled(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
+    def _settle(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
         lane.answers.append(answer(outcome))
         if outcome.unlimited_peak_bytes is not None:
             self.calculated[lane.device.name][point.id] = point, outcome.unlimited_peak_bytes
         self.show.settled(lane.device.name, point, outcome, recalled)
-        if not recalled and self._stops(lane, outcome):
+        if not recalled and lane.gives_up(outcome, self.plan.run.stop_after_same_error):
             lane.done = True
             error = outcome.error_type or "error"
             self.show.gave_up(lane.device.name, f"the first {self.plan.run.stop_after_same_error} ended with {error}")
 
-    def _stops(self, lane: Lane, outcome: Outcome) -> bool:
-        """Whether the lane's first attempts all ended with the same error, as many as stop_after_same_error says.
-
-        What says something of memory or of the device (a refusal, a deadline, nothing there) never counts.
-        """
-        limit = self.plan.run.stop_after_same_error
-        if outcome.status is Status.OK:
-            lane.same_error = None
-        if lane.same_error is None or limit == 0 or outcome.status is not Status.ERROR:
-            return False
-        lane.same_error.append((outcome.error_type, outcome.failed_phase))
-        if len(set(lane.same_error)) > 1:
-            lane.same_error = None
-            return False
-        return len(lane.same_error) >= limit
-
-    def _stop(self, engine: Local) -> None:
-        """End what runs, gently once: each attempt still settles, as interrupted. A second signal ends it at once."""
+    def _stop(self, engine: Engine) -> None:
+        """End running attempts, which settle as interrupted; at a second signal or after GRACE_SECONDS, kill them."""
         name = signal.Signals(self.signals.caught[0]).name
         engine.cancel(f"the sweep was stopped by {name}")
-        until = time.monotonic() + ENDS_AFTER
-        while any(lane.under_way for lane in self.lanes):
+        until = time.monotonic() + GRACE_SECONDS
+        while any(lane.running for lane in self.lanes):
             if len(self.signals.caught) > 1 or time.monotonic() > until:
                 engine.kill()
                 return
-            self._hear(engine, timeout=0.2)
-
-
-def _as_line(dimension: Dimension) -> dict[str, Any]:
-    values = dimension.values
-    if isinstance(values, Interval):
-        return {"key": dimension.key, "interval": [values.low, values.high], "resolution": values.resolution}
-    return {"key": dimension.key, "values": list(values)}
-
-
-def _outcome(attempt: Attempt, folder: AttemptFolder) -> Outcome:
-    return outcome_of(attempt, journal.read(folder.journal), folder.settled())
+            self._wait(engine, timeout=0.2)
 
 
 def _slug(plan: Plan) -> str:
+    """What the folder of a run without a name is called after."""
     first = plan.points[0] if plan.points else plan.settle({})
     names = (first.get("workload"), first.get("model"))
     return "-".join(str(name) for name in names if name)

@@ -37,7 +37,18 @@ from sweeper.columns import Column, EstimatedTerm, MeasuredPhase, PlannedRow, Se
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
-from sweeper.objective import TOKENS, Objective
+from sweeper.objective import TOKENS
+from sweeper.plan_lines import (
+    PLAN,
+    DeviceLine,
+    NeighbourLine,
+    PlanLine,
+    PlannedLine,
+    RunLine,
+    SearchedLine,
+    SkippedLine,
+    read_plan,
+)
 from sweeper.tables.loss_check import Trained, compared, trained
 
 if TYPE_CHECKING:
@@ -92,10 +103,10 @@ def run_folder(run: str | Path) -> Path:
         nearby = Path("outputs") / folder
         hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
         raise Mistake(f"{run}: no such folder{hint}")
-    if not (folder / "plan.jsonl").exists() and not (folder / "points").is_dir():
-        raise Mistake(f"{run}: not a run, it has neither plan.jsonl nor points/")
-    if not journal.read_lines(folder / "plan.jsonl") and not (folder / "points").is_dir():
-        raise Mistake(f"{run}: not a run, no line of its plan.jsonl can be read")
+    if not (folder / PLAN).exists() and not (folder / "points").is_dir():
+        raise Mistake(f"{run}: not a run, it has neither {PLAN} nor points/")
+    if next(read_plan(folder), None) is None and not (folder / "points").is_dir():
+        raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
     return folder
 
 
@@ -113,9 +124,9 @@ class Tables:
         self._phases, self._estimates = PackedRows(schema.PHASES), PackedRows(schema.ESTIMATES)
         self._asked: dict[tuple[str, str | None], int] = {}  # point and device (None: each) -> row of the plan
         self._swept: dict[str, list[Any]] = {}  # key -> its value in each row of the plan
-        self._devices: dict[str, Mapping[str, Any]] = {}
+        self._devices: dict[str, DeviceLine] = {}
         self._skipped: dict[tuple[str, str | None], str] = {}
-        self._neighbours: dict[tuple[str, str], Mapping[str, Any]] = {}  # of points whose turn came later
+        self._neighbours: dict[tuple[str, str], NeighbourLine] = {}  # of points whose turn came later
         self._made: dict[tuple[str, str], list[AttemptRow]] = defaultdict(list)
         self._trained: dict[int, Trained] = {}  # row of the results -> its losses
         self._plain: dict[str, Trained] = {}  # by what is alike: the losses that the others' should be
@@ -124,34 +135,32 @@ class Tables:
         self._written = 0  # what was told when the files were last written
         self._rested = 0.0  # not before this are they written again while attempts run
         with _no_garbage_collector():
-            for line in journal.read_lines(self.folder / "plan.jsonl"):
+            for line in read_plan(self.folder):
                 self.planned(line)
             for attempt, outcome in _settled_in(self.folder / "points", unsettled):
                 self.settled(attempt, outcome)
 
-    def planned(self, line: Mapping[str, Any]) -> None:
-        """A line of plan.jsonl."""
-        kind = line["kind"]
-        if kind == "run":
-            keys = line.get("keys") or {}
-            if keys.get("objective"):
-                self.objective = Objective.parse(keys["objective"])
-            self.quality = self.quality or keys.get("quality")
-            self.margin = keys.get("margin") or self.margin
-            for dimension in line.get("dimensions") or ():
-                self._sweep(dimension["key"])
-        elif kind == "device":
-            self._devices[line["name"]] = line
-        elif kind == "asked":
-            self._ask(line["id"], Point(values=line["values"]), line.get("device"), line)
-        elif kind == "neighbour":
-            self._neighbours.setdefault((line["id"], line["device"]), line)  # of a run that goes on, the first
-        elif kind == "searched":
-            searched = searched_in(line)
-            if searched not in self.searched:
-                self.searched.append(searched)
-        elif kind == "skipped":
-            self._skipped[line["id"], line.get("device")] = line["because"]
+    def planned(self, line: PlanLine) -> None:
+        """Add a line of the plan."""
+        match line:
+            case RunLine():
+                self.objective = line.objective or self.objective
+                self.quality = self.quality or line.quality
+                self.margin = line.margin or self.margin
+                for dimension in line.dimensions:
+                    self._sweep(dimension.key)
+            case DeviceLine():
+                self._devices[line.name] = line
+            case PlannedLine():
+                self._ask(line)
+            case NeighbourLine():
+                self._neighbours.setdefault((line.id, line.device), line)  # the first of a continued run
+            case SearchedLine():
+                searched = searched_in(line)
+                if searched not in self.searched:
+                    self.searched.append(searched)
+            case SkippedLine():
+                self._skipped[line.id, line.device] = line.because
 
     def settled(self, attempt: Attempt, outcome: Outcome) -> None:
         """An attempt that ended. One that is known already is not counted twice."""
@@ -161,7 +170,7 @@ class Tables:
         if any(known.number == attempt.number for known in made):
             return
         if self._row_of(*key) is None:
-            self._ask(id, attempt.point, attempt.device.name, {})
+            self._ask(PlannedLine(id=id, device=attempt.device.name, values=attempt.point.values))
         environment = self._environment(outcome.environment)
         made.append(AttemptRow(attempt.number, len(self._results), outcome.fits, environment))
         self._learnt(trained(attempt.device.name, attempt.point, outcome))
@@ -181,7 +190,7 @@ class Tables:
         self.folder.mkdir(parents=True, exist_ok=True)
         with _no_garbage_collector():
             for name, columns, slices in self._tables():
-                metadata = {PLAN_BYTES: str(_size(self.folder / "plan.jsonl"))} if name == "points" else None
+                metadata = {PLAN_BYTES: str(_size(self.folder / PLAN))} if name == "points" else None
                 _write(_file(self.folder, name), schema.schema_of(columns, metadata), slices)
         self._written = self._size()
         ended = time.monotonic()
@@ -217,8 +226,8 @@ class Tables:
 
     # What is told, as it is told.
 
-    def _ask(self, id: str, point: Point, device: str | None, line: Mapping[str, Any]) -> None:
-        key = (id, device)
+    def _ask(self, line: PlannedLine) -> None:
+        key, id, point = (line.id, line.device), line.id, line.point
         if key in self._asked:
             return
         self._asked[key] = len(self._plan)
@@ -306,10 +315,10 @@ class Tables:
 
     def _not_made(self, row: PointRow) -> PointRow:
         """Why there was no attempt: a row all the same."""
-        unavailable = self._devices.get(row.device, {}).get("unavailable")
+        device = self._devices.get(row.device)
         because = self._skipped.get((row.point, row.device)) or self._skipped.get((row.point, None))
-        if unavailable:
-            return row._replace(status=Status.UNAVAILABLE, reason=str(unavailable))
+        if device is not None and device.unavailable:
+            return row._replace(status=Status.UNAVAILABLE, reason=device.unavailable)
         if because:
             return row._replace(status=Status.SKIPPED, skipped_because=because)
         return row._replace(status=Status.NOT_RUN)
@@ -346,12 +355,12 @@ class Tables:
 
     def _known(self, rows: Sequence[PointRow]) -> dict[str, list[Any]]:
         """What neither the plan nor the attempt says; under an attempt's column, what stands where that is null."""
-        devices = [self._devices.get(row.device, {}) for row in rows]
-        neighbours = [self._neighbours.get((row.point, row.device), {}) for row in rows]
+        devices = [self._devices.get(row.device) for row in rows]
+        neighbours = [self._neighbours.get((row.point, row.device)) for row in rows]
         return {
             "run": [self.folder.name] * len(rows),
-            "changed": [",".join(line.get("changed", ())) or None for line in neighbours],
-            "changed_from": [line.get("changed_from") for line in neighbours],
+            "changed": [(line and ",".join(line.changed)) or None for line in neighbours],
+            "changed_from": [line and line.changed_from for line in neighbours],
             "device": [row.device for row in rows],
             "kind": [schema.kind_of(row.device) for row in rows],
             "attempts": [row.attempts for row in rows],
@@ -361,8 +370,8 @@ class Tables:
             "status": [None if row.status is None else row.status.value for row in rows],
             "error_message": [row.reason for row in rows],
             "skipped_because": [row.skipped_because for row in rows],
-            "device_total_bytes": [device.get("total_bytes") for device in devices],
-            "device_uuid": [device.get("uuid") for device in devices],
+            "device_total_bytes": [device and device.total_bytes for device in devices],
+            "device_uuid": [device and device.uuid for device in devices],
         }
 
     def _verdicts(
@@ -621,7 +630,7 @@ def _behind(folder: Path, found: Mapping[str, pa.Table]) -> str | None:
         if version != str(schema.VERSION):
             return f"are of another version ({name}.parquet: {version}, now {schema.VERSION})"
     told = (found["points"].schema.metadata or {}).get(PLAN_BYTES.encode(), b"0")
-    if int(told) != _size(folder / "plan.jsonl"):
+    if int(told) != _size(folder / PLAN):
         return "are behind its plan"
     attempts = found["attempts"].select(["point_id", "device", "attempt"]).to_pydict()
     known = {(id, _on_disk(device), number) for id, device, number in zip(*attempts.values(), strict=True)}

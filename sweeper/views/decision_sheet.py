@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from runners import journal
 from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, groups_of
 from sweeper.frontier.open_values import searched_in
-from sweeper.objective import Objective
+from sweeper.objective import TOKENS, Objective
+from sweeper.plan_lines import PLAN, RunLine, SearchedLine, read_plan
 from sweeper.quality import SAME
 from sweeper.tables import run_tables
 from sweeper.units import format_bytes
@@ -53,12 +53,13 @@ def main(arguments: Sequence[str]) -> int:
 def decision_sheet(folder: Path) -> dict[str, Any]:
     """Everything on the sheet, as JSON has it: bytes are bytes, what is not known is null."""
     found = run_tables.read(folder)
-    keys = _keys(folder)
-    objective, margin = Objective.parse(keys.get("objective") or "tokens"), keys.get("margin") or {}
+    lines = list(read_plan(folder))
+    last = [line for line in lines if isinstance(line, RunLine)][-1:]  # the run keys of the last sweep count
+    objective = next((line.objective for line in last if line.objective), TOKENS)
+    margin = next((line.margin for line in last), {})
     points = found["points"]
     swept = [name for name in points.column_names if name not in columns.FIXED]
-    lines = (line for line in journal.read_lines(folder / "plan.jsonl") if line["kind"] == "searched")
-    searched = [searched_in(line) for line in lines]
+    searched = [searched_in(line) for line in lines if isinstance(line, SearchedLine)]
     rows = points.select([*NEEDS, *swept]).to_pylist()
     measured = [row for row in rows if row["kind"] == MEASURED]
     calculated = [row for row in rows if row["kind"] == CALCULATED]
@@ -66,7 +67,7 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
     return {
         "run": folder.name,
         "raw_results": str((folder / "points").absolute()),
-        "plan": str((folder / "plan.jsonl").absolute()),
+        "plan": str((folder / PLAN).absolute()),
         "tables": [str((folder / f"{name}.parquet").absolute()) for name in columns.TABLES],
         "observed": {
             "points": _statuses(measured),
@@ -84,12 +85,6 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
         "assumed": [*_assumed(found["estimates"], rows), *_not_assessed(points)],
         "environment": [_plain(row) for row in found["environment"].to_pylist()],
     }
-
-
-def _keys(folder: Path) -> Mapping[str, Any]:
-    """How the last run into the folder was made."""
-    keys = [line.get("keys") or {} for line in journal.read_lines(folder / "plan.jsonl") if line["kind"] == "run"]
-    return keys[-1] if keys else {}
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:

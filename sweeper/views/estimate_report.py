@@ -10,7 +10,6 @@ from typing import Any
 
 from runners.device import CALCULATED, MEASURED
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper.designs.frontier import DESIGNS, NOTHING
 from sweeper.errors import Mistake
 from sweeper.estimates.comparison import NEEDS, Deviation, Figure, PointComparison, comparisons
 from sweeper.estimates.estimate import Estimate, estimate
@@ -27,7 +26,7 @@ LISTED = 40  # points on the screen; --json has all of them
 
 def main(plan: Plan, json: bool = False) -> int:
     """Show what would be run, in its order, and the arithmetic of it. Starts nothing."""
-    asked = _first_asked(plan)
+    asked = plan.first_batch
     done = _measured(plan, [each.point for each in asked])
     groups = _alike([each.point for each in asked])
     if json:
@@ -35,11 +34,6 @@ def main(plan: Plan, json: bool = False) -> int:
     else:
         print("\n".join([*_plan_lines(plan, asked, done), *_estimate_lines(plan, groups)]))
     return 0
-
-
-def _first_asked(plan: Plan) -> list[PlannedPoint]:
-    """What the design asks for before it has been told anything: all of it, unless it searches."""
-    return list(next(iter(DESIGNS[plan.design](plan, NOTHING)), []))
 
 
 def _measured(plan: Plan, points: Iterable[Point]) -> set[tuple[str, str]]:

@@ -194,7 +194,7 @@ def test_a_metric_is_called_when_all_is_measured_and_its_memory_is_in_no_peak(tm
         assert named[-1]["peak_tensor_bytes"] >= 64 * 2**20 > point["peak_tensor_bytes"]
     again = sweep(tmp_path, "dtype=float32,float16", *how[:2], "quality.tolerance=0.5")
     assert again.returncode == 2
-    assert "name=run: quality is compared as fixed when it began" in again.stderr
+    assert "name=run: the run compares quality as its first sweep fixed it" in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import given
@@ -21,6 +22,11 @@ RUN = RunKeys(
 )  # fmt: skip
 
 
+@dataclass
+class Settler:
+    settle: Callable[[Mapping[str, Any]], Point]
+
+
 def plan(design: str, points: Any = None, settle: Any = None, **values: tuple[Any, ...]) -> Plan:
     return Plan(
         run=RUN,
@@ -28,8 +34,7 @@ def plan(design: str, points: Any = None, settle: Any = None, **values: tuple[An
         design_options={"points": points or []},
         dimensions=tuple(Dimension(key=key, values=each) for key, each in values.items()),
         devices=(),
-        points=(),
-        settle=settle or (lambda choice: Point(values=dict(choice))),
+        settler=Settler(settle or (lambda choice: Point(values=dict(choice)))),
         command=(),
     )
 

@@ -27,6 +27,11 @@ RUN = RunKeys(
 Ends = Callable[[Mapping[str, Any], int], Status]  # of the values of a point and the how manieth attempt
 
 
+class Settler:
+    def settle(self, choice: Mapping[str, Any]) -> Point:
+        return Point(values=dict(choice))
+
+
 def plan(run: RunKeys = RUN, **values: Sequence[Any]) -> Plan:
     return Plan(
         run=run,
@@ -34,8 +39,7 @@ def plan(run: RunKeys = RUN, **values: Sequence[Any]) -> Plan:
         design_options={},
         dimensions=tuple(Dimension(key=key, values=each) for key, each in values.items()),
         devices=(),
-        points=(),
-        settle=lambda choice: Point(values=dict(choice)),
+        settler=Settler(),
         command=(),
     )
 

@@ -16,6 +16,7 @@ from sweeper.designs.search import LatticeSearch, Verdict
 from sweeper.frontier.edges import frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.interval import Interval
+from sweeper.plan_lines import SearchedLine
 from sweeper.tables.run_tables import Tables
 from sweeper.views.frontier_text import frontier_text
 from tests.sweeper.frontier.test_edges import row
@@ -137,5 +138,5 @@ def test_the_plan_tells_what_was_searched(written: Any) -> None:
     run.plan(kind="searched", **line)
     run.plan(kind="searched", **line)
     tables = Tables(run.folder)
-    assert tables.searched == [searched_in(line)]
+    assert tables.searched == [searched_in(SearchedLine.from_json(line))]
     assert tables.arrow()["frontier"].column("untested_between").to_pylist() == [6, 6]

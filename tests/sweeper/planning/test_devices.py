@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from runners.device import Device
 from sweeper.cards import Cards
 from sweeper.errors import Mistake
-from sweeper.plan import Device
 from sweeper.planning import devices
 
 GIB = 2**30
@@ -185,7 +185,7 @@ def test_a_card_that_cannot_be_is_refused_by_its_key(key: str, value: Any, right
 
 def test_what_moves_memory_and_is_not_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
-    with pytest.raises(Mistake, match="PYTORCH_NO_CUDA_MEMORY_CACHING=1 is not followed; unset it"):
+    with pytest.raises(Mistake, match="PYTORCH_NO_CUDA_MEMORY_CACHING=1 is not simulated; unset it"):
         devices.resolve(("sim:h100",), never, print, CARDS)
 
 

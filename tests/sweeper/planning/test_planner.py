@@ -186,14 +186,14 @@ REFUSED = {
     ),
     "model.config.hidden_size=wide": "model.config.hidden_size=wide: must be a whole number; it is 256 now",
     "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number (8); it is 256 now",
-    "model.name=x": "model.name says what model=tiny-llama is",
-    "workload.uses=[batch]": "workload.uses says what workload=forward is",
+    "model.name=x": "model.name defines model=tiny-llama and cannot be changed",
+    "workload.uses=[batch]": "workload.uses defines workload=forward and cannot be changed",
     "workload.params.x=1": "workload.params.x: workload=forward takes no params",
     "workload=custom": "workload.target has no value",
     "model=pretrained": "model.path has no value",
     "warmup=null": "warmup has no value, and workload=forward uses it",
     "batch=interval(1,4)": "batch=interval(1,4): design=grid lists its values",
-    "batch=interval(4,1)": "batch=interval(4,1): from the smaller to the larger",
+    "batch=interval(4,1)": "batch=interval(4,1): give the smaller one first",
     "batch=interval(1,inf)": "batch=interval(1,inf): an interval has two whole numbers",
     "batch=interval(1,2.5)": "batch=interval(1,2.5): an interval has two whole numbers",
     "resolution.batch=2": "resolution.batch=2: must name an interval that is searched (there is none)",
@@ -201,7 +201,7 @@ REFUSED = {
     "margin.safety=measured": "margin.safety=measured: a run measures spread, evaluation, export, longest",
     "margin.spread=calculated": "margin.spread=calculated: a run calculates evaluation, export, longest_input, unseen",
     "confirm=twice": "confirm=twice: must be edge or all or none",
-    "batch=interval(1,4),8": "an interval stands alone",
+    "batch=interval(1,4),8": "an interval cannot be combined with other values",
     "objective=dtype": "objective=dtype: dtype is float32, which is no number",
     "repeat_points=0": "repeat_points=0: must be 1 or more",
     "batch=range(1,1)": "batch=range(1,1): is empty",
@@ -250,9 +250,9 @@ def test_a_bad_device_is_refused(bad: str) -> None:
     assert refused(devices=bad).startswith("devices=")
 
 
-def test_options_that_call_themselves_the_same_cannot_be_compared(options: Callable[[str, str], str]) -> None:
+def test_two_options_of_the_same_name_are_refused(options: Callable[[str, str], str]) -> None:
     folder = options("model/other", "{name: mlp, library: torch, width: 9}")
-    assert "both call themselves mlp" in refused("-cd", folder, "model=mlp,other")
+    assert "both are named mlp" in refused("-cd", folder, "model=mlp,other")
 
 
 def test_a_folder_of_options_that_is_not_there_is_refused() -> None:
@@ -429,7 +429,7 @@ def test_points_in_a_file_are_asked_as_they_are_written(options: Callable[[str, 
     assert along(plan(*mine, "batch=3"), "batch") == [(3,), (3,)]
     assert along(plan(*mine, "seed=1,2"), "seed", "batch") == [(1, 2), (1, 1), (2, 2), (2, 1)]
     assert len(plan(*mine, "warmup=0,3").points) == 4
-    assert refused(*mine, "design=axes").startswith("design=axes: the experiment writes its points out")
+    assert refused(*mine, "design=axes").startswith("design=axes: the experiment lists its points")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from runners.outcome import outcome_of
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper import columns as schema
 from sweeper.errors import Mistake
+from sweeper.plan_lines import read_plan
 from sweeper.tables import run_tables
 from sweeper.tables.run_tables import Tables, load
 
@@ -326,7 +327,7 @@ def test_told_as_it_happens_or_read_from_the_folder_the_tables_are_the_same(writ
     run = written({"batch": [1, 2, 4]})
     live = Tables(run.folder.parent / "live" / run.folder.name)
     points = [run.ask(batch=batch) for batch in (4, 1, 2)]
-    for line in journal.read_lines(run.folder / "plan.jsonl"):
+    for line in read_plan(run.folder):
         live.planned(line)
     for attempt in (run.is_refused(points[0]), run.passes(points[1]), run.passes(points[2])):
         folder = AttemptFolder(run.folder / "points" / attempt.name)

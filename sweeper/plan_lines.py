@@ -1,0 +1,238 @@
+"""The lines of a run's plan.jsonl, one type for each kind. Format 1.
+
+Each sweep into the folder appends one `run` line, then its searches and devices, then its points batch by batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from runners import journal
+from runners.point import Point
+from sweeper.interval import Interval
+from sweeper.objective import Objective
+from sweeper.plan import Dimension
+
+PLAN = "plan.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLine:
+    """A sweep into the folder began."""
+
+    kind: ClassVar[str] = "run"
+
+    version: str | None  # of sweeper
+    command: tuple[str, ...]  # the arguments as they were typed
+    design: str | None
+    dimensions: tuple[Dimension, ...]
+    keys: Mapping[str, Any]  # the run keys, as in sweeper.plan.RunKeys; the objective as text
+    started_at: str | None  # ISO 8601, UTC
+    format: int = 1
+
+    @property
+    def objective(self) -> Objective | None:
+        """Raises Mistake if it cannot be parsed."""
+        return Objective.parse(self.keys["objective"]) if self.keys.get("objective") else None
+
+    @property
+    def quality(self) -> Mapping[str, Any] | None:
+        """How quality is compared; None: not at all."""
+        return self.keys.get("quality")
+
+    @property
+    def margin(self) -> Mapping[str, int | str]:
+        return self.keys.get("margin") or {}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "format": self.format,
+            "sweeper": self.version,
+            "command": list(self.command),
+            "design": self.design,
+            "dimensions": [_dimension_to_json(each) for each in self.dimensions],
+            "keys": dict(self.keys),
+            "started_at": self.started_at,
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> RunLine:
+        return cls(
+            version=line.get("sweeper"),
+            command=tuple(line.get("command") or ()),
+            design=line.get("design"),
+            dimensions=_dimensions(line),
+            keys=line.get("keys") or {},
+            started_at=line.get("started_at"),
+            format=line.get("format", 1),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchedLine:
+    """A search that has an interval: its values are never listed, and not every one of them is measured."""
+
+    kind: ClassVar[str] = "searched"
+
+    values: Mapping[str, Any]  # of one point of the search
+    dimensions: tuple[Dimension, ...]  # those that are searched
+
+    def to_json(self) -> dict[str, Any]:
+        dimensions = [_dimension_to_json(each) for each in self.dimensions]
+        return {"kind": self.kind, "values": self.values, "dimensions": dimensions}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> SearchedLine:
+        return cls(values=line["values"], dimensions=_dimensions(line))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceLine:
+    """A device of the sweep, as it was when the sweep began."""
+
+    kind: ClassVar[str] = "device"
+
+    name: str
+    device_kind: str | None  # cpu, cuda, sim
+    uuid: str | None  # of several devices joined by +
+    total_bytes: int | None
+    unavailable: str | None  # why it cannot be used
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "name": self.name,
+            "device_kind": self.device_kind,
+            "uuid": self.uuid,
+            "total_bytes": self.total_bytes,
+            "unavailable": self.unavailable,
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> DeviceLine:
+        optional = ("device_kind", "uuid", "total_bytes", "unavailable")
+        return cls(name=line["name"], **{key: line.get(key) for key in optional})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedLine:
+    """A point was planned on a device: once, however many sweeps into the folder plan it."""
+
+    kind: ClassVar[str] = "asked"
+
+    id: str  # of the point
+    order: int | None = None  # its place in the plan of its sweep, from 0
+    device: str | None = None  # None: every device of the run
+    changed_from: str | None = None  # the id of its nearest neighbour among the points planned before it
+    changed: tuple[str, ...] = ()  # the dimensions in which the two differ
+    values: Mapping[str, Any]
+    quality_reference: str | None = None  # the id of the point its quality is compared with
+
+    @property
+    def point(self) -> Point:
+        return Point(values=self.values)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "id": self.id,
+            "order": self.order,
+            "device": self.device,
+            "changed_from": self.changed_from,
+            "changed": list(self.changed),
+            "values": self.values,
+            "quality_reference": self.quality_reference,
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> PlannedLine:
+        return cls(
+            id=line["id"],
+            order=line.get("order"),
+            device=line.get("device"),
+            changed_from=line.get("changed_from"),
+            changed=tuple(line.get("changed") or ()),
+            values=line["values"],
+            quality_reference=line.get("quality_reference"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeighbourLine:
+    """The nearest neighbour of a point that was planned earlier without one."""
+
+    kind: ClassVar[str] = "neighbour"
+
+    id: str
+    device: str
+    changed_from: str | None
+    changed: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "id": self.id,
+            "device": self.device,
+            "changed_from": self.changed_from,
+            "changed": list(self.changed),
+        }
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> NeighbourLine:
+        changed = tuple(line.get("changed") or ())
+        return cls(id=line["id"], device=line["device"], changed_from=line.get("changed_from"), changed=changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedLine:
+    """A planned point that need not be measured."""
+
+    kind: ClassVar[str] = "skipped"
+
+    id: str
+    device: str | None  # None: every device of the run
+    because: str  # the name of the attempt that implies how it would end
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "id": self.id, "device": self.device, "because": self.because}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> SkippedLine:
+        return cls(id=line["id"], device=line.get("device"), because=line["because"])
+
+
+PlanLine = RunLine | SearchedLine | DeviceLine | PlannedLine | NeighbourLine | SkippedLine
+
+PARSERS: Mapping[str, Callable[[Mapping[str, Any]], PlanLine]] = {
+    line.kind: line.from_json for line in (RunLine, SearchedLine, DeviceLine, PlannedLine, NeighbourLine, SkippedLine)
+}
+
+
+def read_plan(folder: Path) -> Iterator[PlanLine]:
+    """The lines of a run's plan, oldest first. A damaged line and one of an unknown kind are skipped."""
+    for line in journal.read_lines(folder / PLAN):
+        with suppress(KeyError, TypeError, ValueError):
+            yield PARSERS[line["kind"]](line)
+
+
+def _dimensions(line: Mapping[str, Any]) -> tuple[Dimension, ...]:
+    return tuple(map(_dimension_from_json, line.get("dimensions") or ()))
+
+
+def _dimension_to_json(dimension: Dimension) -> dict[str, Any]:
+    values = dimension.values
+    if isinstance(values, Interval):
+        return {"key": dimension.key, "interval": [values.low, values.high], "resolution": values.resolution}
+    return {"key": dimension.key, "values": list(values)}
+
+
+def _dimension_from_json(dimension: Mapping[str, Any]) -> Dimension:
+    if "interval" in dimension:
+        low, high = dimension["interval"]
+        return Dimension(key=dimension["key"], values=Interval(low, high, dimension["resolution"]))
+    return Dimension(key=dimension["key"], values=tuple(dimension.get("values") or ()))

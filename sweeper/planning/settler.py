@@ -1,0 +1,122 @@
+"""How one value per dimension becomes a point: a composition for each choice of groups, then updates of single keys.
+
+A composition takes 50 ms, an update of its plain copy 0.4 ms, and both give what Hydra itself would compose.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from runners.point import Point
+from runners.point import canonical as as_text
+from sweeper.planning.composer import Composer, resolved
+from sweeper.planning.overrides import Typed
+from sweeper.planning.settling import Rules, settled
+
+
+@dataclass(slots=True)
+class _Base:
+    """The configuration of one choice of groups, with every fixed key.
+
+    Where no value refers to another, points are made from plain dictionaries: copying OmegaConf's nodes takes 2 ms a
+    point, which is minutes for 100,000 points.
+    """
+
+    config: DictConfig
+    plain: dict[str, Any] | None  # None if a value refers to another key
+    converted: dict[str, Any] = field(default_factory=dict)  # `key=value` -> the value after an update of the config
+
+
+class Configurations:
+    """The composed configuration of each choice (a value for every dimension, a group's option included)."""
+
+    def __init__(self, composer: Composer, typed: Typed) -> None:
+        self._composer, self._added = composer, typed.added
+        self.fixed_groups = {key: value for key, value in typed.fixed.items() if key in composer.groups}
+        self._fixed = {key: value for key, value in typed.fixed.items() if key not in composer.groups}
+        self._bases: dict[str, _Base] = {}
+
+    def of(self, choice: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The configuration with interpolations resolved, to be read only: parts are shared. Raises Mistake."""
+        groups = self.fixed_groups | {key: value for key, value in choice.items() if key in self._composer.groups}
+        base = self._base(groups)
+        values = {key: value for key, value in choice.items() if key not in groups}
+        if base.plain is not None and all(map(is_plain, values.values())):
+            config: Mapping[str, Any] = base.plain
+            for key, value in values.items():
+                config = _with(config, key.split("."), self._converted(base, key, value))
+            return config
+        composed = copy.deepcopy(base.config)
+        for key, value in values.items():
+            self._update(composed, key, value)
+        return resolved(composed)
+
+    def _base(self, groups: Mapping[str, Any]) -> _Base:
+        known = as_text(groups)
+        if known not in self._bases:
+            config = self._composer.compose(groups)
+            config.grid, config.points = {}, []
+            for key, value in self._fixed.items():
+                self._update(config, key, value)
+            raw = OmegaConf.to_container(config, resolve=False)
+            self._bases[known] = _Base(config, raw if _stands_alone(raw) else None)  # type: ignore[arg-type]
+        return self._bases[known]
+
+    def _converted(self, base: _Base, key: str, value: Any) -> Any:
+        known = f"{key}={as_text(value)}"
+        if known not in base.converted:
+            config = copy.deepcopy(base.config)
+            self._update(config, key, value)
+            base.converted[known] = OmegaConf.select(config, key)
+        return base.converted[known]
+
+    def _update(self, config: DictConfig, key: str, value: Any) -> None:
+        self._composer.update(config, key, value, key in self._added)
+
+
+class ComposedSettler:
+    """Settles choices into points, each choice once (see sweeper.plan.Settler).
+
+    `reference`: the values that the reference of a point's quality has instead of the point's own.
+    """
+
+    def __init__(self, configurations: Configurations, rules: Rules, reference: Mapping[str, Any]) -> None:
+        self._configurations, self._rules, self._reference = configurations, rules, reference
+        self._points: dict[str, Point] = {}
+        self.quality_references: dict[str, str] = {}
+
+    def settle(self, choice: Mapping[str, Any]) -> Point:
+        known = as_text(dict(choice))
+        if known not in self._points:
+            self._points[known] = point = self._settled(choice)
+            if self._reference and point.get("quality.target") is not None:
+                self.quality_references[point.id] = self._settled({**choice, **self._reference}).id
+        return self._points[known]
+
+    def _settled(self, choice: Mapping[str, Any]) -> Point:
+        return settled(self._configurations.of(choice), self._rules)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a value replaces what its key has. A mapping or a list may be merged into it instead."""
+    return not isinstance(value, (dict, list)) and _stands_alone(value)
+
+
+def _stands_alone(value: Any) -> bool:
+    """Whether a value has no interpolation and nothing missing in it."""
+    if isinstance(value, dict):
+        return all(map(_stands_alone, value.values()))
+    if isinstance(value, list):
+        return all(map(_stands_alone, value))
+    return not (isinstance(value, str) and ("${" in value or value == "???"))
+
+
+def _with(config: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A copy with another value at the path; everything else is shared."""
+    first, *rest = path
+    return {**config, first: _with(config.get(first) or {}, rest, value) if rest else value}
