@@ -20,16 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sweeper.designs.search import (
-    PREDICTOR_ERROR,
-    Cell,
-    Lattice,
-    LatticePoint,
-    LatticeSearch,
-    Predictor,
-    SearchResult,
-    Verdict,
-)
+from sweeper.designs.expectation import PREDICTOR_ERROR, Predictor, Verdict
+from sweeper.designs.lattice import Cell, Lattice, LatticePoint
+from sweeper.designs.search import LatticeSearch, SearchResult
 from sweeper.interval import Interval
 from sweeper.objective import Number
 

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from runners.point import Point
 from runners.point import canonical as as_text
-from sweeper.designs.frontier import DESIGNS, NOTHING
+from sweeper.designs.dialogue import NOTHING
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.objective import Objective

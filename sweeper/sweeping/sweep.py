@@ -23,7 +23,9 @@ from runners.engines.local import EngineFailed, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, CalculatedPeaks, Design, answer, grows, searched
+from sweeper.designs.dialogue import NOTHING, Answer, CalculatedPeaks, Design, answer
+from sweeper.designs.frontier import grows, searched
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint

@@ -10,7 +10,8 @@ from typing import Any
 
 from runners.device import CALCULATED, MEASURED
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper.designs.frontier import DESIGNS, NOTHING
+from sweeper.designs.dialogue import NOTHING
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.estimates.comparison import NEEDS, Deviation, Figure, PointComparison, comparisons
 from sweeper.estimates.estimate import Estimate, estimate

@@ -13,15 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sweeper.designs.expectation import Equations, Verdict
 from sweeper.designs.search import (
     AFTER_A_CONTRADICTION,
     Contradiction,
-    Equations,
     Gap,
     LatticeSearch,
     Number,
     SearchResult,
-    Verdict,
     search,
 )
 from sweeper.errors import Mistake

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.point import Point
-from sweeper.designs.search import LatticeSearch, Verdict
+from sweeper.designs.expectation import Verdict
+from sweeper.designs.search import LatticeSearch
 from sweeper.frontier.edges import frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.interval import Interval
