@@ -21,11 +21,11 @@ SHORT = 64  # levels up to which every open point is weighed; on a longer dimens
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an attempt at a point told: whether it fits (None: it did not tell), and the deciding counter's peak."""
+    """How an attempt ended: whether the point fits (None: undecided), and the peak of the counter that decides."""
 
     fits: bool | None
     peak_bytes: int | None = None
-    again: bool = False  # it did not tell, and asking once more could help
+    retry: bool = False  # undecided, and another attempt may decide it
 
 
 class Expectation:
@@ -62,7 +62,7 @@ class Expectation:
         self._fit()
         self._decide()
 
-    def limit(self, limit_bytes: int) -> None:
+    def set_limit(self, limit_bytes: int) -> None:
         self._limit = self._limit or limit_bytes
 
     def _decide(self) -> None:

@@ -18,8 +18,9 @@ from sweeper.designs.expectation import Verdict, interpolated
 from sweeper.designs.grid import boustrophedon
 from sweeper.designs.lattice import LatticePoint
 from sweeper.designs.neighbours import Choice, Neighbours
-from sweeper.designs.search import GROWING, LatticeSearch
+from sweeper.designs.search import LatticeSearch
 from sweeper.errors import Mistake
+from sweeper.frontier.evidence import GROWING
 from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint
 
@@ -111,7 +112,7 @@ class PointSearch:
 
     def asks(self) -> list[tuple[Choice, int]]:
         """What is to be measured next, and the how manieth attempt at it; nothing where the search is over."""
-        ask = self._search.ask()
+        ask = self._search.next_attempt()
         if ask is None:
             return []
         self._at = ask.point
@@ -140,7 +141,7 @@ class PointSearch:
             if told.fits is not None:
                 self._note(at, told)
                 self._asked[canonical(at)] = 1
-                self._search.know(at, _verdict(told))
+                self._search.recall(at, _verdict(told))
 
     def _placed(self, known: Mapping[str, tuple[Point, Answer]]) -> Iterator[tuple[LatticePoint, Answer]]:
         """Those that lie on the lattice: looked up for each of its points, or each looked for on an interval."""
@@ -159,22 +160,21 @@ class PointSearch:
         """The answers to what was asked for last."""
         for told in answers:
             self._note(self._at, told)
-        self._search.tell(*map(_verdict, answers))
+        self._search.record(*map(_verdict, answers))
 
     def _note(self, at: LatticePoint, told: Answer) -> None:
         limit = self._limit(told)
         if limit is not None:
-            self._search.limit(limit)
+            self._search.set_limit(limit)
         if told.fits is not None and told.attempt is not None:
             point = self._plan.settle({**self._choice, **at})
             self._attempts[canonical(at)] = Attempt(point=point, device=told.device, number=told.attempt).name
 
     def implied(self) -> Iterator[PlannedPoint]:
         """The points that were not measured because an attempt told how they would end."""
-        for told in self._search.found():
-            if told.implied_by is not None and not told.attempts:
-                point = self._plan.settle({**self._choice, **told.point})
-                yield PlannedPoint(point=point, because=self._attempts[canonical(told.implied_by)])
+        for at, implied_by in self._search.implied():
+            point = self._plan.settle({**self._choice, **at})
+            yield PlannedPoint(point=point, because=self._attempts[canonical(implied_by)])
 
     def _limit(self, told: Answer) -> int | None:
         """What the counter that decides may reach on this device."""
@@ -184,7 +184,7 @@ class PointSearch:
 
 
 def _verdict(told: Answer) -> Verdict:
-    return Verdict(told.fits, told.used_bytes, again=told.status in ONCE_MORE)
+    return Verdict(told.fits, told.used_bytes, retry=told.status in ONCE_MORE)
 
 
 def grows(dimension: Dimension) -> bool:
