@@ -13,6 +13,7 @@ import math
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -20,16 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from sweeper.designs.search import (
-    PREDICTOR_ERROR,
-    Cell,
-    Lattice,
-    LatticePoint,
-    LatticeSearch,
-    Predictor,
-    SearchResult,
-    Verdict,
-)
+from sweeper.designs.expectation import PREDICTOR_ERROR, Predictor, Verdict
+from sweeper.designs.lattice import Cell, Lattice
+from sweeper.designs.search import LatticeSearch
+from sweeper.frontier.evidence import covers
 from sweeper.interval import Interval
 from sweeper.objective import Number
 
@@ -47,7 +42,7 @@ SHAPES: dict[str, Dimensions] = {
     "16x16": {"batch": steps(16, 1), "context": steps(16, 256)},
     "6x6x6": {"batch": steps(6, 1), "context": steps(6, 256), "new_tokens": steps(6, 256)},
 }
-# Where limits are drawn, so that certificates are about as long as in the study that set the targets: 6.7, 16.9, 22.6.
+# Where limits are drawn, so that edges are about as long as in the study that set the targets: 6.7, 16.9, 22.6.
 LIMITS = {"8x8": (0.0, 1.0), "16x16": (0.15, 0.6), "6x6x6": (0.05, 0.75)}
 INTERVAL: Dimensions = {"batch": Interval(1, 4096)}
 
@@ -57,7 +52,7 @@ INTERVAL: Dimensions = {"batch": Interval(1, 4096)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontier:
-    """One frontier to be found; from a memory model it has the peak of every point and a limit."""
+    """A frontier to find. One from a memory model also has the peak of every point and a limit, in bytes."""
 
     lattice: Lattice
     fits: frozenset[Cell]
@@ -69,17 +64,17 @@ class Frontier:
         return Verdict(fits, self.peaks[cell] if fits and self.peaks else None)
 
     def maximal(self) -> set[Cell]:
-        return {cell for cell in self.fits if not any(beside in self.fits for beside in self._beside(cell, 1))}
+        return {cell for cell in self.fits if not any(other in self.fits for other in self._neighbours(cell, 1))}
 
     def minimal(self) -> set[Cell]:
         failing = (cell for cell in self.lattice if cell not in self.fits)
-        return {cell for cell in failing if all(beside in self.fits for beside in self._beside(cell, -1))}
+        return {cell for cell in failing if all(other in self.fits for other in self._neighbours(cell, -1))}
 
-    def _beside(self, cell: Cell, step: int) -> Iterator[Cell]:
+    def _neighbours(self, cell: Cell, step: int) -> Iterator[Cell]:
         for name in self.lattice.dimensions:
-            beside = self.lattice.neighbour(cell, name, step)
-            if beside is not None:
-                yield beside
+            other = self.lattice.neighbour(cell, name, step)
+            if other is not None:
+                yield other
 
 
 def from_memory_model(rng: random.Random, dimensions: Dimensions, limits: tuple[float, float]) -> Frontier:
@@ -125,9 +120,9 @@ def _limited(lattice: Lattice, peaks: Mapping[Cell, float], limit: float) -> Fro
 
 
 def uniform_frontiers(rng: random.Random, dimensions: Dimensions, count: int) -> Iterator[Frontier]:
-    """Uniform among all monotone sets: how high each column fits, changed a step at a time where it stays monotone.
+    """Samples uniformly from all monotone sets: a random walk on the heights up to which the columns fit.
 
-    Every monotone set can be reached and every change can be undone with the same chance, so all become equally likely.
+    The walk reaches every monotone set, and each step is as likely as its inverse, so all sets become equally likely.
     """
     lattice = Lattice(dimensions)
     height, width = len(lattice.levels), lattice.width
@@ -150,19 +145,19 @@ def uniform_frontiers(rng: random.Random, dimensions: Dimensions, count: int) ->
 
 
 def stand_in(rng: random.Random, frontier: Frontier, error: float, common: float = 0.0) -> Predictor:
-    """A predictor that is off by `error` at each point independently, and by `common` at all of them alike."""
+    """A predictor with an independent relative `error` at each point, and a `common` one at all points."""
     assert frontier.peaks is not None
     bias = common * rng.gauss(0, 1)
     off = {cell: peak * math.exp(bias + error * rng.gauss(0, 1)) for cell, peak in frontier.peaks.items()}
     return lambda point: off[frontier.lattice.cell(point)]
 
 
-# Ways to find them
+# Methods
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What finding one frontier took."""
+    """What it took to find one frontier."""
 
     attempts: int
     confirmations: int = 0
@@ -172,28 +167,26 @@ class Cost:
 def searched(
     frontier: Frontier, predictor: Predictor | None, error: float = PREDICTOR_ERROR, with_peaks: bool = True
 ) -> Cost:
-    state = LatticeSearch(
+    search = LatticeSearch(
         frontier.lattice.dimensions,
         limit_bytes=frontier.limit_bytes if with_peaks else None,
         predictor=predictor,
         predictor_error=error,
     )
-    while (ask := state.ask()) is not None:
-        state.tell(frontier.verdict(frontier.lattice.cell(ask.point)))
-    found = state.found()
-    return Cost(found.attempts, found.confirmations, not _is_right(found, frontier))
+    reasons: Counter[str] = Counter()
+    while (attempt := search.next_attempt()) is not None:
+        reasons[attempt.reason] += 1
+        search.record(frontier.verdict(frontier.lattice.cell(attempt.point)))
+    return Cost(reasons["search"], reasons["confirm"], not _is_right(search, frontier))
 
 
-def _is_right(found: SearchResult, frontier: Frontier) -> bool:
-    def cells(points: Sequence[LatticePoint]) -> set[Cell]:
-        return {frontier.lattice.cell(point) for point in points}
-
+def _is_right(search: LatticeSearch, frontier: Frontier) -> bool:
+    evidence, lattice = search.evidence, frontier.lattice
     return (
-        cells([edge.point for edge in found.fits]) == frontier.maximal()
-        and cells([edge.point for edge in found.fails]) == frontier.minimal()
-        and not found.unknown
-        and found.monotone
-        and not found.flaky
+        set(map(lattice.cell_at, evidence.largest_fitting)) == frontier.maximal()
+        and set(map(lattice.cell_at, evidence.smallest_failing)) == frontier.minimal()
+        and all(evidence.implied(lattice.place(cell)) is (cell in frontier.fits) for cell in lattice)
+        and not search.flaky
     )
 
 
@@ -202,7 +195,7 @@ def full_grid(frontier: Frontier) -> Cost:
 
 
 def row_by_row(frontier: Frontier) -> Cost:
-    """Bisect every row on its own, as a user would."""
+    """Bisect each row separately, as a user would."""
     attempts = 0
     for column in range(frontier.lattice.width):
         low, high = -1, len(frontier.lattice.levels)
@@ -218,21 +211,20 @@ def staircase(frontier: Frontier) -> Cost:
     lattice = frontier.lattice
     lowest, highest = [-1] * lattice.width, [len(lattice.levels)] * lattice.width
     attempts = 0
-    for column in range(lattice.width):
+    for column, place in enumerate(lattice.columns):
         while highest[column] - lowest[column] > 1:
             attempts += 1
             level = highest[column] - 1
-            if (column, level) in frontier.fits:
-                for each in lattice.columns_from(column, upward=False):
-                    lowest[each] = max(lowest[each], level)
-            else:
-                for each in lattice.columns_from(column, upward=True):
-                    highest[each] = min(highest[each], level)
+            for each, other in enumerate(lattice.columns):
+                if (column, level) in frontier.fits:
+                    lowest[each] = max(lowest[each], level) if covers(place, other) else lowest[each]
+                else:
+                    highest[each] = min(highest[each], level) if covers(other, place) else highest[each]
     return Cost(attempts)
 
 
-def certificate(frontier: Frontier) -> Cost:
-    """What even an oracle has to run."""
+def edge(frontier: Frontier) -> Cost:
+    """The points on both sides of the edge, which even an oracle has to run."""
     return Cost(len(frontier.maximal()) + len(frontier.minimal()))
 
 
@@ -263,12 +255,12 @@ def _confirmations_of_an_interval(edge: int, size: int) -> int:
 
 # The table
 
-Way = Callable[[Frontier, int], Cost]
+Method = Callable[[Frontier, int], Cost]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one way took on one kind of frontier."""
+    """What one method took on one kind of frontier."""
 
     mean: float
     p95: int
@@ -280,8 +272,8 @@ class Measured:
         return self.mean + self.confirmations
 
     @classmethod
-    def of(cls, way: Way, frontiers: Sequence[Frontier]) -> Measured:
-        costs = [way(frontier, seed) for seed, frontier in enumerate(frontiers)]
+    def of(cls, method: Method, frontiers: Sequence[Frontier]) -> Measured:
+        costs = [method(frontier, seed) for seed, frontier in enumerate(frontiers)]
         attempts = sorted(cost.attempts for cost in costs)
         return cls(
             mean=sum(attempts) / len(costs),
@@ -291,7 +283,7 @@ class Measured:
         )
 
 
-def predicted(error: float, claimed: float | None = None, common: float = 0.0) -> Way:
+def predicted(error: float, claimed: float | None = None, common: float = 0.0) -> Method:
     def find(frontier: Frontier, seed: int) -> Cost:
         predictor = stand_in(random.Random(f"predictor {seed}"), frontier, error, common)
         return searched(frontier, predictor, claimed or max(error, common))
@@ -299,26 +291,26 @@ def predicted(error: float, claimed: float | None = None, common: float = 0.0) -
     return find
 
 
-WITHOUT, WITH = "search, nothing expected", "search, predictor 3 %"
+WITHOUT, WITH = "search without expectation", "search, predictor 3 %"
 UNSURE, MISTAKEN = "search, predictor 30 %", "search, predictor 30 % that claims 3 %"
-CERTIFICATE = "the certificate alone"
-BASELINES: dict[str, Way] = {
-    CERTIFICATE: lambda frontier, seed: certificate(frontier),
+EDGE = "the edge alone"
+BASELINES: dict[str, Method] = {
+    EDGE: lambda frontier, seed: edge(frontier),
     "full grid": lambda frontier, seed: full_grid(frontier),
     "bisection row by row": lambda frontier, seed: row_by_row(frontier),
     "staircase": lambda frontier, seed: staircase(frontier),
 }
-ON_AN_INTERVAL: dict[str, Way] = {
+ON_AN_INTERVAL: dict[str, Method] = {
     "bisection": lambda frontier, seed: bisection(frontier),
     "doubling, then bisection": lambda frontier, seed: doubling(frontier),
 }
-BLIND: dict[str, Way] = {WITHOUT: lambda frontier, seed: searched(frontier, None, with_peaks=False)}
-SEARCHES: dict[str, Way] = {
+BLIND: dict[str, Method] = {WITHOUT: lambda frontier, seed: searched(frontier, None, with_peaks=False)}
+SEARCHES: dict[str, Method] = {
     **BLIND,
-    "search, fit on its own peaks": lambda frontier, seed: searched(frontier, None),
+    "search, fit to measured peaks": lambda frontier, seed: searched(frontier, None),
     "search, predictor 1 %": predicted(0.01),
     WITH: predicted(0.03),
-    "search, predictor 3 %, all of it in common": predicted(0.0, common=0.03),
+    "search, predictor 3 %, same error everywhere": predicted(0.0, common=0.03),
     "search, predictor 10 %": predicted(0.10),
     UNSURE: predicted(0.30),
     MISTAKEN: predicted(0.30, claimed=0.03),
@@ -361,36 +353,36 @@ def interval_uniform(count: int) -> dict[str, list[Frontier]]:
     return {INTERVAL_NAME: [Frontier(lattice=lattice, fits=frozenset((0, n) for n in range(e))) for e in edges]}
 
 
-def table(title: str, kinds: Mapping[str, Sequence[Frontier]], ways: Mapping[str, Way], quick: bool) -> Results:
-    """Print mean, 95th percentile and, after a plus, confirmations; answer the same."""
+def table(title: str, kinds: Mapping[str, Sequence[Frontier]], methods: Mapping[str, Method], quick: bool) -> Results:
+    """Print and return the mean and the 95th percentile of attempts and, after a plus, the mean confirmations."""
     results: Results = {}
     print(f"{title}\n\n| | " + " | ".join(kinds) + " |\n|---|" + "---|" * len(kinds))
-    for name, way in ways.items():
-        said = []
+    for name, method in methods.items():
+        cells = []
         for kind, frontiers in kinds.items():
             count = len(frontiers) if quick or name in ALWAYS_ALL else len(frontiers) // 5
-            cell = results[name, kind] = Measured.of(way, frontiers[:count])
+            cell = results[name, kind] = Measured.of(method, frontiers[:count])
             extra = f" + {cell.confirmations:.1f}" if cell.confirmations else ""
-            said.append(f"{cell.mean:.1f} ({cell.p95}){extra}")
-        print(f"| {name} | " + " | ".join(said) + " |", flush=True)
+            cells.append(f"{cell.mean:.1f} ({cell.p95}){extra}")
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
     print()
     return results
 
 
 def missed(results: Results, quick: bool) -> list[str]:
-    """What the figures do not keep of what is claimed."""
-    claims = [f"{name}, {kind}: {cell.wrong} wrong" for (name, kind), cell in results.items() if cell.wrong]
-    if quick:  # 8 frontiers prove no mean
-        return claims
+    """The targets that the figures miss."""
+    misses = [f"{name}, {kind}: {cell.wrong} wrong" for (name, kind), cell in results.items() if cell.wrong]
+    if quick:  # 8 frontiers are too few for a mean
+        return misses
     for (name, kind), most in AT_MOST.items():
         took = results[name, kind].both if kind == INTERVAL_NAME else results[name, kind].mean
         if took > most:
-            claims.append(f"{name}, {kind}: {took:.2f}, more than {most}")
+            misses.append(f"{name}, {kind}: {took:.2f}, more than {most}")
     for name in (UNSURE, MISTAKEN):
         for kind in (*SHAPES, INTERVAL_NAME):
             if results[name, kind].mean > results[f"{WITHOUT}, same frontiers", kind].mean + 1:
-                claims.append(f"{name}, {kind}: more than one attempt worse than without")
-    return claims
+                misses.append(f"{name}, {kind}: more than one attempt worse than without")
+    return misses
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -399,23 +391,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quick = parser.parse_args(arguments).quick
     count, began = (8 if quick else 500), time.process_time()
     print("Mean attempts (95th percentile) + mean confirmations.\n")
-    same = {f"{WITHOUT}, same frontiers": BLIND[WITHOUT]}  # as the lines that take a fifth
+    same = {f"{WITHOUT}, same frontiers": BLIND[WITHOUT]}  # for the lines that take a fifth
     searches = {**SEARCHES, **same}
     results = table(f"{count} frontiers of a memory model", memory_models(count), {**BASELINES, **searches}, quick)
     results |= table(
         f"{count} intervals 1..4096, edges log-uniform", interval_models(count), {**ON_AN_INTERVAL, **searches}, quick
     )
-    claims = missed(results, quick)
+    misses = missed(results, quick)
     others = table(f"{count} uniformly random frontiers", uniform(count), {**BASELINES, **BLIND}, quick)
     others |= table(
         f"{count} intervals 1..4096, edges uniform", interval_uniform(count), {**ON_AN_INTERVAL, **BLIND}, quick
     )
-    claims += missed(others, quick=True)
+    misses += missed(others, quick=True)
     print(
         f"{time.process_time() - began:.0f} s of one core. "
-        + ("; ".join(claims) or "All targets kept, 0 wrong answers.")
+        + ("; ".join(misses) or "All targets met, 0 wrong answers.")
     )
-    return 1 if claims else 0
+    return 1 if misses else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Whole numbers between two ends that are searched and never written out."""
+"""Whole numbers between two ends, generated on demand."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any, overload
 
 
 class Interval(Sequence[int]):
-    """Whole numbers from low to high, both ends and the multiples of the resolution between them. Never written out."""
+    """The whole numbers low and high, and the multiples of the resolution between them.
+
+    Raises ValueError if low > high or resolution < 1.
+    """
 
     def __init__(self, low: int, high: int, resolution: int = 1) -> None:
         if resolution < 1 or low > high:
             raise ValueError(f"an interval needs low <= high and a resolution >= 1, got {low}, {high}, {resolution}")
         self.low, self.high, self.resolution = low, high, resolution
-        self._skipped = low // resolution  # multiples that are not above low
+        self._skipped = low // resolution  # multiples up to low
         between = (high - 1) // resolution - self._skipped if high > low else 0
         self._length = 1 + max(0, between) + (high > low)
 
@@ -55,6 +58,10 @@ class Interval(Sequence[int]):
 
     def __hash__(self) -> int:
         return hash((self.low, self.high, self.resolution))
+
+    def __str__(self) -> str:
+        """As a person types it, without the resolution."""
+        return f"interval({self.low},{self.high})"
 
     def __repr__(self) -> str:
         return f"Interval({self.low}, {self.high}, {self.resolution})"

@@ -7,76 +7,22 @@ of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from runners.device import Device
-from runners.outcome import Outcome, Status
+from runners.outcome import Status
 from runners.point import Attempt, Point, canonical
-from sweeper.designs.search import GROWING, LatticePoint, LatticeSearch, Verdict, interpolated
+from sweeper.designs.dialogue import NOTHING, Answer, CalculatedPeaks, Design
+from sweeper.designs.expectation import Verdict, interpolated
+from sweeper.designs.grid import boustrophedon
+from sweeper.designs.lattice import LatticePoint
+from sweeper.designs.neighbours import Choice, Neighbours
+from sweeper.designs.search import LatticeSearch
 from sweeper.errors import Mistake
+from sweeper.frontier.evidence import GROWING
 from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint
-
-Choice = Mapping[str, Any]  # a value for each dimension
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a design is told of an attempt. A batch's are kept until it is over: 0.2 KiB each, and 7 KiB if whole."""
-
-    status: Status
-    fits: bool | None
-    device: Device
-    attempt: int | None
-    budget_bytes: int | None
-    used_bytes: int | None  # of what the budget counts; without one, what the allocator took from the device
-
-
-Design = Generator[list[PlannedPoint], list[Answer | None], None]
-
-
-def answer(outcome: Outcome) -> Answer:
-    limited = outcome.budget_bytes is not None
-    return Answer(
-        status=outcome.status,
-        fits=outcome.fits,
-        device=outcome.device,
-        attempt=outcome.attempt,
-        budget_bytes=outcome.budget_bytes,
-        used_bytes=outcome.budget_used_bytes if limited else outcome.peak("reserved"),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class CalculatedPeaks:
-    """What a calculated device told of points of the same sweep, for whoever measures them after it: their peaks in
-    bytes, as if nothing had limited them. `total_bytes` is what the device has that measures."""
-
-    itself: bool = False  # the device calculates, and says the same if it is asked again: nothing is to be confirmed
-    comes_first: bool = False  # and is waited for
-    total_bytes: int | None = None
-    peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # by the point's id
-
-
-NOTHING = CalculatedPeaks()
-
-
-def grid(plan: Plan, *_: Any) -> Design:
-    """Every combination, the first dimension outermost, each point one step in one dimension from the one before it."""
-    return _each(plan, boustrophedon(plan.dimensions))
-
-
-def axes(plan: Plan, *_: Any) -> Design:
-    """The first value of every dimension, then each dimension varied alone from there."""
-    return _each(plan, star(plan.dimensions))
-
-
-def listed(plan: Plan, *_: Any) -> Design:
-    """The points as they were written out."""
-    return _each(plan, plan.design_options["points"])
 
 
 def frontier(plan: Plan, calculated: CalculatedPeaks = NOTHING, earlier: Sequence[Point] = ()) -> Design:
@@ -124,89 +70,6 @@ def searched(plan: Plan) -> list[Point]:
     return [plan.settle({**choice, **first}) for choice in boustrophedon(others)]
 
 
-DESIGNS: Mapping[str, Callable[..., Design]] = {  # of a plan, what was calculated, and the points of earlier runs
-    "grid": grid, "axes": axes, "list": listed, "frontier": frontier,
-}  # fmt: skip
-
-
-# --- every point ------------------------------------------------------------------------------------------------------
-
-
-def _each(plan: Plan, choices: Iterable[Choice]) -> Design:
-    """All of them, and once more each as often as asked: other points lie between two attempts at one."""
-    for dimension in plan.dimensions:
-        if isinstance(dimension.values, Interval):
-            key, interval = dimension.key, f"interval({dimension.values.low},{dimension.values.high})"
-            raise Mistake(
-                f"{key}={interval}: design={plan.design} lists its values, as in {key}=1,2,4; design=frontier"
-                " searches an interval"
-            )
-    batch = plan.first_batch or asked(plan, choices)
-    for nth in range(1, plan.run.repeat_points + 1):
-        yield [replace(each, nth=nth) for each in batch]
-
-
-def boustrophedon(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """As the ox ploughs: where a row ends the next begins, so that only one dimension moves at a time."""
-    if not dimensions:
-        return [{}]
-    first, *rest = dimensions
-    rows = boustrophedon(rest)
-    walk = []
-    for turn, value in enumerate(first.values):
-        walk += [{first.key: value, **row} for row in (rows if turn % 2 == 0 else reversed(rows))]
-    return walk
-
-
-def star(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Any]]:
-    base = {dimension.key: dimension.values[0] for dimension in dimensions}
-    yield base
-    for dimension in dimensions:
-        yield from ({**base, dimension.key: value} for value in dimension.values[1:])
-
-
-def asked(plan: Plan, choices: Iterable[Choice]) -> list[PlannedPoint]:
-    """The points of the choices, each point once, each with its nearest neighbour among those before it."""
-    neighbours = Neighbours(plan)
-    batch: dict[str, PlannedPoint] = {}
-    for choice in choices:
-        each = neighbours.of(choice)
-        batch.setdefault(each.point.id, each)
-    return list(batch.values())
-
-
-class Neighbours:
-    """The points of a device so far, by their values in each dimension."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._keys = [dimension.key for dimension in plan.dimensions]
-        self._earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
-
-    def of(self, choice: Choice, nth: int = 1) -> PlannedPoint:
-        """The point of a choice, with the one before it that is nearest to it. Asked again it has none."""
-        point = self._plan.settle(choice)
-        if point.id in self._earlier:
-            return PlannedPoint(point=point, nth=nth)
-        values = [canonical(point.get(key)) for key in self._keys]
-        nearest, changed = self._nearest(values)
-        self._earlier[point.id] = values
-        return PlannedPoint(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
-
-    def _nearest(self, values: Sequence[str]) -> tuple[str | None, Sequence[int]]:
-        """The one that differs in the fewest dimensions, and in which; of several, the latest."""
-        nearest: str | None = None
-        fewest: Sequence[int] = ()
-        for point_id in reversed(self._earlier):
-            there = self._earlier[point_id]
-            changed = [place for place in range(len(values)) if values[place] != there[place]]
-            if nearest is None or len(changed) < len(fewest):
-                nearest, fewest = point_id, changed
-            if len(fewest) <= 1:
-                break
-        return nearest, fewest
-
-
 # --- only what decides ------------------------------------------------------------------------------------------------
 
 # What may have come from outside: the point is tried once more. An error or a deadline would come again.
@@ -249,7 +112,7 @@ class PointSearch:
 
     def asks(self) -> list[tuple[Choice, int]]:
         """What is to be measured next, and the how manieth attempt at it; nothing where the search is over."""
-        ask = self._search.ask()
+        ask = self._search.next_attempt()
         if ask is None:
             return []
         self._at = ask.point
@@ -278,7 +141,7 @@ class PointSearch:
             if told.fits is not None:
                 self._note(at, told)
                 self._asked[canonical(at)] = 1
-                self._search.know(at, _verdict(told))
+                self._search.recall(at, _verdict(told))
 
     def _placed(self, known: Mapping[str, tuple[Point, Answer]]) -> Iterator[tuple[LatticePoint, Answer]]:
         """Those that lie on the lattice: looked up for each of its points, or each looked for on an interval."""
@@ -297,22 +160,21 @@ class PointSearch:
         """The answers to what was asked for last."""
         for told in answers:
             self._note(self._at, told)
-        self._search.tell(*map(_verdict, answers))
+        self._search.record(*map(_verdict, answers))
 
     def _note(self, at: LatticePoint, told: Answer) -> None:
         limit = self._limit(told)
         if limit is not None:
-            self._search.limit(limit)
+            self._search.set_limit(limit)
         if told.fits is not None and told.attempt is not None:
             point = self._plan.settle({**self._choice, **at})
             self._attempts[canonical(at)] = Attempt(point=point, device=told.device, number=told.attempt).name
 
     def implied(self) -> Iterator[PlannedPoint]:
         """The points that were not measured because an attempt told how they would end."""
-        for told in self._search.found():
-            if told.implied_by is not None and not told.attempts:
-                point = self._plan.settle({**self._choice, **told.point})
-                yield PlannedPoint(point=point, because=self._attempts[canonical(told.implied_by)])
+        for at, implied_by in self._search.implied():
+            point = self._plan.settle({**self._choice, **at})
+            yield PlannedPoint(point=point, because=self._attempts[canonical(implied_by)])
 
     def _limit(self, told: Answer) -> int | None:
         """What the counter that decides may reach on this device."""
@@ -322,7 +184,7 @@ class PointSearch:
 
 
 def _verdict(told: Answer) -> Verdict:
-    return Verdict(told.fits, told.used_bytes, again=told.status in ONCE_MORE)
+    return Verdict(told.fits, told.used_bytes, retry=told.status in ONCE_MORE)
 
 
 def grows(dimension: Dimension) -> bool:

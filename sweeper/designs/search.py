@@ -1,260 +1,47 @@
-"""Finds what fits: the next point worth an attempt, what each verdict implies, and the certificate at the end. Pure.
+"""Chooses the next point to attempt, so that few attempts find what fits. Pure.
 
-Points form a lattice: ordered values along named dimensions. A point that fits closes everything smaller or equal, a
-point that fails closes everything bigger or equal; nothing else is assumed. What was closed without being run names the
-attempt that implies it, and both sides of every edge were really run.
+The points form a lattice. The only assumption is that of `sweeper.frontier.evidence`: more of everything never takes
+less memory. When the search ends, both sides of the edge have been run, and these points imply all others.
 
-The attempt asked for is the one expected to close most. The expectation comes from a predictor of bytes, or from a fit
-on the peaks of what has passed; without either the worst case decides.
+The next attempt is the one expected to decide the most points. The expectation comes from a predictor of bytes or from
+a fit to the peaks measured so far; without either, the worst case counts.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-import statistics
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate, pairwise, product
-from operator import add, mul
 from typing import NamedTuple
 
+from sweeper.designs.expectation import PREDICTOR_ERROR, SHORT, Expectation, Predictor, Verdict
+from sweeper.designs.lattice import Cell, Lattice, LatticePoint
 from sweeper.errors import Mistake
+from sweeper.frontier.evidence import Evidence, covers
 from sweeper.interval import Interval
 from sweeper.objective import TOKENS, Number, Objective
 
-LatticePoint = dict[str, Number]
-Predictor = Callable[[Mapping[str, Number]], float]
-Room = Sequence[tuple[int, int]]  # of each column, the highest level that fits and the lowest that does not
-Mass = Callable[[int, int], float]  # of a column, up to a level
-Cell = tuple[int, int]  # a point inside: the number of its column, and its level along the lattice's longest dimension
+Bounds = Sequence[tuple[int, int]]  # of each column: the highest level that fits and the lowest that does not
+Mass = Callable[[int, int], float]  # how much of a column lies up to a level
 
-# Keys by the last part of their name: more of one never takes less memory. Of others (warmup, a loop's length, a
-# parameter of somebody's own workload) nobody knows, and to take them for a direction would hide what they do.
-GROWING = frozenset(
-    (
-        *("batch", "context", "new_tokens", "prompt_tokens", "sequences", "concurrency"),
-        *("width", "layers", "num_hidden_layers", "n_layer", "hidden_size", "n_embd"),
-        *("intermediate_size", "n_inner", "vocab_size", "num_key_value_heads", "rank"),
-    )
-)
-
-PREDICTOR_ERROR = 0.03  # relative, one deviation: published predictors reach 1-3 %
-FIT_ERROR = 0.05
-TOO_UNSURE = 0.25  # from this error on an expectation is worse than none
 UNSURE = 0.05  # from here on a point must help either way: 16 x 16 with 30 % took 34.2 attempts otherwise, not 25.6
 CERTAINTY = 0.98  # no expectation is trusted further
-SHORT = 64  # levels up to which every open point is weighed; on a longer dimension the promising ones
-MOST_COLUMNS = 1 << 14
-IN_A_ROW = 3  # points that did not tell, one after another, above others that did not: no accident, and no use going on
-AFTER_A_CONTRADICTION = 64  # attempts for what a withdrawn inference had closed; then the rest is left unknown
+IN_A_ROW = 3  # undecided attempts in a row above other undecided points: not an accident, and the search stops there
+AFTER_A_CONTRADICTION = 64  # attempts at what a withdrawn inference had decided; the rest stays unknown
 
 
-# What is searched
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What an attempt at a point told: whether it fits (None: it did not tell), and the deciding counter's peak."""
-
-    fits: bool | None
-    peak_bytes: int | None = None
-    again: bool = False  # it did not tell, and asking once more could help
-
-
-class Ask(NamedTuple):
-    """The next attempt: at which point, and whether to search, because it did not tell, or to confirm."""
-
+class NextAttempt(NamedTuple):
     point: LatticePoint
-    reason: str  # search, again, confirm
-
-
-# What is answered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edge:
-    """A point at the border that was really run, and every verdict it got."""
-
-    point: LatticePoint
-    verdicts: tuple[Verdict, ...]
-    confirmed: bool  # a second attempt told the same
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contradiction:
-    """A smaller point that fails although a bigger one fits."""
-
-    fails: LatticePoint
-    fits: LatticePoint
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """What was not run between a point that fits and the next that does not, along one dimension."""
-
-    point: LatticePoint
-    along: str
-    above: Number  # fits
-    below: Number | None  # does not fit; None: nothing further told
-    unknown: int  # points of the lattice between them; otherwise only values that were not asked for lie there
-
-
-class PointState(NamedTuple):
-    """One point of the lattice at the end: `fits`, `fails`, `flaky` or `unknown`, and, if not run, what implies it."""
-
-    point: LatticePoint
-    state: str
-    attempts: int
-    implied_by: LatticePoint | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchResult:
-    """The frontier, what it rests on, and what it leaves open. Whole after every verdict, so also when interrupted.
-
-    `told` and iteration look at the search itself: use them before it goes on.
-    """
-
-    largest: LatticePoint | None  # by the objective; None: nothing fits
-    ties: tuple[LatticePoint, ...]  # others that the objective rates the same
-    fits: tuple[Edge, ...]  # maximal: no bigger point is known to fit
-    fails: tuple[Edge, ...]  # minimal
-    untested_between: tuple[Gap, ...]
-    monotone: bool
-    contradictions: tuple[Contradiction, ...]
-    flaky: tuple[Edge, ...]
-    silent: tuple[LatticePoint, ...]  # run, and did not tell
-    unknown: int  # points about which nothing is known, the silent ones included
-    closed: int  # points that were not run and need not be
-    complete: bool  # nothing is left to ask
-    attempts: int  # confirmations not counted
-    confirmations: int
-    _search: LatticeSearch = field(repr=False, compare=False)
-
-    def told(self, point: Mapping[str, Number]) -> PointState:
-        """What is known of one point."""
-        return self._search.told(self._search.lattice.cell(point))
-
-    def __iter__(self) -> Iterator[PointState]:
-        """Every point of the lattice. An interval can be long: nothing is kept."""
-        return (self._search.told(cell) for cell in self._search.lattice)
-
-
-# The lattice
-
-
-class Lattice:
-    """The product of the dimensions, seen as columns along its longest: two bounds a column say all that is closed."""
-
-    def __init__(self, dimensions: Mapping[str, Sequence[Number]]) -> None:
-        for name, values in dimensions.items():
-            if not values or (not isinstance(values, Interval) and any(b <= a for a, b in pairwise(values))):
-                raise ValueError(f"{name}: a searched dimension needs ascending values, got {values!r}")
-        if not dimensions:
-            raise ValueError("a search needs a dimension")
-        self.dimensions = dict(dimensions)
-        self.along = max(dimensions, key=lambda name: len(dimensions[name]))
-        self.levels = dimensions[self.along]
-        self.others = [name for name in dimensions if name != self.along]
-        self.sizes = [len(dimensions[name]) for name in self.others]
-        self.width = math.prod(self.sizes)
-        if self.width > MOST_COLUMNS:
-            raise ValueError(f"{self.width * len(self.levels)} points are too many: give a coarser resolution")
-        self.strides = list(accumulate([1, *self.sizes[:-1]], lambda a, b: a * b)) if self.sizes else []
-        self.places = [tuple(reversed(place)) for place in product(*(range(size) for size in reversed(self.sizes)))]
-        self._points: dict[Cell, LatticePoint] = {}
-
-    def __len__(self) -> int:
-        return self.width * len(self.levels)
-
-    def __iter__(self) -> Iterator[Cell]:
-        return ((column, level) for column in range(self.width) for level in range(len(self.levels)))
-
-    def point(self, cell: Cell) -> LatticePoint:
-        at = dict(zip(self.others, self.places[cell[0]], strict=True))
-        at[self.along] = cell[1]
-        return {name: values[at[name]] for name, values in self.dimensions.items()}
-
-    def cell(self, point: Mapping[str, Number]) -> Cell:
-        """Raises ValueError for a point that is not on the lattice."""
-        column = sum(
-            stride * self.dimensions[name].index(point[name])
-            for name, stride in zip(self.others, self.strides, strict=True)
-        )
-        return column, self.levels.index(point[self.along])
-
-    def columns_from(self, column: int, upward: bool) -> list[int]:
-        """The columns whose other values are all as big or bigger (or as small or smaller), itself included."""
-        ranges = [
-            range(at * stride, size * stride, stride) if upward else range(0, (at + 1) * stride, stride)
-            for at, size, stride in zip(self.places[column], self.sizes, self.strides, strict=True)
-        ]
-        return [sum(parts) for parts in product(*ranges)]
-
-    def covers(self, big: Cell, small: Cell) -> bool:
-        return big[1] >= small[1] and all(
-            b >= s for b, s in zip(self.places[big[0]], self.places[small[0]], strict=True)
-        )
-
-    def neighbour(self, cell: Cell, name: str, steps: int = 1) -> Cell | None:
-        """The point some steps on along one dimension, if the lattice has it."""
-        if name == self.along:
-            level = cell[1] + steps
-            return (cell[0], level) if 0 <= level < len(self.levels) else None
-        which = self.others.index(name)
-        if not 0 <= self.places[cell[0]][which] + steps < self.sizes[which]:
-            return None
-        return cell[0] + steps * self.strides[which], cell[1]
-
-    def summed(self, rows: list[list[float]], upward: bool) -> list[list[float]]:
-        """For each column the sum of the rows of all that are as small or smaller (upward: as big or bigger)."""
-        rows = list(rows)
-        for size, stride in zip(self.sizes, self.strides, strict=True):
-            for column in range(self.width - 1, -1, -1) if upward else range(self.width):
-                at = column // stride % size
-                if upward and at + 1 < size:
-                    rows[column] = list(map(add, rows[column], rows[column + stride]))
-                elif not upward and at:
-                    rows[column] = list(map(add, rows[column], rows[column - stride]))
-        return rows
-
-
-# The search
-
-
-def search(
-    dimensions: Mapping[str, Sequence[Number]],
-    *,
-    limit_bytes: int | None = None,
-    predictor: Predictor | None = None,
-    predictor_error: float = PREDICTOR_ERROR,
-    objective: Objective = TOKENS,
-    confirm: str = "edge",
-    known: Iterable[tuple[Mapping[str, Number], Verdict]] = (),
-) -> Generator[Ask, Verdict, SearchResult]:
-    """Yields the next attempt, is sent its verdict, returns the frontier. The arguments are those of `Search`."""
-    state = LatticeSearch(
-        dimensions,
-        limit_bytes=limit_bytes,
-        predictor=predictor,
-        predictor_error=predictor_error,
-        objective=objective,
-        confirm=confirm,
-        known=known,
-    )
-    while (ask := state.ask()) is not None:
-        state.tell((yield ask))
-    return state.found()
+    reason: str  # search; retry, because the last attempt was undecided; confirm
 
 
 class LatticeSearch:
-    """One frontier being looked for: `ask` what to run next, `tell` how it ended, `found` what is known so far.
+    """One search: `next_attempt` names the point to run, `record` takes how it ended, `evidence` has what is known.
 
-    `limit_bytes` and the peaks in the verdicts are of the counter that decides. `confirm`: `edge` asks the reported
-    largest and the failures beside it once more, `all` every point of the certificate, `none` nothing. `known` are
-    verdicts of an earlier run; they count as run, not as attempts.
+    `limit_bytes` and the peaks in the verdicts belong to the counter that decides whether a point fits. `confirm`:
+    `edge` repeats the largest point and the failures next to it, `all` the whole edge, `none` nothing. Raises Mistake
+    for any other value, and ValueError for dimensions that cannot be searched (see `Lattice`).
     """
 
     def __init__(
@@ -266,190 +53,164 @@ class LatticeSearch:
         predictor_error: float = PREDICTOR_ERROR,
         objective: Objective = TOKENS,
         confirm: str = "edge",
-        known: Iterable[tuple[Mapping[str, Number], Verdict]] = (),
     ) -> None:
         if confirm not in ("edge", "all", "none"):
             raise Mistake(f"confirm={confirm}: expected edge, all or none")
         self.lattice = Lattice(dimensions)
-        self._ranking = objective.ranking(list(dimensions))
+        self.verdicts: dict[Cell, list[Verdict]] = {}
+        self.flaky: set[Cell] = set()  # passed and failed
+        self._fits: dict[Cell, bool] = {}  # decided, and not flaky
+        self._rank = objective.ranking(list(dimensions))
         self._confirm = confirm
         self._expected = Expectation(self.lattice, limit_bytes, predictor, predictor_error)
-        self._verdicts: dict[Cell, list[Verdict]] = {}
-        self._fits: dict[Cell, bool] = {}  # told, always the same
-        self._flaky: set[Cell] = set()
-        self._silent: set[Cell] = set()
-        self._pairs: list[tuple[Cell, Cell]] = []  # fails, although a bigger one fits
-        self._withdrawn: set[Cell] = set()  # imply nothing: they are in such a pair
-        self._lowest, self._highest = self._unbounded()
         self._pending: tuple[Cell, str] | None = None
-        self._once_more: tuple[Cell, str] | None = None
-        self._reconfirmed: set[Cell] = set()
-        self._in_a_row = 0
-        self._in_doubt = 0
-        self._attempts = self._confirmations = 0
-        for point, verdict in known:
-            self._take(self.lattice.cell(point), verdict)
+        self._retry: Cell | None = None
+        self._repeated: set[Cell] = set()
+        self._undecided_in_a_row = 0
+        self._attempts_in_doubt = 0
+        self._infer()
 
-    def ask(self) -> Ask | None:
-        """The next attempt; the same until its verdict was told. None: the search is over."""
+    def next_attempt(self) -> NextAttempt | None:
+        """The point to run next, the same until its verdict is recorded; None when the search is over."""
         if self._pending is None:
             self._pending = self._next()
-        return Ask(self.lattice.point(self._pending[0]), self._pending[1]) if self._pending else None
+        return NextAttempt(self.lattice.point(self._pending[0]), self._pending[1]) if self._pending else None
 
-    def know(self, point: Mapping[str, Number], verdict: Verdict) -> None:
-        """A verdict of an earlier run, like those in `known`."""
-        self._take(self.lattice.cell(point), verdict)
-
-    def limit(self, limit_bytes: int) -> None:
-        """What the deciding counter may reach, where it is only known once something has run."""
-        self._expected.limit(limit_bytes)
-
-    def tell(self, verdict: Verdict, *repeats: Verdict) -> None:
-        """The verdict of the attempt that was asked for, and those of others at the same point."""
+    def record(self, verdict: Verdict, *repeats: Verdict) -> None:
+        """Record the verdict of the pending attempt, and those of other attempts at the same point."""
         if self._pending is None:
-            raise RuntimeError("no attempt was asked for")
+            raise RuntimeError("no attempt is pending")
         (cell, reason), self._pending = self._pending, None
-        confirming = reason == "confirm" or cell in self._reconfirmed
-        self._confirmations += confirming
-        self._attempts += not confirming
-        if self._doubted:
-            self._in_doubt += 1
+        self._attempts_in_doubt += self._in_doubt
         if verdict.fits is not None:
-            self._in_a_row = 0
-        elif verdict.again and reason != "again":
-            self._once_more = cell, "again"
+            self._undecided_in_a_row = 0
+        elif verdict.retry and reason != "retry":
+            self._retry = cell
         else:
-            self._in_a_row += not confirming
+            self._undecided_in_a_row += cell not in self._repeated
         for each in (verdict, *repeats):
-            self._take(cell, each)
+            self._learn(cell, each)
+
+    def recall(self, point: Mapping[str, Number], verdict: Verdict) -> None:
+        """Take in a verdict of an earlier run."""
+        self._learn(self.lattice.cell(point), verdict)
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Set what the deciding counter may reach, if it was not known before something had run."""
+        self._expected.set_limit(limit_bytes)
+
+    def implied(self) -> Iterator[tuple[LatticePoint, LatticePoint]]:
+        """The points that were not run and need not be, each with the one that implies whether it fits."""
+        for cell in self.lattice:
+            implied_by = None if cell in self.verdicts else self.evidence.implied_by(self.lattice.place(cell))
+            if implied_by is not None:
+                yield self.lattice.point(cell), self.lattice.point(self.lattice.cell_at(implied_by))
 
     def _next(self) -> tuple[Cell, str] | None:
-        if self._once_more is not None:
-            once_more, self._once_more = self._once_more, None
-            return once_more
-        cell = self._choice()
-        if cell is not None:
-            return cell, "search"
-        for cell in self._claimed():
-            if cell not in self._reconfirmed:
-                self._reconfirmed.add(cell)
+        if self._retry is not None:
+            cell, self._retry = self._retry, None
+            return cell, "retry"
+        best = self._choice()
+        if best is not None:
+            return best, "search"
+        for cell in self._to_confirm():
+            if cell not in self._repeated:
+                self._repeated.add(cell)
                 return cell, "confirm"
         return None
 
     # What a verdict implies
 
-    @property
-    def _doubted(self) -> bool:
-        return bool(self._pairs or self._flaky)
-
-    def _unbounded(self) -> tuple[list[int], list[int]]:
-        return [-1] * self.lattice.width, [len(self.lattice.levels)] * self.lattice.width
-
-    def _take(self, cell: Cell, verdict: Verdict) -> None:
-        self._verdicts.setdefault(cell, []).append(verdict)
-        if cell in self._flaky:
+    def _learn(self, cell: Cell, verdict: Verdict) -> None:
+        self.verdicts.setdefault(cell, []).append(verdict)
+        if cell in self.flaky or verdict.fits is None:
             return
-        if verdict.fits is None:
-            if cell not in self._fits:
-                self._silent.add(cell)
-        elif cell not in self._fits:
-            self._silent.discard(cell)
+        if cell not in self._fits:
             self._expected.learn(cell, verdict)
             self._fits[cell] = verdict.fits
-            # A point that is open, with nothing withdrawn, cannot contradict: it would have been closed.
-            if (self._pairs or not self._is_open(cell)) and any(self._contradict(cell, o) for o in self._fits):
-                self._infer_anew()
-            else:
-                self._close(cell)
         elif self._fits[cell] != verdict.fits:
             del self._fits[cell]
-            self._flaky.add(cell)
-            self._infer_anew()
-
-    def _is_open(self, cell: Cell) -> bool:
-        return self._lowest[cell[0]] < cell[1] < self._highest[cell[0]]
-
-    def _contradict(self, one: Cell, other: Cell) -> bool:
-        if self._fits[one] == self._fits[other]:
-            return False
-        fails, fits = (other, one) if self._fits[one] else (one, other)
-        return self.lattice.covers(fits, fails)
-
-    def _close(self, cell: Cell) -> None:
-        column, level = cell
-        if self._fits[cell]:
-            for each in self.lattice.columns_from(column, upward=False):
-                self._lowest[each] = max(self._lowest[each], level)
+            self.flaky.add(cell)
         else:
-            for each in self.lattice.columns_from(column, upward=True):
-                self._highest[each] = min(self._highest[each], level)
+            return
+        self._infer()
 
-    def _infer_anew(self) -> None:
-        """Withdraw what contradicted verdicts had closed: both of a pair stand for themselves alone."""
-        failing = [cell for cell, fits in self._fits.items() if not fits]
-        fitting = [cell for cell, fits in self._fits.items() if fits]
-        self._pairs = [(low, high) for low in failing for high in fitting if self.lattice.covers(high, low)]
-        self._withdrawn = {cell for pair in self._pairs for cell in pair}
-        self._lowest, self._highest = self._unbounded()
-        for cell in self._fits:
-            if cell not in self._withdrawn:
-                self._close(cell)
+    def _infer(self) -> None:
+        places = {cell: self.lattice.place(cell) for cell in self._fits}
+        self.evidence = Evidence(
+            fits=(place for cell, place in places.items() if self._fits[cell]),
+            fails=(place for cell, place in places.items() if not self._fits[cell]),
+        )
+        axis, above = len(self.lattice.others), len(self.lattice.levels)
+        bounds = [self.evidence.bounds(axis, column) for column in self.lattice.columns]
+        self._lowest = [-1 if fits is None else int(fits) for fits, _ in bounds]
+        self._highest = [above if fails is None else int(fails) for _, fails in bounds]
 
-    # Which attempt is worth most
+    @property
+    def undecided(self) -> list[Cell]:
+        """The points that were run, and of which no attempt decided whether they fit."""
+        return [cell for cell in self.verdicts if cell not in self._fits and cell not in self.flaky]
+
+    @property
+    def _in_doubt(self) -> bool:
+        return bool(self.flaky) or not self.evidence.monotone
+
+    # The most valuable attempt
 
     def _choice(self) -> Cell | None:
-        if self._in_doubt >= AFTER_A_CONTRADICTION:
+        if self._attempts_in_doubt >= AFTER_A_CONTRADICTION:
             return None
-        trusted = self._best(self._trusted())
-        if trusted is not None or self._in_a_row >= IN_A_ROW:
-            return trusted
+        best = self._best(self._below_undecided())
+        if best is not None or self._undecided_in_a_row >= IN_A_ROW:
+            return best
         return self._best(self._highest)
 
-    def _trusted(self) -> list[int]:
-        """For each column the level from which on two smaller points did not tell and nothing above them did.
+    def _below_undecided(self) -> list[int]:
+        """For each column the level above which points are tried last: two smaller or equal ones are undecided.
 
-        Something other than memory ends there: a kernel's limit, the model's positions. What is above comes last. One
-        silent point alone may be an accident: the search goes round it.
+        Something other than memory ends there, such as a kernel's limit or the model's positions. A single undecided
+        point can be an accident, and one below a decided point is no limit: the search goes round both.
         """
-        lattice = self.lattice
-        dumb = [s for s in self._silent if not any(lattice.covers(told, s) for told in self._fits)]
-        if len(dumb) < 2:
+        place = self.lattice.place
+        decided = [place(cell) for cell in self._fits]
+        limits = [at for at in map(place, self.undecided) if not any(covers(other, at) for other in decided)]
+        if len(limits) < 2:
             return self._highest
         highest = list(self._highest)
-        for column in range(lattice.width):
-            levels = sorted(level for at, level in dumb if lattice.covers((column, 0), (at, 0)))
+        for column, others in enumerate(self.lattice.columns):
+            levels = sorted(at[-1] for at in limits if covers(others, at[:-1]))
             if len(levels) >= 2:
                 highest[column] = min(highest[column], levels[1])
         return highest
 
     def _best(self, highest: list[int]) -> Cell | None:
-        """The point below the given levels that is open, was not run, and from which most is expected."""
-        room = list(zip(self._lowest, highest, strict=True))
-        opened = [column for column, (low, high) in enumerate(room) if high - low > 1]
+        """The most valuable of the points that are open, below the given levels and not run yet."""
+        bounds = list(zip(self._lowest, highest, strict=True))
+        opened = [column for column, (low, high) in enumerate(bounds) if high - low > 1]
         if not opened:
             return None
         mass = self._mass()
-        levels = self._levels(room, opened, mass)
-        if_fits, if_fails = self._gains(room, levels, mass)
-        worth = self._worth(room, mass, sum(room[column][1] - room[column][0] - 1 for column in opened))
+        levels = self._levels(bounds, opened, mass)
+        if_fits, if_fails = self._gains(bounds, levels, mass)
+        worth = self._worth(bounds, mass, sum(bounds[column][1] - bounds[column][0] - 1 for column in opened))
         best: tuple[tuple[float, float], Cell] | None = None
         for column in opened:
-            low, high = room[column]
+            low, high = bounds[column]
             for k, level in enumerate(levels):
-                if low < level < high and (column, level) not in self._verdicts:
+                if low < level < high and (column, level) not in self.verdicts:
                     value = worth((column, level), if_fits[column][k], if_fails[column][k])
                     if best is None or value > best[0]:
                         best = value, (column, level)
         if best is None and len(levels) < len(self.lattice.levels):
-            every = ((column, level) for column in opened for level in range(room[column][0] + 1, room[column][1]))
-            return next((cell for cell in every if cell not in self._verdicts), None)
+            every = ((column, level) for column in opened for level in range(bounds[column][0] + 1, bounds[column][1]))
+            return next((cell for cell in every if cell not in self.verdicts), None)
         return best[1] if best else None
 
-    def _gains(self, room: Room, levels: Sequence[int], mass: Mass) -> tuple[list[list[float]], list[list[float]]]:
-        """For each column and level what a pass and what a failure there would close, in all columns."""
+    def _gains(self, bounds: Bounds, levels: Sequence[int], mass: Mass) -> tuple[list[list[float]], list[list[float]]]:
+        """For each column and level: how much a pass and a failure there would decide, in all columns."""
         nothing = [0.0] * len(levels)
         if_fits, if_fails = [], []
-        for column, (low, high) in enumerate(room):
+        for column, (low, high) in enumerate(bounds):
             if high - low > 1:
                 below, above = mass(column, low), mass(column, high)
                 at = [min(above, max(below, mass(column, min(high, max(low, level))))) for level in levels]
@@ -460,15 +221,15 @@ class LatticeSearch:
                 if_fails.append(nothing)
         return self.lattice.summed(if_fits, upward=False), self.lattice.summed(if_fails, upward=True)
 
-    def _worth(self, room: Room, mass: Mass, points: int) -> Callable[[Cell, float, float], tuple[float, float]]:
-        """How good it is to run a point, from what a pass and a failure there would close. Ties go to what may fit."""
+    def _worth(self, bounds: Bounds, mass: Mass, points: int) -> Callable[[Cell, float, float], tuple[float, float]]:
+        """The value of running a point, from what a pass and a failure there would decide. Ties go to what may fit."""
         expected = self._expected
 
         def in_the_worst_case(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
             return min(if_fits, if_fails), max(if_fits, if_fails)
 
         def on_a_long_dimension(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
-            low, high = room[cell[0]]
+            low, high = bounds[cell[0]]
             below, above = mass(cell[0], low), mass(cell[0], high)
             p = min(1.0, max(0.0, (above - mass(*cell)) / (above - below))) if above > below else 0.5
             return p * if_fits + (1 - p) * if_fails, p
@@ -492,7 +253,7 @@ class LatticeSearch:
         return len(self.lattice.levels) > SHORT
 
     def _mass(self) -> Mass:
-        """How much of a column lies up to a level: points; on a long dimension, the chance that its edge is there."""
+        """How much of a column lies up to a level: points or, on a long dimension, the chance of its edge."""
         levels = self.lattice.levels
         prior = _logarithmic(levels) if isinstance(levels, Interval) else _even(len(levels))
         if self._expected.source is None:
@@ -512,13 +273,13 @@ class LatticeSearch:
 
         return posterior
 
-    def _levels(self, room: Room, opened: list[int], mass: Mass) -> Sequence[int]:
-        """The levels worth weighing: all; on a long dimension the middles, and where the limit is expected."""
+    def _levels(self, bounds: Bounds, opened: list[int], mass: Mass) -> Sequence[int]:
+        """The levels to compare: all or, on a long dimension, the middles and those where the limit is expected."""
         if not self._is_long:
             return range(len(self.lattice.levels))
         promising: set[int] = set()
         for column in opened[:: -(-len(opened) // 32)]:
-            low, high = room[column]
+            low, high = bounds[column]
             below, above = mass(column, low), mass(column, high)
             for share in (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98) if self._expected.source else (0.5,):
                 goal = below + share * (above - below)
@@ -527,119 +288,40 @@ class LatticeSearch:
             promising.update((low + 1, high - 1))
         return sorted(promising)
 
-    # The certificate
+    # The edge
 
-    def _edge(self, fits: bool) -> list[Cell]:
-        """The maximal points that fit, or the minimal ones that fail: run, and always told the same."""
-        cells = [cell for cell, told in self._fits.items() if told is fits]
-        beyond = self.lattice.covers if fits else lambda one, other: self.lattice.covers(other, one)
-        return sorted(c for c in cells if not any(other != c and beyond(other, c) for other in cells))
+    @property
+    def largest(self) -> list[LatticePoint]:
+        """The points with the highest rank among those that fit; equal ranks in order of batch, then context."""
+        return [self.lattice.point(cell) for cell in self._largest()]
 
     def _largest(self) -> list[Cell]:
-        """The best by the objective, and those that tie with it."""
-        ranked = {cell: self._ranking(self.lattice.point(cell)) for cell in self._edge(fits=True)}
-        best = max((product for product, _ in ranked.values()), default=0.0)
-        ties = [cell for cell, (product, _) in ranked.items() if product == best]
-        return sorted(ties, key=ranked.__getitem__, reverse=True)
+        ranks = {cell: self._rank(self.lattice.point(cell)) for cell in self._cells(self.evidence.largest_fitting)}
+        best = max((product for product, _ in ranks.values()), default=0.0)
+        ties = [cell for cell, (product, _) in ranks.items() if product == best]
+        return sorted(ties, key=ranks.__getitem__, reverse=True)
 
-    def _claimed(self) -> Iterable[Cell]:
-        """The points on which the answer rests, as `confirm` asks for."""
+    def _to_confirm(self) -> Iterable[Cell]:
+        """The points on which the answer rests, as far as `confirm` covers them."""
         if self._confirm == "none":
             return ()
-        failing, largest = self._edge(fits=False), self._largest()
+        failing, largest = self._cells(self.evidence.smallest_failing), self._largest()
         if self._confirm == "all":
-            return [*self._edge(fits=True), *failing]
+            return [*self._cells(self.evidence.largest_fitting), *failing]
         if not largest:
             return failing
-        beside = [self.lattice.neighbour(largest[0], name) for name in self.lattice.dimensions]
-        return [largest[0], *dict.fromkeys(f for n in beside if n and (f := self._failure_behind(n)) is not None)]
+        next_to_it = [self.lattice.neighbour(largest[0], name) for name in self.lattice.dimensions]
+        return [largest[0], *dict.fromkeys(f for n in next_to_it if n and (f := self._failure_at(n)) is not None)]
 
-    def _failure_behind(self, cell: Cell) -> Cell | None:
-        """The failure that was run and says that this one fails: itself, or a smaller one."""
+    def _failure_at(self, cell: Cell) -> Cell | None:
+        """The failure that was run and decides this point: itself, or a smaller one."""
         if self._fits.get(cell) is False:
             return cell
-        return self._implied_by(cell, fits=False)
+        implied_by = self.evidence.implied_by(self.lattice.place(cell))
+        return None if implied_by is None else self.lattice.cell_at(implied_by)
 
-    def _implied_by(self, cell: Cell, fits: bool) -> Cell | None:
-        """The point that was run and implies that this one fits (or fails); of several, one at the edge."""
-        best: Cell | None = None
-        for told, told_fits in self._fits.items():
-            if told_fits is not fits or told in self._withdrawn or told == cell:
-                continue
-            nearest = cell if best is None else best
-            if self.lattice.covers(told, nearest) if fits else self.lattice.covers(nearest, told):
-                best = told
-        return best
-
-    def told(self, cell: Cell) -> PointState:
-        """What is known of one point."""
-        point, attempts = self.lattice.point(cell), len(self._verdicts.get(cell, ()))
-        if cell in self._flaky:
-            return PointState(point, "flaky", attempts, None)
-        if cell in self._fits:
-            return PointState(point, "fits" if self._fits[cell] else "fails", attempts, None)
-        column, level = cell
-        if self._lowest[column] < level < self._highest[column]:
-            return PointState(point, "unknown", attempts, None)
-        fits = level <= self._lowest[column]
-        behind = self._implied_by(cell, fits)
-        assert behind is not None
-        return PointState(point, "fits" if fits else "fails", attempts, self.lattice.point(behind))
-
-    def found(self) -> SearchResult:
-        """The frontier as far as it is known."""
-        largest = self._largest()
-        unknown, closed = self._counts()
-        point = self.lattice.point
-        return SearchResult(
-            largest=point(largest[0]) if largest else None,
-            ties=tuple(point(cell) for cell in largest[1:]),
-            fits=tuple(self._evidence(cell) for cell in self._edge(fits=True)),
-            fails=tuple(self._evidence(cell) for cell in self._edge(fits=False)),
-            untested_between=tuple(self._gaps()),
-            monotone=not self._pairs,
-            contradictions=tuple(Contradiction(fails=point(low), fits=point(high)) for low, high in self._pairs),
-            flaky=tuple(self._evidence(cell) for cell in sorted(self._flaky)),
-            silent=tuple(point(cell) for cell in sorted(self._silent)),
-            unknown=unknown,
-            closed=closed,
-            complete=self.ask() is None,
-            attempts=self._attempts,
-            confirmations=self._confirmations,
-            _search=self,
-        )
-
-    def _evidence(self, cell: Cell) -> Edge:
-        verdicts = tuple(self._verdicts[cell])
-        same = sum(verdict.fits is not None for verdict in verdicts) > 1
-        return Edge(point=self.lattice.point(cell), verdicts=verdicts, confirmed=same and cell not in self._flaky)
-
-    def _counts(self) -> tuple[int, int]:
-        opened = sum(high - low - 1 for low, high in zip(self._lowest, self._highest, strict=True))
-        told = [*self._fits, *self._flaky]
-        unknown = opened - sum(map(self._is_open, told))
-        asked_and_closed = sum(not self._is_open(cell) for cell in self._silent)
-        return unknown, len(self.lattice) - unknown - len(told) - asked_and_closed
-
-    def _gaps(self) -> Iterator[Gap]:
-        for cell in self._edge(fits=True):
-            for name in self.lattice.dimensions:
-                failure, unknown = self._beyond(cell, name)
-                point = self.lattice.point(cell)
-                above, below = point[name], None if failure is None else self.lattice.point(failure)[name]
-                whole = isinstance(above, int) and isinstance(below, int)
-                if unknown or (below is not None and not (whole and below - above == 1)):
-                    yield Gap(point=point, along=name, above=above, below=below, unknown=unknown)
-
-    def _beyond(self, cell: Cell, name: str) -> tuple[Cell | None, int]:
-        """The next point along one dimension that does not fit, and how many of unknown state lie before it."""
-        unknown, steps = 0, 1
-        while (at := self.lattice.neighbour(cell, name, steps)) is not None:
-            if at in self._flaky or self._fits.get(at) is False or at[1] >= self._highest[at[0]]:
-                return at, unknown
-            unknown += at not in self._fits and at[1] > self._lowest[at[0]]
-            steps += 1
-        return None, unknown
+    def _cells(self, places: Iterable[Sequence[float]]) -> list[Cell]:
+        return sorted(map(self.lattice.cell_at, places))
 
 
 def _even(count: int) -> Callable[[int], float]:
@@ -647,9 +329,9 @@ def _even(count: int) -> Callable[[int], float]:
 
 
 def _logarithmic(levels: Sequence[Number]) -> Callable[[int], float]:
-    """Where the edge of an interval lies if every doubling is as likely: 0 before the first level, 1 after the last.
+    """The chance that the edge of an interval lies up to a level, if every doubling is equally likely.
 
-    Bisecting this is doubling at first and halving at the end; on 1..4096 it takes 9 attempts, plain bisection 12.
+    Bisecting this doubles at first and halves at the end; on 1..4096 it takes 9 attempts, plain bisection 12.
     """
     shift = max(0, 1 - levels[0])
     first, last = math.log2(levels[0] + shift) - 1, math.log2(levels[-1] + shift) + 1
@@ -660,253 +342,3 @@ def _logarithmic(levels: Sequence[Number]) -> Callable[[int], float]:
         return 1.0 if level >= len(levels) else (math.log2(levels[level] + shift) - first) / (last - first)
 
     return share
-
-
-# What is expected
-
-
-class Expectation:
-    """How likely each point fits, from whichever has been nearer to the truth so far: the predictor, or a fit.
-
-    The predictor is scaled by the median of observed to predicted. The fit is of the costs of a memory model: to the
-    peaks seen and, lightly, to what the predictor says of the whole lattice, which averages out an error that changes
-    from point to point. An error is tracked for each, from what it said of every attempt before it was made, so a
-    surprise widens it at once. On the benchmark's first 100 of 16 x 16: 19.4 attempts with 3 %, 22.9 with 10 %; the
-    predictor alone, weighed by p, its error doubled at each surprise, took 23.1 and 31.4.
-    """
-
-    def __init__(
-        self, lattice: Lattice, limit_bytes: int | None, predictor: Predictor | None, predictor_error: float
-    ) -> None:
-        self._lattice = lattice
-        self._limit = limit_bytes or 0
-        self._peaks: dict[Cell, int | None] = {}  # of what passed
-        self._failed: list[Cell] = []
-        self._forms = _forms(lattice)
-        self._parts_at: dict[Cell, list[float]] = {}
-        self._costs: list[float] | None = None
-        self._predictor = predictor if limit_bytes else None
-        self._predicted: dict[Cell, float] = {}
-        self._scale = 1.0
-        self._errors = {
-            "predictor": PredictionError(predictor_error),
-            "fit": PredictionError(predictor_error if predictor else FIT_ERROR),
-        }
-        self._survey = Equations(len(self._forms))
-        if self._predictor is not None:
-            for cell in self._surveyed():
-                self._survey.add(self._parts(cell), self._prediction(cell))
-        self._fit()
-        self._decide()
-
-    def limit(self, limit_bytes: int) -> None:
-        self._limit = self._limit or limit_bytes
-
-    def _decide(self) -> None:
-        """Choose the source to follow: `predictor`, `fit`, or None where neither is good enough."""
-        usable = [name for name in ("fit", "predictor") if self._knows(name)]
-        self.source = min(usable, key=lambda name: self._errors[name].size, default=None)
-        self.error = self._errors[self.source].size if self.source else math.inf
-        if self.error >= TOO_UNSURE:
-            self.source = None
-
-    def _knows(self, source: str) -> bool:
-        return (self._predictor if source == "predictor" else self._costs) is not None
-
-    def probability(self, cell: Cell) -> float:
-        """That the point fits, by what is expected alone: what was closed since is the search's to know."""
-        assert self.source is not None
-        deviations = math.log(self._limit / self._bytes(cell, self.source)) / self.error
-        return 0.5 * math.erfc(-deviations / math.sqrt(2))
-
-    def learn(self, cell: Cell, verdict: Verdict) -> None:
-        """Take in a verdict that told."""
-        if not self._limit:
-            return
-        for source, error in self._errors.items():
-            if self._knows(source):
-                error.learn(self._off_by(self._bytes(cell, source), verdict))
-        if verdict.fits:
-            self._peaks[cell] = verdict.peak_bytes
-        else:
-            self._failed.append(cell)
-        if self._predictor is not None:
-            ratios = [peak / self._prediction(seen) for seen, peak in self._peaks.items() if peak]
-            self._scale = statistics.median(ratios) if ratios else 1.0
-        self._fit()
-        self._decide()
-
-    def _off_by(self, expected: float, verdict: Verdict) -> float:
-        """The relative error of what was expected; where only the side of the limit is known, what it was at least."""
-        if verdict.fits and verdict.peak_bytes:
-            return math.log(verdict.peak_bytes / expected)
-        missed = math.log(self._limit / expected)
-        return 1.5 * (min(0.0, missed) if verdict.fits else max(0.0, missed))
-
-    def _bytes(self, cell: Cell, source: str) -> float:
-        if source == "predictor":
-            return self._prediction(cell) * self._scale
-        assert self._costs is not None
-        total: float = sum(map(mul, self._costs, self._parts(cell)))
-        return max(1.0, total)
-
-    def _prediction(self, cell: Cell) -> float:
-        assert self._predictor is not None
-        if cell not in self._predicted:
-            self._predicted[cell] = max(1.0, float(self._predictor(self._lattice.point(cell))))
-        return self._predicted[cell]
-
-    def _surveyed(self) -> list[Cell]:
-        """Every point of a small lattice; of a large one some, near in the ratio of their levels."""
-        height, width = len(self._lattice.levels), self._lattice.width
-        levels: Iterable[int] = range(height)
-        if height > SHORT:
-            levels = sorted({int((height - 1) ** (k / 48)) for k in range(49)})
-        columns = range(0, width, -(-width * SHORT // 1024) if width * SHORT > 1024 else 1)
-        return [(column, level) for column in columns for level in levels]
-
-    def _parts(self, cell: Cell) -> list[float]:
-        if cell not in self._parts_at:
-            at = self._lattice.point(cell)
-            self._parts_at[cell] = [float(math.prod(at[name] ** power for name, power in form)) for form in self._forms]
-        return self._parts_at[cell]
-
-    def _fit(self) -> None:
-        peaks = {cell: float(peak) for cell, peak in self._peaks.items() if peak}
-        if not self._limit or (self._predictor is None and len(peaks) < 3):
-            return
-        self._costs = self._fitted(peaks)
-        misplaced = [c for c in self._failed if self._bytes(c, "fit") < self._limit]
-        misplaced += [c for c, peak in self._peaks.items() if not peak and self._bytes(c, "fit") > self._limit]
-        if misplaced:
-            self._costs = self._fitted({**peaks, **dict.fromkeys(misplaced, float(self._limit))})
-
-    def _fitted(self, seen: Mapping[Cell, float]) -> list[float]:
-        equations = Equations(len(self._forms))
-        if self._predictor is not None:
-            noise = 0.006  # of a peak around the memory model
-            equations.include(self._survey, (noise / max(noise, self._errors["predictor"].size)) ** 2, self._scale)
-        for cell, total in seen.items():
-            equations.add(self._parts(cell), total)
-        return equations.nonnegative([i for i, cost in enumerate(self._costs or ()) if cost])
-
-
-def interpolated(dimensions: Mapping[str, Sequence[Number]], known: Sequence[tuple[LatticePoint, float]]) -> Predictor:
-    """The bytes of a few points as they are, and of all others by the costs that explain those."""
-    lattice = Lattice(dimensions)
-    forms = _forms(lattice)
-    names = list(dimensions)
-
-    def parts(point: Mapping[str, Number]) -> list[float]:
-        return [float(math.prod(point[name] ** power for name, power in form)) for form in forms]
-
-    equations, exact = Equations(len(forms)), {}
-    for point, total in known:
-        exact[tuple(point[name] for name in names)] = total
-        equations.add(parts(point), total)
-    costs = equations.nonnegative()
-
-    def predict(point: Mapping[str, Number]) -> float:
-        told = exact.get(tuple(point[name] for name in names))
-        return sum(map(mul, costs, parts(point))) if told is None else told
-
-    return predict
-
-
-class PredictionError:
-    """The relative error of a source, from its misses: recent ones count more, the claimed error like three of them."""
-
-    def __init__(self, claimed: float) -> None:
-        self._claimed = self.size = claimed
-        self._squares = self._count = 0.0
-
-    def learn(self, miss: float) -> None:
-        if miss == 0.0:  # on the right side, and nothing more is known
-            return
-        self._squares = 0.85 * self._squares + miss * miss
-        self._count = 0.85 * self._count + 1
-        self.size = max(0.004, math.sqrt((3 * self._claimed**2 + self._squares) / (3 + self._count)))
-
-
-def _forms(lattice: Lattice) -> list[tuple[tuple[str, int], ...]]:
-    """What memory grows with: every product of dimensions, and batch x context squared, as eager attention makes it."""
-    names = list(lattice.dimensions)[:4]
-    forms = [tuple((name, 1) for bit, name in enumerate(names) if which >> bit & 1) for which in range(1 << len(names))]
-    if "context" in names:
-        forms.append((("batch", 1), ("context", 2)) if "batch" in names else (("context", 2),))
-    return forms
-
-
-class Equations:
-    """Costs >= 0 of the parts that make up each total, by least squares of the relative error."""
-
-    def __init__(self, size: int) -> None:
-        self._gram = [[0.0] * size for _ in range(size)]
-        self._goal = [0.0] * size
-
-    def add(self, parts: Sequence[float], total: float) -> None:
-        row = [part / total for part in parts]
-        for i, value in enumerate(row):
-            self._goal[i] += value
-            self._gram[i] = [g + value * other for g, other in zip(self._gram[i], row, strict=True)]
-
-    def include(self, other: Equations, weight: float, scale: float) -> None:
-        """Add another's, counted `weight` times, as if each of its totals were `scale` times as big."""
-        square, single = weight / scale**2, weight / scale
-        for i, line in enumerate(other._gram):
-            self._gram[i] = [g + square * value for g, value in zip(self._gram[i], line, strict=True)]
-            self._goal[i] += single * other._goal[i]
-
-    def nonnegative(self, likely: Sequence[int] = ()) -> list[float]:
-        """Lawson and Hanson's active set, begun with the parts that are likely in it: a few small eliminations."""
-        size = len(self._goal)
-        norms = [math.sqrt(self._gram[i][i]) or 1.0 for i in range(size)]
-        gram = [[self._gram[i][j] / norms[i] / norms[j] + (1e-9 * (i == j)) for j in range(size)] for i in range(size)]
-        goal = [self._goal[i] / norms[i] for i in range(size)]
-        free = list(likely)
-        costs = _bounded(gram, goal, [0.0] * size, free)
-        for _ in range(3 * size):
-            slopes = [goal[i] - sum(map(mul, gram[i], costs)) if i not in free else 0.0 for i in range(size)]
-            steepest = max(range(size), key=slopes.__getitem__)
-            if slopes[steepest] < 1e-7:
-                break
-            free.append(steepest)
-            costs = _bounded(gram, goal, costs, free)
-        return [cost / norm for cost, norm in zip(costs, norms, strict=True)]
-
-
-def _bounded(gram: list[list[float]], goal: list[float], costs: list[float], free: list[int]) -> list[float]:
-    """The best costs of the free parts; a part that would turn negative is stopped at zero and leaves `free`."""
-    costs = list(costs)
-    while free:
-        best = _solved([[gram[i][j] for j in free] for i in free], [goal[i] for i in free])
-        if min(best) > 0:
-            for i, value in zip(free, best, strict=True):
-                costs[i] = value
-            break
-        step = min(
-            (costs[i] / (costs[i] - b) for i, b in zip(free, best, strict=True) if b <= 0 and costs[i] > b), default=0.0
-        )
-        for i, value in zip(free, best, strict=True):
-            costs[i] += step * (value - costs[i])
-        for i in [i for i, value in zip(free, best, strict=True) if value <= 0 and costs[i] <= 1e-12]:
-            free.remove(i)
-            costs[i] = 0.0
-    return costs
-
-
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss, with pivots."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for k in range(size):
-        pivot = max(range(k, size), key=lambda i: abs(rows[i][k]))
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        for i in range(k + 1, size):
-            factor = rows[i][k] / rows[k][k]
-            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
-    solution = [0.0] * size
-    for k in reversed(range(size)):
-        rest = sum(rows[k][j] * solution[j] for j in range(k + 1, size))
-        solution[k] = (rows[k][size] - rest) / rows[k][k]
-    return solution

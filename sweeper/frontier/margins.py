@@ -1,6 +1,6 @@
-"""What has to be left of a limit beside the largest that fits: named terms, each with where it is from, added up in the
-open. Pure. No share of anything is subtracted: a term is bytes that this run measured or calculated, or that somebody
-assumes and says so.
+"""Margins: named terms, in bytes, that a point has to leave free below its limit. Pure.
+
+Each term keeps its source: measured by this run, calculated by this run, or assumed by the user. No percentages.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from runners.point import canonical
 
 Row = Mapping[str, Any]
 
-# By name, what rows of the same run tell. `unseen`: what a calculated device has beyond the measured peak.
+# The terms that rows of the same run can give, by name. `unseen`: what a calculated peak has beyond the measured one.
 OF_MEASURED = ("spread", "evaluation", "export", "longest_input", "others")
 OF_CALCULATED = ("evaluation", "export", "longest_input", "unseen")
 WORDS = {MEASURED: OF_MEASURED, CALCULATED: OF_CALCULATED}
 
-LONGEST = "limit"  # the inputs that reach the model's last position
+LONGEST = "limit"  # inputs that reach the model's last position
 LONG = ("long", LONGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarginTerm:
-    """Bytes to leave at one point, and where they are from; None: nothing of this run told them."""
+    """Bytes to leave free at one point, and their source; None if nothing in the run gives them."""
 
     name: str
     bytes: int | None
     source: str  # measured, calculated, assumed
-    in_peak: bool = False  # what was measured at the point holds them already: shown, and not added once more
-    fails: bool = False  # nothing has to be added up: with it the point is known not to fit
-    upto: int | None = None  # tokens of the longest input there was, where the model could take a longer one
+    in_peak: bool = False  # the measured peak includes them: shown, but not added again
+    fails: bool = False  # the point is known not to fit with this term
+    upto: int | None = None  # tokens of the longest measured input, if the model takes longer ones
 
     @property
     def to_leave(self) -> int:
         return 0 if self.in_peak or self.bytes is None else self.bytes
 
     @property
-    def told(self) -> bool:
+    def known(self) -> bool:
         return self.bytes is not None or self.fails
 
     def __str__(self) -> str:
@@ -49,11 +49,11 @@ class MarginTerm:
 
         if self.bytes is None:
             return f"{self.name} {'does not fit' if self.fails else f'not {self.source}'}"
-        return f"{self.name} {format_bytes(self.bytes)} {self.source}{', in the peak already' if self.in_peak else ''}"
+        return f"{self.name} {format_bytes(self.bytes)} {self.source}{', already in the peak' if self.in_peak else ''}"
 
 
 def without(config: str, keys: Iterable[str]) -> str:
-    """Everything settled but these keys, as one text."""
+    """All settled values except those of these keys, as one text."""
     values = json.loads(config)
     for key in keys:
         inner = values
@@ -65,7 +65,7 @@ def without(config: str, keys: Iterable[str]) -> str:
 
 
 class RunContext:
-    """The rows of a run, found by what they have in common."""
+    """The rows of a run, to look up those that differ from a row in some keys only."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._rows = list(rows)
@@ -73,25 +73,25 @@ class RunContext:
         self._failing: set[tuple[str, str]] | None = None
 
     def like(self, row: Row, *keys: str) -> list[Row]:
-        """Those that differ in nothing but these keys, on whichever device, itself among them."""
+        """The rows on any device that differ in these keys only, the row itself included."""
         if keys not in self._alike:
             found = self._alike[keys] = defaultdict(list)
             for each in self._rows:
                 found[without(each["config"], keys)].append(each)
         return self._alike[keys].get(without(row["config"], keys), [])
 
-    def on(self, row: Row, *keys: str) -> list[Row]:
+    def on_same_device(self, row: Row, *keys: str) -> list[Row]:
         return [each for each in self.like(row, *keys) if each["device"] == row["device"]]
 
     def calculated(self, row: Row) -> Row | None:
-        """The row of the first calculated device that stands for the one that this was measured on."""
+        """The row of the first calculated device that stands for the row's device."""
         if row["kind"] == CALCULATED:
             return row
         measured = device_named(row["device"])
         return next((each for each in self.like(row) if device_named(each["device"]).stands_for(measured)), None)
 
     def fails(self, row: Row) -> bool:
-        """Whether it failed, or is implied to by one that did."""
+        """Whether a point failed, or a failure implies that it would."""
         if self._failing is None:
             self._failing = {(each["device"], each["point_id"]) for each in self._rows if each["fits"] is False}
         implied_by = (row.get("skipped_because") or "").rpartition("/")[2].partition(".")[0]
@@ -100,53 +100,53 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """What is asked to be left, and the rows that can tell it: of one search, and of its whole run."""
+    """The requested terms, the rows of one group, and the rows of the whole run."""
 
-    asked: Mapping[str, int | str]
+    requested: Mapping[str, int | str]
     rows: Sequence[Row]
-    beside: RunContext
+    context: RunContext
 
     def at(self, row: Row, counter: str | None) -> list[MarginTerm]:
         """The terms at one point. `counter`: the column whose peak is compared with the limit there."""
-        return [self._term(name, value, row, counter) for name, value in self.asked.items()]
+        return [self._term(name, value, row, counter) for name, value in self.requested.items()]
 
     def _term(self, name: str, value: int | str, row: Row, counter: str | None) -> MarginTerm:
         if not isinstance(value, str):
             return MarginTerm(name=name, bytes=value, source="assumed")
         if name == "spread":
             return MarginTerm(name=name, bytes=_spread(self.rows, counter), source=MEASURED)
-        # On a calculated device nothing is measured, whatever was asked for, and the term says so.
+        # A calculated device has no measured terms, whatever was requested.
         source = CALCULATED if row["kind"] == CALCULATED else value
         if name == "others":
-            held = counter == "peak_used_bytes"  # which the driver counts, whoever uses it
+            held = counter == "peak_used_bytes"  # the driver counts the memory of all processes
             return MarginTerm(name=name, bytes=row.get("used_by_others_bytes"), source=source, in_peak=held)
-        base = row if source == MEASURED else self.beside.calculated(row)
+        base = row if source == MEASURED else self.context.calculated(row)
         if base is None or counter is None:
             return MarginTerm(name=name, bytes=None, source=source)
         if name == "unseen":
             return MarginTerm(name=name, bytes=_unseen(row, base), source=source)
         if name == "longest_input":
-            return _longest_input(base, counter, source, self.beside)
-        return _after_training(name, base, counter, source, self.beside)
+            return _longest_input(base, counter, source, self.context)
+        return _after_training(name, base, counter, source, self.context)
 
 
 def _spread(rows: Iterable[Row], counter: str | None) -> int | None:
-    """The most that attempts at one point lay apart; nothing where no point was measured twice."""
-    apart = [json.loads(row["spreads"]).get(counter) for row in rows if row.get("spreads")]
-    return max((each for each in apart if each is not None), default=None)
+    """The largest spread of attempts at one point, in bytes; None if no point was measured twice."""
+    spreads = [json.loads(row["spreads"]).get(counter) for row in rows if row.get("spreads")]
+    return max((each for each in spreads if each is not None), default=None)
 
 
 def _unseen(row: Row, calculated: Row) -> int | None:
-    """What is calculated beyond what was measured, of the same counter."""
+    """Bytes of the calculated peak beyond the measured one, in the same counter."""
     expected = calculated.get("unlimited_peak_bytes")
     seen = row.get(f"peak_{device_named(calculated['device']).deciding_counter}_bytes")
     return None if expected is None or seen is None else max(0, expected - seen)
 
 
-def _longest_input(row: Row, counter: str, source: str, beside: RunContext) -> MarginTerm:
-    """How much more the longest input takes that told of the same point otherwise."""
+def _longest_input(row: Row, counter: str, source: str, context: RunContext) -> MarginTerm:
+    """How much more the same point takes with the longest input that was measured."""
     name = "longest_input"
-    longer = [each for each in beside.on(row, "inputs", "context") if _inputs(each) in LONG]
+    longer = [each for each in context.on_same_device(row, "inputs", "context") if _inputs(each) in LONG]
     for each in sorted(longer, key=lambda each: each["context"], reverse=True):
         upto = None if _inputs(each) == LONGEST else each["context"]
         if each["context"] <= row["context"]:
@@ -154,17 +154,17 @@ def _longest_input(row: Row, counter: str, source: str, beside: RunContext) -> M
         most, mine = _peak(each, counter, source), _peak(row, counter, source)
         if most is not None and mine is not None:
             return MarginTerm(name=name, bytes=max(0, most - mine), source=source, upto=upto)
-        if beside.fails(each):
+        if context.fails(each):
             return MarginTerm(name=name, bytes=None, source=source, fails=True)
     return MarginTerm(name=name, bytes=None, source=source)
 
 
-def _after_training(phase: str, row: Row, counter: str, source: str, beside: RunContext) -> MarginTerm:
-    """How much more a phase takes than the training before it: at this point, else at the one that has it besides."""
+def _after_training(phase: str, row: Row, counter: str, source: str, context: RunContext) -> MarginTerm:
+    """How much more a phase takes than the training before it: at this point, or at the same point with the phase."""
     mine = _beyond(row, phase, counter, source)
     if mine is not None:
         return MarginTerm(name=phase, bytes=mine, source=source, in_peak=True)
-    others = beside.on(row, f"workload.{phase}")
+    others = context.on_same_device(row, f"workload.{phase}")
     more = [bytes for each in others if (bytes := _beyond(each, phase, counter, source)) is not None]
     if more:
         return MarginTerm(name=phase, bytes=max(more), source=source)
@@ -173,7 +173,7 @@ def _after_training(phase: str, row: Row, counter: str, source: str, beside: Run
 
 
 def _peak(row: Row, counter: str, source: str) -> int | None:
-    """Of what passed; what is calculated has one as if nothing were refused, of the counter that decides there."""
+    """The peak of a point that passed. A calculated peak ignores the limit and is in the deciding counter."""
     if source == CALCULATED:
         return row.get("unlimited_peak_bytes")
     return row.get(counter) if row["fits"] is True and not row.get("flaky") else None
@@ -199,19 +199,19 @@ def _inputs(row: Row) -> str | None:
 
 
 def as_json(terms: Sequence[MarginTerm]) -> str:
-    """The terms as a table keeps them."""
+    """The terms, as frontier.parquet has them."""
     return json.dumps(
         [{"name": each.name, "bytes": each.bytes, "source": each.source, "in_peak": each.in_peak} for each in terms]
     )
 
 
 def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
-    """What the measured workload did not do and no term tells, and so the margin does not cover."""
+    """What the margin does not cover: what the workload did not do and no term gives."""
     config = json.loads(row["config"])
     workload, inputs = config.get("workload") or {}, config.get("inputs") or {}
-    told = {term.name: term for term in terms if term.bytes is not None}
-    found = [key for key in ("evaluation", "export") if key in workload and _is_off(workload[key]) and key not in told]
-    upto = told["longest_input"].upto if "longest_input" in told else config.get("context")
+    known = {term.name: term for term in terms if term.bytes is not None}
+    found = [key for key in ("evaluation", "export") if key in workload and _is_off(workload[key]) and key not in known]
+    upto = known["longest_input"].upto if "longest_input" in known else config.get("context")
     if upto is not None and inputs.get("name") != LONGEST:
         found.append(f"inputs longer than {upto}")
     if not device_named(row["device"]).is_host:

@@ -1,6 +1,4 @@
-"""How many points were asked for, did not tell, and are implied by nothing. Of an interval they are counted, and never
-written out. Pure.
-"""
+"""Planned points that no attempt decided and nothing implies. Those of an interval are counted without listing them."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from runners.point import Point, canonical
+from sweeper.frontier.evidence import At, Evidence, but, covers
 from sweeper.frontier.margins import without
 from sweeper.interval import Interval
 from sweeper.plan_lines import SearchedLine
 
-At = tuple[float, ...]
 Values = Sequence[float]
 
-MOST_VALUES = 1 << 20  # of several intervals that overlap, written out; beyond, the longest is counted
+MOST_VALUES = 1 << 20  # of overlapping intervals, compared one by one; beyond that only the longest counts
 
 
 @dataclass(frozen=True, slots=True)
 class SearchedValues:
-    """What a sweep asked of one search with an interval in it: a point of it, and the values of each dimension."""
+    """One search of a sweep that has an interval: a point of it, and the values of each dimension."""
 
     point: Point
     dimensions: Mapping[str, Values]
@@ -35,7 +33,7 @@ class SearchedValues:
         return without(canonical(self.point.values), along)
 
     def lattice(self, along: Sequence[str]) -> tuple[Values, ...] | None:
-        """The values of each of these keys; of one that had no several, its own."""
+        """The values of each of these keys, one value for a key that was not swept; None if a key has no value."""
         values = [self.dimensions.get(key, (self.point.get(key),)) for key in along]
         return None if any(None in each for each in values if not isinstance(each, Interval)) else tuple(values)
 
@@ -49,97 +47,90 @@ def searched_in(line: SearchedLine) -> SearchedValues:
 
 @dataclass(frozen=True)
 class OpenValues:
-    """Points of one search, by their values in its dimensions."""
+    """Points of one group, by their values in its dimensions."""
 
-    lattices: Sequence[Sequence[Values]]  # what was asked for beyond the points that have a row
-    fits: Sequence[At]  # imply what is smaller
-    fails: Sequence[At]  # imply what is larger
-    told: Iterable[At]  # whatever they told
-    silent: Iterable[At]  # have a row, and did not tell
+    lattices: Sequence[Sequence[Values]]  # the searched values, most of which have no row
+    evidence: Evidence
+    decided: Iterable[At]
+    undecided: Iterable[At]  # points with a row
 
     def __len__(self) -> int:
         return self.count()
 
     def count(self, above: At | None = None, below: At | None = None) -> int:
-        """How many there are; as large as one point or larger, as small as one or smaller."""
-        alone = sum(
-            (above is None or _at_least(at, above)) and (below is None or _at_least(below, at)) for at in self._alone
-        )
+        """The number of open points; those that cover one point, or that another one covers."""
+        alone = sum((above is None or covers(at, above)) and (below is None or covers(below, at)) for at in self._alone)
         return alone + sum(column.count(self._axis, above, below) for column in self._columns)
 
     @cached_property
     def _axis(self) -> int:
-        """The dimension that columns run along: the one with the most values."""
-        lengths = [max(len(lattice[place]) for lattice in self.lattices) for place in range(len(self.lattices[0]))]
+        """The dimension with the most values, along which the columns run."""
+        lengths = [max(len(lattice[axis]) for lattice in self.lattices) for axis in range(len(self.lattices[0]))]
         return lengths.index(max(lengths))
 
     @cached_property
     def _alone(self) -> list[At]:
-        """Those with a row that lie on no lattice."""
-        return [
-            at
-            for at in self.silent
-            if not any(all(map(_has, lattice, at)) for lattice in self.lattices)
-            and not any(_at_least(at, failing) for failing in self.fails)
-            and not any(_at_least(fitting, at) for fitting in self.fits)
-        ]
+        """The open points that lie on no lattice."""
+        lattices = self.lattices
+        alone = (at for at in self.undecided if not any(all(map(_has, lattice, at)) for lattice in lattices))
+        return [at for at in alone if self.evidence.implied(at) is None]
 
     @cached_property
     def _columns(self) -> list[Column]:
-        """Those in which a level is open."""
+        """The columns that have open values."""
         if not self.lattices:
             return []
         axis = self._axis
         values: dict[At, list[Values]] = defaultdict(list)
         for lattice in self.lattices:
-            for others in product(*_but(lattice, axis)):
+            for others in product(*lattice[:axis], *lattice[axis + 1 :]):
                 if lattice[axis] not in values[others]:
                     values[others].append(lattice[axis])
-        told: dict[At, list[float]] = defaultdict(list)
-        for at in self.told:
-            told[_but(at, axis)].append(at[axis])
-        fits = [(_but(at, axis), at[axis]) for at in self.fits]
-        fails = [(_but(at, axis), at[axis]) for at in self.fails]
-        columns = []
-        for others, asked in values.items():
-            low = max((level for at, level in fits if _at_least(at, others)), default=-math.inf)
-            high = min((level for at, level in fails if _at_least(others, at)), default=math.inf)
-            column = Column(others, _apart(asked), low, high, sorted(set(told.get(others, ()))))
+        decided: dict[At, set[float]] = defaultdict(set)
+        for at in self.decided:
+            decided[but(at, axis)].add(at[axis])
+        found = []
+        for others, several in values.items():
+            low, high = self.evidence.bounds(axis, others)
+            column = Column(others, _without_contained(several), low, high, sorted(decided.get(others, ())))
             if column.count(axis):
-                columns.append(column)
-        return columns
+                found.append(column)
+        return found
 
 
 class Column(NamedTuple):
-    """What differs in one dimension alone: the values that were asked for, and those between which they are open."""
+    """Points that differ in one dimension only: their values, and the bounds between which these are open."""
 
     others: At
-    asked: Sequence[Values]
-    low: float
-    high: float
-    told: Sequence[float]
+    values: Sequence[Values]
+    low: float | None
+    high: float | None
+    decided: Sequence[float]
 
     def count(self, axis: int, above: At | None = None, below: At | None = None) -> int:
         first, last = -math.inf, math.inf
         if above is not None:
-            if not _at_least(self.others, _but(above, axis)):
+            if not covers(self.others, but(above, axis)):
                 return 0
             first = above[axis]
         if below is not None:
-            if not _at_least(_but(below, axis), self.others):
+            if not covers(but(below, axis), self.others):
                 return 0
             last = below[axis]
-        told = [each for each in self._open(self.told, first, last) if any(_has(asked, each) for asked in self.asked)]
-        return _together([self._open(asked, first, last) for asked in self.asked]) - len(told)
+        decided = [each for each in self._open(self.decided, first, last) if any(_has(v, each) for v in self.values)]
+        return _number_of_values([self._open(values, first, last) for values in self.values]) - len(decided)
 
     def _open(self, values: Values, first: float, last: float) -> Slice:
-        start = max(bisect.bisect_right(values, self.low), bisect.bisect_left(values, first))
-        stop = min(bisect.bisect_left(values, self.high), bisect.bisect_right(values, last))
+        start, stop = bisect.bisect_left(values, first), bisect.bisect_right(values, last)
+        if self.low is not None:
+            start = max(start, bisect.bisect_right(values, self.low))
+        if self.high is not None:
+            stop = min(stop, bisect.bisect_left(values, self.high))
         return Slice(values, start, max(start, stop))
 
 
 class Slice(Sequence[float]):
-    """Some of the values, one after another."""
+    """A range of values that is not copied."""
 
     def __init__(self, values: Values, start: int, stop: int) -> None:
         self._values, self._places = values, range(start, stop)
@@ -151,19 +142,19 @@ class Slice(Sequence[float]):
         return self._values[self._places[at]]
 
 
-def _together(parts: Sequence[Slice]) -> int:
-    """How many different values they have."""
+def _number_of_values(parts: Sequence[Slice]) -> int:
+    """The number of different values in all parts."""
     if len(parts) == 1 or sum(map(len, parts)) > MOST_VALUES:
         return max(map(len, parts))
     return len({value for part in parts for value in part})
 
 
-def _apart(asked: Sequence[Values]) -> list[Values]:
-    """Without those that another one has all of: a wider interval of the same resolution."""
+def _without_contained(several: Sequence[Values]) -> list[Values]:
+    """The values without those that another one contains, such as a wider interval of the same resolution."""
     return [
         one
-        for one in asked
-        if not any(other is not one and len(other) > len(one) and _has_all(other, one) for other in asked)
+        for one in several
+        if not any(other is not one and len(other) > len(one) and _has_all(other, one) for other in several)
     ]
 
 
@@ -177,11 +168,3 @@ def _has_all(values: Values, others: Values) -> bool:
 def _has(values: Values, value: float) -> bool:
     at = bisect.bisect_left(values, value)
     return at < len(values) and values[at] == value
-
-
-def _but(each: Sequence[Any], place: int) -> tuple[Any, ...]:
-    return (*each[:place], *each[place + 1 :])
-
-
-def _at_least(one: At, other: At) -> bool:
-    return all(a >= b for a, b in zip(one, other, strict=True))

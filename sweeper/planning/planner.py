@@ -10,7 +10,8 @@ from typing import Any
 
 from runners.point import Point
 from runners.point import canonical as as_text
-from sweeper.designs.frontier import DESIGNS, NOTHING
+from sweeper.designs.dialogue import NOTHING
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.interval import Interval
 from sweeper.objective import Objective

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from runners.device import Device
 from runners.outcome import Outcome, Status
 from runners.point import Attempt
-from sweeper.designs.frontier import Answer, Design
+from sweeper.designs.dialogue import Answer, Design
 from sweeper.plan import PlannedPoint
 
 

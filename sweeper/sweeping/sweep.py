@@ -20,7 +20,9 @@ from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
-from sweeper.designs.frontier import DESIGNS, NOTHING, CalculatedPeaks, Design, answer, grows, searched
+from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer
+from sweeper.designs.frontier import grows, searched
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.plan import Plan, PlannedPoint
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.point import Point
-from sweeper.designs.frontier import DESIGNS
+from sweeper.designs.registry import DESIGNS
 from sweeper.objective import TOKENS
 from sweeper.plan import Dimension, Plan, PlannedPoint, RunKeys
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point
-from sweeper.designs.frontier import DESIGNS, NOTHING, Answer, answer
+from sweeper.designs.dialogue import NOTHING, Answer, answer
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.objective import TOKENS

@@ -75,7 +75,7 @@ def test_where_nothing_told_there_is_no_edge_and_the_text_says_why() -> None:
     rows = line({1: "unavailable", 2: "unavailable"}, device="cuda:0", error_message="no CUDA device")
     assert frontier(rows) == []
     text = frontier_text(rows)
-    assert "cuda:0  nothing told whether it fits: 2 unavailable (no CUDA device)" in text
+    assert "cuda:0  no attempt decided what fits: 2 unavailable (no CUDA device)" in text
     assert "none fits" not in text
 
 
@@ -315,7 +315,7 @@ def test_the_command_prints_the_decision_sheet(written: Any, capsys: pytest.Capt
     observed, calculated = text[: places[1]], text[places[1] : places[2]]
     assert "largest that fits:   batch=2  peak 347.00 MiB resident" in observed
     assert "smallest that fails: batch=4  out of memory in cold_forward" in observed
-    assert "cuda:0  nothing told whether it fits: 3 unavailable (torch is a CPU build)" in observed
+    assert "cuda:0  no attempt decided what fits: 3 unavailable (torch is a CPU build)" in observed
     assert "phases passed: inputs; failed: cold_forward" in observed
     assert "347.00 MiB  (363,855,872 bytes)" in observed
     assert "weights" in calculated

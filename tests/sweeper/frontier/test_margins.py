@@ -49,7 +49,7 @@ def test_an_evaluation_that_the_peak_holds_is_shown_and_not_added_once_more() ->
     edge, terms = with_margin(rows, evaluation="measured")
     assert (edge["batch"], edge["margin_bytes"]) == (2, 0)
     assert terms["evaluation"] == {"name": "evaluation", "bytes": 40 * MIB, "source": "measured", "in_peak": True}
-    said = "evaluation 40.00 MiB measured, in the peak already"
+    said = "evaluation 40.00 MiB measured, already in the peak"
     assert said in frontier_text(rows, margin={"evaluation": "measured"})
 
 
@@ -85,7 +85,7 @@ def test_a_term_that_nothing_told_of_a_larger_point_is_named_with_that_point() -
     ]
     text = frontier_text(rows, margin={"longest_input": "measured"})
     assert "with 10.00 MiB left:  batch=1 context=128  (longest_input 10.00 MiB measured)" in text
-    assert "not told of:       batch=4 context=128 (longest_input); batch=2 context=128 (longest_input)" in text
+    assert "unknown for:       batch=4 context=128 (longest_input); batch=2 context=128 (longest_input)" in text
 
 
 @pytest.mark.parametrize("name", ["spread", "evaluation", "export", "longest_input", "others"])
@@ -94,7 +94,7 @@ def test_a_term_that_nothing_told_makes_the_largest_with_a_margin_unknown(name: 
     edge, terms = with_margin(rows, **{name: "measured", "next_release": 10 * MIB})
     assert (edge["point_id"], edge["limit"], edge["margin_bytes"]) == (None, "unknown", 10 * MIB)
     assert terms[name]["bytes"] is None
-    said = f"with a margin:       not known  ({name} not measured, next_release 10.00 MiB assumed)"
+    said = f"with a margin:       unknown  ({name} not measured, next_release 10.00 MiB assumed)"
     assert said in frontier_text(rows, margin={name: "measured", "next_release": 10 * MIB})
 
 
@@ -117,7 +117,7 @@ def test_what_is_calculated_beyond_the_measured_peak_is_a_term_and_called_so() -
     assert (edge["device"], edge["batch"], edge["margin_bytes"]) == ("cpu", 2, 80 * MIB)
     assert terms["unseen"]["source"] == "calculated"
     asked = {"unseen": "calculated"}
-    assert "unseen 80.00 MiB calculated" in frontier_text(measured, margin=asked, beside=[*measured, *calculated])
+    assert "unseen 80.00 MiB calculated" in frontier_text(measured, margin=asked, context=[*measured, *calculated])
     assert "unseen not calculated" in frontier_text(measured, margin=asked)
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.point import Point
-from sweeper.designs.search import LatticeSearch, Verdict
+from sweeper.designs.expectation import Verdict
+from sweeper.designs.search import LatticeSearch
 from sweeper.frontier.edges import frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.interval import Interval
@@ -84,7 +85,7 @@ def test_an_interval_of_another_search_counts_nothing_in_this_one() -> None:
 def test_what_only_a_contradicted_attempt_implies_is_untested() -> None:
     told = {(1,): "ok", (3,): "oom", (5,): "ok", (8,): "oom"}
     assert between(told, searched(batch=Interval(1, 8))) == [("fits", 2), ("fails", 1)]
-    assert "asked, not told:     4 that" in frontier_text(tried(told), searched=[searched(batch=Interval(1, 8))])
+    assert "open:                4 that" in frontier_text(tried(told), searched=[searched(batch=Interval(1, 8))])
 
 
 heights = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(lambda each: sorted(each, reverse=True))
@@ -99,10 +100,10 @@ def test_of_any_monotone_set_the_table_leaves_open_what_the_search_leaves_open(
     dimensions = {"batch": Interval(1, len(edge)), "context": Interval(1, 9, resolution)}
     search = LatticeSearch(dimensions, confirm="none")
     told: dict[At, str] = {}
-    while len(told) < most + 1 and (ask := search.ask()) is not None:
-        batch, context = int(ask.point["batch"]), int(ask.point["context"])
+    while len(told) < most + 1 and (attempt := search.next_attempt()) is not None:
+        batch, context = int(attempt.point["batch"]), int(attempt.point["context"])
         told[batch, context] = "ok" if context <= edge[batch - 1] else "oom"
-        search.tell(Verdict(told[batch, context] == "ok"))
+        search.record(Verdict(told[batch, context] == "ok"))
     edges = frontier(tried(told), searched=[searched(**dimensions)])
     every = list(itertools.product(*dimensions.values()))
 
@@ -114,7 +115,8 @@ def test_of_any_monotone_set_the_table_leaves_open_what_the_search_leaves_open(
         for at in every
         if not any(covers(one, at) if status == "ok" else covers(at, one) for one, status in told.items())
     ]
-    assert len(unknown) == search.found().unknown
+    lattice, evidence = search.lattice, search.evidence
+    assert len(unknown) == sum(evidence.implied(lattice.place(cell)) is None for cell in lattice)
     for each in edges:
         at = None if each["point_id"] is None else (each["batch"], each["context"])
         if at is None:
@@ -125,7 +127,7 @@ def test_of_any_monotone_set_the_table_leaves_open_what_the_search_leaves_open(
             open_there = [other for other in unknown if covers(at, other)]
         assert each["untested_between"] == len(open_there)
         assert told[at] == ("ok" if each["side"] == "fits" else "oom") if at else True
-    if search.ask() is None:
+    if search.next_attempt() is None:
         assert not unknown
 
 

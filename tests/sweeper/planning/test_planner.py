@@ -20,7 +20,7 @@ from hydra.plugins.sweeper import Sweeper
 
 from runners.point import Point
 from sweeper.cards import CONF
-from sweeper.designs.frontier import DESIGNS
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.plan import Plan
 from sweeper.planning.command_line import read

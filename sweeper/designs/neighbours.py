@@ -1,0 +1,43 @@
+"""The nearest earlier point of each point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runners.point import canonical
+from sweeper.plan import Plan, PlannedPoint
+
+Choice = Mapping[str, Any]  # a value for each dimension
+
+
+class Neighbours:
+    """The points of a device so far, by their values in each dimension."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._keys = [dimension.key for dimension in plan.dimensions]
+        self._earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
+
+    def of(self, choice: Choice, nth: int = 1) -> PlannedPoint:
+        """The point of a choice, with the one before it that is nearest to it. Asked again it has none."""
+        point = self._plan.settle(choice)
+        if point.id in self._earlier:
+            return PlannedPoint(point=point, nth=nth)
+        values = [canonical(point.get(key)) for key in self._keys]
+        nearest, changed = self._nearest(values)
+        self._earlier[point.id] = values
+        return PlannedPoint(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
+
+    def _nearest(self, values: Sequence[str]) -> tuple[str | None, Sequence[int]]:
+        """The one that differs in the fewest dimensions, and in which; of several, the latest."""
+        nearest: str | None = None
+        fewest: Sequence[int] = ()
+        for point_id in reversed(self._earlier):
+            there = self._earlier[point_id]
+            changed = [place for place in range(len(values)) if values[place] != there[place]]
+            if nearest is None or len(changed) < len(fewest):
+                nearest, fewest = point_id, changed
+            if len(fewest) <= 1:
+                break
+        return nearest, fewest

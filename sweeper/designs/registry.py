@@ -1,0 +1,13 @@
+"""The designs, by the name that `design=` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sweeper.designs.dialogue import Design
+from sweeper.designs.frontier import frontier
+from sweeper.designs.grid import axes, grid, listed
+
+DESIGNS: Mapping[str, Callable[..., Design]] = {  # of a plan, what was calculated, and the points of earlier runs
+    "grid": grid, "axes": axes, "list": listed, "frontier": frontier,
+}  # fmt: skip
