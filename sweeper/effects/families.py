@@ -26,7 +26,8 @@ from sweeper.columns import NAMED, VARYING
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
-from sweeper.frontier.edges import Row, rest_of
+from sweeper.frontier.edges import rest_of
+from sweeper.rows import Row
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # The counters that costs are fitted to, the one to look at first. `tensor` is exact, and of the workload alone;

@@ -21,6 +21,7 @@ from sweeper.designs.search import GROWING
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json, without
 from sweeper.frontier.open_values import OpenValues, SearchedValues, Values
 from sweeper.objective import TOKENS, Objective
+from sweeper.rows import Row
 
 ALWAYS = ("batch", "context")
 
@@ -47,7 +48,6 @@ NEEDS = (
     *("peak_phase", "spreads", "beyond_training", "used_by_others_bytes"),
 )
 
-Row = Mapping[str, Any]
 At = tuple[float, ...]
 
 

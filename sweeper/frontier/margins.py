@@ -13,8 +13,7 @@ from typing import Any
 
 from runners.device import CALCULATED, MEASURED, device_named
 from runners.point import canonical
-
-Row = Mapping[str, Any]
+from sweeper.rows import Row
 
 # By name, what rows of the same run tell. `unseen`: what a calculated device has beyond the measured peak.
 OF_MEASURED = ("spread", "evaluation", "export", "longest_input", "others")

@@ -17,35 +17,28 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from runners import journal
-from runners.device import device_named
 from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper import columns as schema
 from sweeper import quality
-from sweeper.columns import Column, EstimatedTerm, MeasuredPhase, PlannedRow, SettledAttempt
-from sweeper.errors import Mistake
+from sweeper.columns import Column
 from sweeper.frontier.edges import NEEDS, frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.objective import TOKENS, Objective
+from sweeper.rows import EstimatedTerm, MeasuredPhase, PlannedRow, SettledAttempt
 from sweeper.tables.loss_check import Trained, compared, trained
+from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of, warn
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-PENDING = 512  # rows that wait as Python objects until they become Arrow columns
 PENDING_ATTEMPTS = 64  # of those that hold all of an attempt
-SLICE = 8192  # rows of a row group: what is unpacked at once when the files are written
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # repeat exactly, or say something
 REST = 9  # times as long as the last writing took: a small run grows by a tenth with every attempt
 PLAN_BYTES = "sweeper.plan_bytes"  # in the metadata of points.parquet: how much of plan.jsonl it tells of
@@ -53,50 +46,6 @@ PLAN_BYTES = "sweeper.plan_bytes"  # in the metadata of points.parquet: how much
 # Arrow's own pools keep what was freed: an orchestrator with 2,000 attempts behind it stood 58 MiB above one with 200,
 # and 18 with malloc, which gives it back.
 pa.set_memory_pool(pa.system_memory_pool())
-
-
-class Frames(NamedTuple):
-    """A run's tables as pandas data frames; integers are Int64, so that they stay exact beside what is missing."""
-
-    points: pd.DataFrame
-    attempts: pd.DataFrame
-    phases: pd.DataFrame
-    environment: pd.DataFrame
-    estimates: pd.DataFrame
-    frontier: pd.DataFrame
-
-
-def load(run: str | Path) -> Frames:
-    """The tables of a run. If one is missing, torn or behind the journals, they are made again, in memory alone."""
-    return Frames(**{name: table.to_pandas() for name, table in read(run).items()})
-
-
-def read(run: str | Path) -> dict[str, pa.Table]:
-    """The tables of a run by name, as Arrow tables."""
-    folder = run_folder(run)
-    try:
-        found = {name: pq.read_table(_file(folder, name), partitioning=None) for name in schema.TABLES}
-        behind = _behind(folder, found)
-    except (OSError, pa.ArrowException) as error:
-        behind = f"cannot be read ({' '.join(str(error).split())})"
-    if behind is None:
-        return found
-    _say(f"the tables of {folder} {behind}: made again from its journals")
-    return Tables(folder, unsettled=False).arrow()
-
-
-def run_folder(run: str | Path) -> Path:
-    """The folder of a run, or a Mistake that says what is wrong with what was given."""
-    folder = Path(run)
-    if not folder.is_dir():
-        nearby = Path("outputs") / folder
-        hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
-        raise Mistake(f"{run}: no such folder{hint}")
-    if not (folder / "plan.jsonl").exists() and not (folder / "points").is_dir():
-        raise Mistake(f"{run}: not a run, it has neither plan.jsonl nor points/")
-    if not journal.read(folder / "plan.jsonl") and not (folder / "points").is_dir():
-        raise Mistake(f"{run}: not a run, no line of its plan.jsonl can be read")
-    return folder
 
 
 class Tables:
@@ -181,8 +130,8 @@ class Tables:
         self.folder.mkdir(parents=True, exist_ok=True)
         with _no_garbage_collector():
             for name, columns, slices in self._tables():
-                metadata = {PLAN_BYTES: str(_size(self.folder / "plan.jsonl"))} if name == "points" else None
-                _write(_file(self.folder, name), schema.schema_of(columns, metadata), slices)
+                metadata = {PLAN_BYTES: str(file_size(self.folder / "plan.jsonl"))} if name == "points" else None
+                _write(table_file(self.folder, name), schema.schema_of(columns, metadata), slices)
         self._written = self._size()
         ended = time.monotonic()
         self._rested = ended + REST * (ended - began)
@@ -270,7 +219,7 @@ class Tables:
         terms = (self._named(table, schema.ESTIMATES) for table in self._estimates.slices())
         yield "estimates", schema.ESTIMATES, terms
         columns = schema.with_swept(schema.FRONTIER, swept)
-        yield "frontier", columns, [_table_of(columns, edges)]
+        yield "frontier", columns, [table_of(columns, edges)]
 
     def _points_and_edges(
         self, points: list[PointRow], swept: Sequence[Column], edges: list[dict[str, Any]]
@@ -330,7 +279,7 @@ class Tables:
         plan, results = self._plan.table(), self._results.table()
         for key, column in zip(self._swept, swept, strict=True):
             values = schema.swept_values(self._swept[key], column.type)
-            plan = plan.append_column(column.name, _array(values, column.type, column.name))
+            plan = plan.append_column(column.name, as_array(values, column.type, column.name))
         columns = schema.with_swept(columns, swept)
         for start in range(0, len(rows), SLICE):
             part = rows[start : start + SLICE]
@@ -460,107 +409,12 @@ class PointRow(NamedTuple):
         return self._replace(made=made, counts=made == self.made)
 
 
-class PackedRows:
-    """Rows of one table, in memory: the last as what they are made of, the rest as packed Arrow columns. Only grows."""
-
-    def __init__(self, columns: Sequence[Column], pending: int = PENDING) -> None:
-        self._columns = [column for column in columns if column.is_kept]
-        self._schema = pa.schema([(column.name, column.type) for column in self._columns])
-        self._most_pending = pending
-        self._pending: list[Any] = []
-        self._packed: list[pa.Buffer] = []
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def add(self, source: Any) -> None:
-        self._pending.append(source)
-        self._count += 1
-        if len(self._pending) >= self._most_pending:
-            self._pack()
-
-    def slices(self) -> Iterator[pa.Table]:
-        """All rows, about a row group at a time."""
-        self._pack()
-        together = SLICE // self._most_pending
-        for start in range(0, len(self._packed), together):
-            batches = [batch for buffer in self._packed[start : start + together] for batch in _unpacked(buffer)]
-            yield pa.Table.from_batches(batches, self._schema).combine_chunks()
-
-    def table(self) -> pa.Table:
-        """All rows at once."""
-        return pa.concat_tables([self._schema.empty_table(), *self.slices()]).combine_chunks()
-
-    def _pack(self) -> None:
-        if not self._pending:
-            return
-        arrays = [
-            _array(values, column.type, column.name)
-            for column, values in zip(self._columns, self._taken(self._pending), strict=True)
-        ]
-        self._pending = []
-        sink = pa.BufferOutputStream()
-        # Most counters of a device are null throughout, and the others change little: a tenth is left of them.
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
-        with pa.ipc.new_stream(sink, self._schema, options=options) as stream:
-            stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        self._packed.append(sink.getvalue())
-
-    def _taken(self, sources: Sequence[Any]) -> Iterator[Sequence[Any]]:
-        """The values of each column."""
-        for together, columns in groupby(self._columns, attrgetter("together")):
-            if together is not None:
-                yield from together(sources)
-                continue
-            for of in (column.of for column in columns if column.of is not None):
-                yield list(map(of, sources))
-
-
-def _unpacked(buffer: pa.Buffer) -> list[pa.RecordBatch]:
-    with pa.ipc.open_stream(buffer) as stream:
-        return list(stream)
-
-
 def _joined_column(column: Column, asked: pa.Table, came: pa.Table, known: Mapping[str, list[Any]]) -> pa.Array:
     found = next((table[column.name] for table in (asked, came) if column.name in table.column_names), None)
     if column.name not in known:
         return found
-    told = _array(known[column.name], column.type, column.name)
+    told = as_array(known[column.name], column.type, column.name)
     return told if found is None else pc.coalesce(found, told)
-
-
-def _table_of(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    arrays = [_array([row.get(column.name) for row in rows], column.type, column.name) for column in columns]
-    return pa.Table.from_arrays(arrays, schema=schema.schema_of(columns))
-
-
-def _array(values: Sequence[Any], type: pa.DataType, name: str) -> pa.Array:
-    """The values as a column. What does not fit its type is null, and said: nothing that is measured is lost for it."""
-    try:
-        return pa.array(values, type)
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        pass
-    kept = [_fitting(value, type) for value in values]
-    lost = [value for value, fitting in zip(values, kept, strict=True) if value is not None and fitting is None]
-    if lost:
-        _say(f"{name}: {len(lost)} values are not of type {type} and are left out, the first {lost[0]!r:.60}")
-    return pa.array(kept, type)
-
-
-def _fitting(value: Any, type: pa.DataType) -> Any:
-    """The value if a column of this type can hold it; text without what UTF-8 cannot say, a whole number as one."""
-    if value is None:
-        return None
-    if type == schema.TEXT:
-        return str(value).encode("utf-8", "replace").decode()
-    try:
-        if type == schema.INT and not isinstance(value, int):
-            whole = int(value)
-            return whole if whole == float(value) and -(2**63) <= whole < 2**63 else None
-        return pa.scalar(value, type).as_py()
-    except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        return None
 
 
 def _write(file: Path, file_schema: pa.Schema, slices: Iterable[pa.Table]) -> None:
@@ -588,7 +442,7 @@ def _no_garbage_collector() -> Iterator[None]:
 
 def _settled_in(points: Path, unsettled: bool) -> Iterator[tuple[Attempt, Outcome]]:
     """The attempts on disk, in a fixed order; one whose request cannot be read is skipped, and said."""
-    for path in _attempt_folders(points):
+    for path in attempt_folders(points):
         folder = AttemptFolder(path)
         exit = folder.settled()
         if exit is None and not unsettled:
@@ -596,12 +450,12 @@ def _settled_in(points: Path, unsettled: bool) -> Iterator[tuple[Attempt, Outcom
         try:
             attempt = folder.asked()
         except (OSError, ValueError, KeyError, TypeError) as error:
-            _say(f"{path}: skipped, its point.json cannot be read ({type(error).__name__}: {error})")
+            warn(f"{path}: skipped, its point.json cannot be read ({type(error).__name__}: {error})")
             continue
         yield attempt, outcome_of(attempt, journal.read(folder.journal), exit)
 
 
-def _attempt_folders(points: Path) -> Iterator[Path]:
+def attempt_folders(points: Path) -> Iterator[Path]:
     for group in _folders(points):
         yield from _folders(group)
 
@@ -612,31 +466,6 @@ def _folders(path: Path) -> list[Path]:
             return [Path(name) for name in sorted(entry.path for entry in entries if entry.is_dir())]
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _behind(folder: Path, found: Mapping[str, pa.Table]) -> str | None:
-    """Why the tables do not tell of everything that is in the folder, or None if they do."""
-    for name, table in found.items():
-        version = (table.schema.metadata or {}).get(b"sweeper.schema", b"?").decode()
-        if version != str(schema.VERSION):
-            return f"are of another version ({name}.parquet: {version}, now {schema.VERSION})"
-    told = (found["points"].schema.metadata or {}).get(PLAN_BYTES.encode(), b"0")
-    if int(told) != _size(folder / "plan.jsonl"):
-        return "are behind its plan"
-    attempts = found["attempts"].select(["point_id", "device", "attempt"]).to_pydict()
-    known = {(id, _on_disk(device), number) for id, device, number in zip(*attempts.values(), strict=True)}
-    for path in _attempt_folders(folder / "points"):
-        id, _, rest = path.name.partition(".")
-        device, _, number = rest.rpartition(".")
-        if (id, device, int(number) if number.isdigit() else None) not in known and AttemptFolder(path).exit.exists():
-            return "are behind its attempts"
-    return None
-
-
-@cache
-def _on_disk(device: str) -> str:
-    """A device's name as it stands in the name of an attempt's folder."""
-    return Attempt(point=Point(values={}), device=device_named(device)).name.partition(".")[2].rpartition(".")[0]
 
 
 def _terms(values: Mapping[str, Any]) -> Sequence[Any]:
@@ -650,16 +479,12 @@ def _shared(value: Any) -> Any:
     return sys.intern(value) if isinstance(value, str) else value
 
 
-def _file(folder: Path, name: str) -> Path:
+def table_file(folder: Path, name: str) -> Path:
     return folder / f"{name}.parquet"
 
 
-def _size(path: Path) -> int:
+def file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _say(line: str) -> None:
-    print(f"sweeper: {line}", file=sys.stderr)

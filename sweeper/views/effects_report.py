@@ -27,8 +27,8 @@ from sweeper.effects.families import (
 )
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import Row
-from sweeper.tables import run_tables
+from sweeper.rows import Row
+from sweeper.tables import loading
 from sweeper.units import format_bytes
 from sweeper.views import pictures
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = _asked(arguments)
     if asked.picture is not None:
         pictures.check(asked.picture)
-    found = run_tables.read(run_tables.run_folder(asked.run))
+    found = loading.read(loading.run_folder(asked.run))
     swept = [name for name in found["points"].column_names if name not in schema.FIXED]
     points = found["points"].select([*NEEDS, *swept]).to_pylist()
     phases = found["phases"].select(NEEDS_OF_PHASES).to_pylist()

@@ -19,7 +19,8 @@ from runners.point import Attempt, AttemptFolder, Point
 from sweeper import columns as schema
 from sweeper.errors import Mistake
 from sweeper.tables import run_tables
-from sweeper.tables.run_tables import Tables, load
+from sweeper.tables.loading import Frames, load
+from sweeper.tables.run_tables import Tables
 
 MIB = 2**20
 COLUMNS = {  # as design fixes them: what others build on
@@ -519,7 +520,7 @@ def test_sweeper_load_gives_data_frames(written: Any) -> None:
     run = written({"batch": [1]})
     run.passes(run.ask(batch=1))
     frames = sweeper.load(str(run.folder))
-    assert isinstance(frames, run_tables.Frames)
+    assert isinstance(frames, Frames)
     assert all(isinstance(frame, pd.DataFrame) for frame in frames)
     Tables(run.folder).write()
     for frame, again in zip(frames, load(run.folder), strict=True):
