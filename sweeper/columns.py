@@ -28,7 +28,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from runners.device import device_named
 from sweeper import quality
 from sweeper.rows import MeasuredPhase, PlannedRow
 
@@ -133,20 +132,20 @@ PLAN = (
     POINT_ID,
     *DIMENSIONS,
     Column("config", TEXT, "everything that was settled, JSON", None, lambda planned: as_text(planned.point.values)),
-    Column("order", INT, "place in the plan, from 0", None, lambda planned: planned.line.get("order")),
+    Column("order", INT, "place in the plan, from 0", None, attrgetter("order")),
     Column(
         "changed",
         TEXT,
         "the keys that differ from changed_from, separated by commas",
         None,
-        lambda planned: ",".join(planned.line.get("changed") or ()) or None,
+        lambda planned: ",".join(planned.changed) or None,
     ),
     Column(
         "changed_from",
         TEXT,
         "point_id of the neighbour it is compared with",
         None,
-        lambda planned: planned.line.get("changed_from"),
+        attrgetter("changed_from"),
     ),
     Column(
         "weights",
@@ -167,7 +166,7 @@ PLAN = (
         TEXT,
         "point_id of the point its quality is held against",
         None,
-        lambda planned: planned.line.get("quality_reference"),
+        attrgetter("quality_reference"),
     ),
 )
 WHERE = (
@@ -496,10 +495,6 @@ FRONTIER = (
 FIXED = frozenset(column.name for table in (ATTEMPTS, FRONTIER) for column in table)
 USUAL = frozenset(column.name for column in DIMENSIONS)
 TABLES = ("points", "attempts", "phases", "environment", "estimates", "frontier")
-
-
-def kind_of(device: str) -> str:
-    return device_named(device).kind
 
 
 def column_of(key: str) -> str:

@@ -1,8 +1,8 @@
-"""What the rows of a table are made of, and a row that was read back."""
+"""The sources that table columns take their values from, and the type of a row that was read back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,19 +17,22 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PlannedRow:
-    """What the columns of a planned point are taken from: the point, and its line of plan.jsonl."""
+    """Source of the columns of a planned point. An attempt outside the plan has no order."""
 
     point_id: str
     point: Point
-    line: Mapping[str, Any]
+    order: int | None
+    changed: tuple[str, ...]
+    changed_from: str | None
+    quality_reference: str | None
 
 
-AFTER_TRAINING = ("evaluation", "export")  # phases, of sweeper's own workloads and of anybody's that calls them so
+AFTER_TRAINING = ("evaluation", "export")  # phase names, in sweeper's workloads and in custom ones
 
 
 @dataclass(frozen=True)
 class SettledAttempt:
-    """What the columns of an attempt are taken from. Its peaks are looked for once."""
+    """Source of the columns of an attempt that ended."""
 
     attempt: Attempt
     outcome: Outcome
@@ -37,42 +40,30 @@ class SettledAttempt:
 
     @cached_property
     def peaks(self) -> dict[str, int]:
-        highest: dict[str, int] = {}
-        for phase in self.outcome.phases:
-            if not phase.counts:
-                continue
-            for counter, value in phase.peak.items():
-                if value > highest.get(counter, -1):
-                    highest[counter] = value
-            # The driver has no high-water mark of what is used on a device: the highest reading is all there is.
-            for reading in (phase.baseline, phase.end):
-                if reading.get("used", -1) > highest.get("used", -1):
-                    highest["used"] = reading["used"]
-        if self.outcome.peak_is_partial:  # a 0 is of the phases before the one that did not end: nothing was read of it
-            return {counter: value for counter, value in highest.items() if value}
-        return highest
+        """The point's peak of each counter in bytes. With several devices it is the highest of any one of them."""
+        peaks = _peaks_of(phase for phase in self.outcome.phases if phase.counts)
+        if self.outcome.peak_is_partial:  # a 0 comes from earlier phases: the unfinished one has no reading
+            return {counter: peak for counter, peak in peaks.items() if peak}
+        return peaks
 
     @property
     def beyond_training(self) -> dict[str, dict[str, int]]:
-        """Of each phase that follows the training: how far its peaks lie above all there were before, 0 if they do not.
+        """How far the peaks of each phase after training exceed all peaks before it, by phase and counter, in bytes.
 
-        Of several devices the highest peak, like the columns of peaks.
+        0 where they do not. With several devices a peak is the highest of any one device, as in the peak columns.
         """
-        names = [phase.name for phase in self.outcome.phases if phase.counts]
-        if not any(name in AFTER_TRAINING for name in names):
+        phases = self.outcome.phases
+        if not any(phase.name in AFTER_TRAINING and phase.counts for phase in phases):
             return {}
-        training: dict[str, int] = {}
-        after: dict[str, dict[str, int]] = {}
-        for phase in self.outcome.phases:
-            if phase.name in AFTER_TRAINING:
-                _keep_highest(after.setdefault(phase.name, {}), phase)
-            elif not after and phase.counts:
-                _keep_highest(training, phase)
-        finished = {phase.name for phase in self.outcome.phases if phase.completed}
+        first = next(place for place, phase in enumerate(phases) if phase.name in AFTER_TRAINING)
+        training = _peaks_of(phase for phase in phases[:first] if phase.counts)
+        if not training:
+            return {}
+        finished = {phase.name: None for phase in phases[first:] if phase.name in AFTER_TRAINING and phase.completed}
+        peaks = {name: _peaks_of(phase for phase in phases if phase.name == name) for name in finished}
         return {
-            name: {counter: max(0, peak - training[counter]) for counter, peak in peaks.items() if counter in training}
-            for name, peaks in after.items()
-            if training and name in finished
+            name: {counter: max(0, peak - training[counter]) for counter, peak in found.items() if counter in training}
+            for name, found in peaks.items()
         }
 
     @property
@@ -83,7 +74,7 @@ class SettledAttempt:
 
     @property
     def quality(self) -> float | None:
-        """What the user's metric gave, if that was a finite number."""
+        """The user's metric, if it is a finite number (others are recorded as text)."""
         number = self._assessed.get("quality")
         return float(number) if isinstance(number, (int, float)) else None
 
@@ -94,24 +85,30 @@ class SettledAttempt:
 
     @property
     def _assessed(self) -> Mapping[str, Any]:
-        """A workload of the user's may call its own metrics so."""
+        """The metrics, if the quality key was used: a custom workload may have metrics of the same names."""
         return self.outcome.metrics if self.attempt.point.get("quality.target") is not None else {}
 
     @cached_property
     def lengths(self) -> Mapping[str, Any]:
-        """What the phase that made the inputs says of them; measured as a whole, the workload's one phase says it."""
+        """Token counts, from the metrics of the phase that made the inputs (`whole` if phases are not separated)."""
         return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
 
 
-def _keep_highest(peaks: dict[str, int], phase: Phase) -> None:
-    readings = [phase.peak, *({"used": each["used"]} for each in (phase.baseline, phase.end) if "used" in each)]
-    for reading in readings:
-        for counter, value in reading.items():
-            peaks[counter] = max(value, peaks.get(counter, value))
+def _peaks_of(phases: Iterable[Phase]) -> dict[str, int]:
+    """The highest reading of each counter. The driver keeps no high-water mark of `used`: all its readings count."""
+    highest: dict[str, int] = {}
+    for phase in phases:
+        for counter, value in phase.peak.items():
+            if value > highest.get(counter, -1):
+                highest[counter] = value
+        for reading in (phase.baseline, phase.end):
+            if reading.get("used", -1) > highest.get("used", -1):
+                highest["used"] = reading["used"]
+    return highest
 
 
-class MeasuredPhase(NamedTuple):  # a million are made of a large run, in a third of a frozen dataclass's time
-    """What the columns of a phase on one device are taken from."""
+class MeasuredPhase(NamedTuple):  # a large run makes a million: a third of a frozen dataclass's time
+    """Source of the columns of a phase on one device."""
 
     point_id: str
     attempt: Attempt
@@ -121,7 +118,7 @@ class MeasuredPhase(NamedTuple):  # a million are made of a large run, in a thir
 
 @dataclass(frozen=True, slots=True)
 class EstimatedTerm:
-    """What the columns of one term of an estimate are taken from."""
+    """Source of the columns of one term of an estimate."""
 
     point_id: str
     term: Any

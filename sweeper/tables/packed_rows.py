@@ -1,4 +1,4 @@
-"""Rows of a table in memory, as packed Arrow columns, and values as Arrow arrays."""
+"""Rows of a table in memory as packed Arrow columns, and the conversion of values to Arrow arrays."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from sweeper import columns as schema
-from sweeper.columns import Column
+from sweeper.columns import INT, TEXT, Column, schema_of
 
-PENDING = 512  # rows that wait as Python objects until they become Arrow columns
-
-SLICE = 8192  # rows of a row group: what is unpacked at once when the files are written
+PENDING = 512  # rows that wait as Python objects until they are packed
+SLICE = 8192  # rows of a row group, which are unpacked together when the files are written
 
 
 class PackedRows:
-    """Rows of one table, in memory: the last as what they are made of, the rest as packed Arrow columns. Only grows."""
+    """Rows of one table in memory. The newest wait as source objects, all others are packed Arrow columns."""
 
     def __init__(self, columns: Sequence[Column], pending: int = PENDING) -> None:
         self._columns = [column for column in columns if column.is_kept]
@@ -59,14 +57,14 @@ class PackedRows:
         ]
         self._pending = []
         sink = pa.BufferOutputStream()
-        # Most counters of a device are null throughout, and the others change little: a tenth is left of them.
+        # Most counters of a device are null in every row and the others change little: lz4 leaves a tenth.
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         with pa.ipc.new_stream(sink, self._schema, options=options) as stream:
             stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._packed.append(sink.getvalue())
 
     def _taken(self, sources: Sequence[Any]) -> Iterator[Sequence[Any]]:
-        """The values of each column."""
+        """The values, column by column."""
         for together, columns in groupby(self._columns, attrgetter("together")):
             if together is not None:
                 yield from together(sources)
@@ -82,11 +80,11 @@ def _unpacked(buffer: pa.Buffer) -> list[pa.RecordBatch]:
 
 def table_of(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     arrays = [as_array([row.get(column.name) for row in rows], column.type, column.name) for column in columns]
-    return pa.Table.from_arrays(arrays, schema=schema.schema_of(columns))
+    return pa.Table.from_arrays(arrays, schema=schema_of(columns))
 
 
 def as_array(values: Sequence[Any], type: pa.DataType, name: str) -> pa.Array:
-    """The values as a column. What does not fit its type is null, and said: nothing that is measured is lost for it."""
+    """The values as a column. A value that does not fit the type becomes null, with a warning, and the others stay."""
     try:
         return pa.array(values, type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -99,13 +97,13 @@ def as_array(values: Sequence[Any], type: pa.DataType, name: str) -> pa.Array:
 
 
 def _fitting(value: Any, type: pa.DataType) -> Any:
-    """The value if a column of this type can hold it; text without what UTF-8 cannot say, a whole number as one."""
+    """The value as this type holds it (lone surrogates of text replaced, 2.0 as 2), or None if it cannot."""
     if value is None:
         return None
-    if type == schema.TEXT:
+    if type == TEXT:
         return str(value).encode("utf-8", "replace").decode()
     try:
-        if type == schema.INT and not isinstance(value, int):
+        if type == INT and not isinstance(value, int):
             whole = int(value)
             return whole if whole == float(value) and -(2**63) <= whole < 2**63 else None
         return pa.scalar(value, type).as_py()
@@ -114,4 +112,5 @@ def _fitting(value: Any, type: pa.DataType) -> Any:
 
 
 def warn(line: str) -> None:
+    """Print one line to stderr."""
     print(f"sweeper: {line}", file=sys.stderr)
