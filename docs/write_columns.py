@@ -1,4 +1,4 @@
-"""Writes docs/columns.md from the schema, which is the only place where a column is declared.
+"""Write docs/columns.md from sweeper/columns.py, where every column is declared.
 
 python docs/write_columns.py
 """
@@ -7,32 +7,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sweeper import columns as schema
+from sweeper import columns
 
 PAGE = Path(__file__).with_name("columns.md")
 ROWS = {
-    "points": "one row for each point on each device: the attempt that counts",
-    "attempts": "one row for each attempt, all of them",
-    "phases": "one row for each phase of each attempt on each device it used",
-    "environment": "one row for each surroundings that attempts ran in",
-    "estimates": "one row for each term of each point: calculated, never mixed with what was measured",
-    "frontier": "one row for each point at the edge between what fits and what does not",
+    "points": "One row for each point on each device, with the attempt that counts: the last one that decided whether"
+    " the point fits, or else the last one",
+    "attempts": "One row for each attempt",
+    "phases": "One row for each phase of each attempt, on each device that it used",
+    "environment": "One row for each environment that attempts ran in",
+    "estimates": "One row for each term of each point's estimate. Estimates are never mixed with measurements",
+    "frontier": "One row for each point at the edge between points that fit and points that do not",
 }
 
 
 def page() -> str:
     parts = [
         "# Columns",
-        "Written by `python docs/write_columns.py` from `sweeper/columns.py`; the same meanings stand in each field's"
-        " metadata. Every column may be null: null is what was not measured, and never 0. A swept key that is not among"
-        " the usual ones adds a column of its own name to `points` and `attempts`, with the prefix `dim.` if the name"
-        " is taken.",
+        "Generated from `sweeper/columns.py` by `python docs/write_columns.py`. Each field's metadata in the Parquet"
+        " files has the same meaning and unit. Any column may be null: null means not measured, and is never written as"
+        " 0. Other swept keys add columns of the same name to `points`, `attempts` and `frontier`, prefixed with `dim.`"
+        " if the name is taken.",
     ]
-    for table in schema.TABLES:
-        columns: tuple[schema.Column, ...] = getattr(schema, table.upper())
+    for table in columns.TABLES:
+        declared: tuple[columns.Column, ...] = getattr(columns, table.upper())
         lines = ["| column | type | unit | meaning |", "|---|---|---|---|"]
-        lines += [f"| `{c.name}` | {c.type} | {c.unit or ''} | {c.meaning.replace('|', '/')} |" for c in columns]
-        parts += [f"## {table}.parquet", ROWS[table][0].upper() + ROWS[table][1:] + ".", "\n".join(lines)]
+        lines += [f"| `{c.name}` | {c.type} | {c.unit or ''} | {c.meaning.replace('|', '/')} |" for c in declared]
+        parts += [f"## {table}.parquet", ROWS[table] + ".", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,19 +1,19 @@
-"""Every column of every table, declared once: its name, type, unit and meaning, and the fact it is taken from.
+"""Every column of every table, declared once: its name, type, unit, meaning and source.
 
 Version (in each file's metadata, `sweeper.schema`):
-    1   the first: points, attempts, phases, environment, estimates, frontier
-    2   contaminated is true or false, and who it was is contaminated_by. New in points and attempts: how that was told,
-        memory at the end, memory pressure, and the processes a workload started
-    3   new in points and attempts: attention_used, the lengths of inputs of one's own, the quality columns,
+    1   points, attempts, phases, environment, estimates, frontier
+    2   contaminated becomes a boolean, its text becomes contaminated_by. New in points and attempts: how contamination
+        was checked, memory at the end, memory pressure, the processes that a workload started
+    3   new in points and attempts: attention_used, the lengths of the user's own inputs, the quality columns,
         loss_check, spreads, allocator_peaks_differ; in frontier: confirmed, margin_bytes, the side with_margin
     4   new in points and attempts: unlimited_peak_bytes
     5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
         counts the values of an interval
-    6   new in estimates: alive. Not all terms of a point are there at once: their sum over all rows means nothing
+    6   new in estimates: alive. The sum of all terms of a point has no meaning: they are not alive at the same time
 
-Every table has the same fixed columns whatever happened, also when every point failed. Counters are nullable int64,
-never floats: a double keeps 53 bits, and is what pandas makes of a nullable integer it is not told about. So a `pandas`
-block in each file's metadata names the nullable types, and a plain `pd.read_parquet` keeps every integer exact.
+The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
+floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
+block in each file's metadata names the nullable types, and `pd.read_parquet` keeps every integer exact.
 A measure that was not taken is null, never 0.
 """
 
@@ -23,23 +23,19 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
-from runners.device import device_named
-from runners.outcome import Outcome, Phase, peaks_of
-from runners.point import Attempt, Point
 from sweeper import quality
-from sweeper.plan_lines import PlannedLine
+from sweeper.rows import MeasuredPhase, PlannedRow
 
 VERSION = 6
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
-PANDAS = {  # how the `pandas` metadata names a type, and what it asks pandas to make of it
+PANDAS = {  # the name of a type in the `pandas` metadata, and the dtype that pandas reads it as
     INT: ("int64", "Int64"),
     BOOL: ("bool", "boolean"),
     FLOAT: ("float64", "float64"),
@@ -50,9 +46,10 @@ PANDAS = {  # how the `pandas` metadata names a type, and what it asks pandas to
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `of` takes its value from what a row is made of; one without it is known only when it is written.
+    """One column. `of` takes its value from a row's source (sweeper/rows.py).
 
-    Columns that share `together` are taken by it at once, of many rows, and in their order.
+    Columns that share a function `together` get their values from it at once, for many rows, in the columns' order.
+    Columns with neither are computed when the file is written.
     """
 
     name: str
@@ -67,97 +64,8 @@ class Column:
         return self.of is not None or self.together is not None
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
-    """What the columns of a planned point are taken from: the point, and its line of plan.jsonl."""
-
-    point_id: str
-    point: Point
-    line: PlannedLine
-
-
-AFTER_TRAINING = ("evaluation", "export")  # phases, of sweeper's own workloads and of anybody's that calls them so
-
-
-@dataclass(frozen=True)
-class SettledAttempt:
-    """What the columns of an attempt are taken from."""
-
-    attempt: Attempt
-    outcome: Outcome
-    environment_id: str | None
-
-    @property
-    def beyond_training(self) -> dict[str, dict[str, int]]:
-        """Of each phase that follows the training: how far its peaks lie above all there were before, 0 if they do not.
-
-        Of several devices the highest peak, like the columns of peaks.
-        """
-        names = [phase.name for phase in self.outcome.phases if phase.counts]
-        if not any(name in AFTER_TRAINING for name in names):
-            return {}
-        training: list[Phase] = []
-        after: dict[str, list[Phase]] = {}
-        for phase in self.outcome.phases:
-            if phase.name in AFTER_TRAINING:
-                after.setdefault(phase.name, []).append(phase)
-            elif not after and phase.counts:
-                training.append(phase)
-        before = peaks_of(training)
-        finished = {phase.name for phase in self.outcome.phases if phase.completed}
-        peaks = {name: peaks_of(phases) for name, phases in after.items() if before and name in finished}
-        return {
-            name: {counter: max(0, peak - before[counter]) for counter, peak in of_phase.items() if counter in before}
-            for name, of_phase in peaks.items()
-        }
-
-    @property
-    def used_by_others(self) -> int | None:
-        if self.attempt.device.card is not None:
-            return self.attempt.device.card.used_by_others_bytes
-        return self.outcome.used_before_bytes
-
-    @property
-    def quality(self) -> float | None:
-        """What the user's metric gave, if that was a finite number."""
-        number = self._assessed.get("quality")
-        return float(number) if isinstance(number, (int, float)) else None
-
-    @property
-    def quality_error(self) -> str | None:
-        error: str | None = self._assessed.get("quality_error")
-        return error
-
-    @property
-    def _assessed(self) -> Mapping[str, Any]:
-        """A workload of the user's may call its own metrics so."""
-        return self.outcome.metrics if self.attempt.point.get("quality.target") is not None else {}
-
-    @cached_property
-    def lengths(self) -> Mapping[str, Any]:
-        """What the phase that made the inputs says of them; measured as a whole, the workload's one phase says it."""
-        return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
-
-
-class MeasuredPhase(NamedTuple):  # a million are made of a large run, in a third of a frozen dataclass's time
-    """What the columns of a phase on one device are taken from."""
-
-    point_id: str
-    attempt: Attempt
-    position: int
-    phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
-class EstimatedTerm:
-    """What the columns of one term of an estimate are taken from."""
-
-    point_id: str
-    term: Any
-
-
 def as_text(value: Any) -> str | None:
-    """JSON for a person and a program; nothing for what is empty."""
+    """The value as JSON with sorted keys; None if it is empty."""
     return _SORTED.encode(value) if value else None
 
 
@@ -165,7 +73,7 @@ _SORTED = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str)
 
 
 def as_one_text(value: Any) -> str | None:
-    """A value that a column of text holds: as it is if it is text, else JSON."""
+    """The value for a text column: text unchanged, anything else as JSON."""
     return value if value is None or isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
 
 
@@ -202,216 +110,308 @@ def _model(name: str, type: pa.DataType, meaning: str, unit: str | None = None) 
     return Column(name, type, meaning, unit, lambda settled: settled.outcome.model.get(name))
 
 
-RUN = Column("run", TEXT, "the name of the run's folder")
-POINT_ID = Column("point_id", TEXT, "hash of the point's settled values", None, attrgetter("point_id"))
-DEVICE = Column("device", TEXT, "the device asked for, as it is named on the command line")
-KIND = Column("kind", TEXT, "measured, or calculated (devices sim:*): never to be mixed")
+RUN = Column("run", TEXT, "name of the run's folder")
+POINT_ID = Column("point_id", TEXT, "id of the point: a hash of all its settled values", None, attrgetter("point_id"))
+DEVICE = Column("device", TEXT, "the requested device, as on the command line")
+KIND = Column("kind", TEXT, "measured or calculated (devices sim:*): two kinds that must not be mixed")
 
 DIMENSIONS = (
-    _key("model", TEXT, "the model's name in conf/model"),
-    _key("workload", TEXT, "the workload's name in conf/workload"),
+    _key("model", TEXT, "name of the model in conf/model"),
+    _key("workload", TEXT, "name of the workload in conf/workload"),
     _key("dtype", TEXT, "data type of the weights"),
-    _key("batch", INT, "samples in a pass", "samples"),
+    _key("batch", INT, "samples per pass", "samples"),
     _key("context", INT, "length of a sample", "tokens"),
-    _key("warmup", INT, "passes between the first and the repeats", "passes"),
-    _key("repeats", INT, "later passes that are measured", "passes"),
-    _key("seed", INT, "seed of the inputs"),
-    _key("start", TEXT, "cold: a new interpreter; warm: forked from a clean template that has imported the libraries"),
-    _key("allocator", TEXT, "system: as a user's own run would; repeatable: a fixed mmap threshold"),
-    _key("phases", TEXT, "each: counters at every phase's boundary; whole: the loop as one phase"),
-    _key("cache", TEXT, "keep, or empty the allocator's cache between repeats"),
+    _key("warmup", INT, "passes between the first one and the measured repeats", "passes"),
+    _key("repeats", INT, "measured passes after the warm-up", "passes"),
+    _key("seed", INT, "random seed of the inputs"),
+    _key(
+        "start",
+        TEXT,
+        "cold: a new interpreter for the attempt; warm: a fork of a clean process that has imported the libraries",
+    ),
+    _key(
+        "allocator",
+        TEXT,
+        "allocator of host memory. system: unchanged; repeatable: a fixed mmap threshold, so that peaks repeat",
+    ),
+    _key(
+        "phases",
+        TEXT,
+        "each: counters are read at the boundaries of every phase; whole: the complete loop is one phase",
+    ),
+    _key("cache", TEXT, "keep or empty the caching allocator's cache between repeats"),
 )
 PLAN = (
     POINT_ID,
     *DIMENSIONS,
-    Column("config", TEXT, "everything that was settled, JSON", None, lambda planned: as_text(planned.point.values)),
-    Column("order", INT, "place in the plan, from 0", None, lambda planned: planned.line.order),
+    Column(
+        "config", TEXT, "all settled values of the point, as JSON", None, lambda planned: as_text(planned.point.values)
+    ),
+    Column("order", INT, "position in the plan, from 0", None, attrgetter("line.order")),
     Column(
         "changed",
         TEXT,
-        "the keys that differ from changed_from, separated by commas",
+        "keys whose values differ from those of changed_from, separated by commas",
         None,
         lambda planned: ",".join(planned.line.changed) or None,
     ),
     Column(
         "changed_from",
         TEXT,
-        "point_id of the neighbour it is compared with",
+        "point_id of the nearest earlier point, from which the keys in changed differ",
         None,
-        lambda planned: planned.line.changed_from,
+        attrgetter("line.changed_from"),
     ),
     Column(
         "weights",
         TEXT,
-        "random, or of a checkpoint: quality is not assessable with random ones",
+        "random or checkpoint. Quality cannot be assessed with random weights",
         None,
         lambda planned: quality.weights_of(planned.point.values),
     ),
     Column(
         "quality_target",
         TEXT,
-        "the function that told how good the model is",
+        "the user's function that measures the quality of the model",
         None,
         lambda planned: planned.point.get("quality.target"),
     ),
     Column(
         "quality_reference",
         TEXT,
-        "point_id of the point its quality is held against",
+        "point_id of the point that its quality is compared with",
         None,
-        lambda planned: planned.line.quality_reference,
+        attrgetter("line.quality_reference"),
     ),
 )
 WHERE = (
-    Column("environment_id", TEXT, "hash of the record in environment.parquet", None, lambda s: s.environment_id),
-    Column("engine", TEXT, "what started the attempt: local, slurm, ray", None, lambda s: s.attempt.engine),
-    Column("host", TEXT, "the machine it ran on", None, lambda s: as_one_text(s.outcome.environment.get("host"))),
-    _outcome("pid", INT, "the measured process"),
+    Column(
+        "environment_id", TEXT, "id of the environment: a row of environment.parquet", None, lambda s: s.environment_id
+    ),
+    Column("engine", TEXT, "engine that started the attempt: local, slurm or ray", None, lambda s: s.attempt.engine),
+    Column(
+        "host", TEXT, "name of the machine it ran on", None, lambda s: as_one_text(s.outcome.environment.get("host"))
+    ),
+    _outcome("pid", INT, "process id of the measured process"),
 )
 ENDED = (
-    Column("status", TEXT, "how it ended, one of a closed set", None, lambda settled: settled.outcome.status.value),
-    _outcome("fits", BOOL, "whether it fits; null if the attempt did not tell. Only this moves the frontier"),
-    _outcome("oom_scope", TEXT, "whose memory was refused: device or host"),
-    _outcome("failed_phase", TEXT, "where it failed"),
-    _outcome("error_type", TEXT, "the exception's type"),
-    _outcome("error_message", TEXT, "the exception's message, or why there is no measurement"),
-    _outcome("signal", INT, "the signal that ended the process"),
-    _outcome("exit_code", INT, "the exit code of the process"),
-    _outcome("requested_bytes", INT, "what the refused allocation asked for", "bytes"),
-    _outcome("needs_at_least_bytes", INT, "held plus requested when it was refused: a lower bound", "bytes"),
-    _outcome(
-        "unlimited_peak_bytes", INT, "calculated: the peak of the deciding counter if nothing were refused", "bytes"
+    Column(
+        "status",
+        TEXT,
+        "how the attempt ended, or why there was none: ok, oom, oom_killed, killed, crashed, timeout, error, "
+        "unavailable, interrupted, lost, skipped or not_run",
+        None,
+        lambda settled: settled.outcome.status.value,
     ),
-    Column("skipped_because", TEXT, "the attempt that implies this point"),
+    _outcome(
+        "fits",
+        BOOL,
+        "whether the point fits in memory; null if the attempt did not decide it. The frontier depends on nothing else",
+    ),
+    _outcome("oom_scope", TEXT, "device or host: whose memory was exhausted"),
+    _outcome("failed_phase", TEXT, "phase in which the attempt failed"),
+    _outcome("error_type", TEXT, "type of the exception"),
+    _outcome("error_message", TEXT, "message of the exception, or the reason why there is no measurement"),
+    _outcome("signal", INT, "number of the signal that ended the process"),
+    _outcome("exit_code", INT, "exit code of the process"),
+    _outcome("requested_bytes", INT, "size of the refused allocation", "bytes"),
+    _outcome(
+        "needs_at_least_bytes",
+        INT,
+        "lower bound of the memory needed: bytes held when the allocation was refused, plus requested_bytes",
+        "bytes",
+    ),
+    _outcome(
+        "unlimited_peak_bytes",
+        INT,
+        "calculated points only: the peak of the deciding counter if memory were unlimited",
+        "bytes",
+    ),
+    Column("skipped_because", TEXT, "attempt whose result implies this point's, so that it was skipped"),
     Column(
         "spreads",
         TEXT,
-        "by peak, how far the attempts that passed in the same surroundings lie apart, in bytes, JSON; null with fewer "
-        "than two of them",
+        "for each peak, the largest less the smallest value of the attempts that passed in the same "
+        "environment, in bytes, as JSON; null with fewer than two such attempts",
     ),
-    Column("allocator_peaks_differ", BOOL, "whether theirs on CUDA differ at all; null where nothing tells"),
-    Column("flaky", BOOL, "whether attempts told both ways; null with fewer than two that told"),
-    _outcome("contaminated", BOOL, "whether somebody else was on the device; null where not measured, as on cpu"),
-    _outcome("contaminated_by", TEXT, "who was, and when: name, pid, bytes; or how much was not given back at the end"),
+    Column(
+        "allocator_peaks_differ",
+        BOOL,
+        "whether the CUDA allocator's peaks differ between the attempts of spreads; null where they cannot be compared",
+    ),
+    Column(
+        "flaky",
+        BOOL,
+        "whether some attempts fit and others did not, in the same environment; null with fewer than two that"
+        " decided it",
+    ),
+    _outcome(
+        "contaminated",
+        BOOL,
+        "whether another process used the device during the attempt; null where it was not checked, as on cpu",
+    ),
+    _outcome(
+        "contaminated_by",
+        TEXT,
+        "the other processes with name, pid, bytes and time, or the bytes that were not released at the end",
+    ),
     _outcome(
         "contamination_told_by",
         TEXT,
-        "processes: by their pids, every second; used_bytes: before and after it alone, its own pid was never seen",
+        "how contamination was checked. processes: by pid, every second; used_bytes: only by the used bytes "
+        "before and after, because the driver did not report the attempt's own pid",
     ),
-    _outcome("instrumented", BOOL, "whether tensors were followed"),
+    _outcome("instrumented", BOOL, "whether live tensors were tracked"),
 )
 PEAKS = (
     _peak(
-        "allocated", "highest given out by the caching allocator, part of reserved; of one device where there are more"
+        "allocated",
+        "peak of the bytes that the caching allocator handed out, a part of reserved; with several devices, "
+        "the highest one",
     ),
-    _peak("reserved", "highest taken by the caching allocator from the device; of one device where there are more"),
-    _peak("requested", "highest asked of the caching allocator, before its rounding"),
-    _peak("used", "highest reading of what the driver says is used on the device, whoever uses it"),
-    _peak("tensor", "highest live bytes of tensors' storages, as followed; without kernels' scratch"),
-    _peak("resident", "highest resident host memory of the process, baseline included"),
+    _peak(
+        "reserved",
+        "peak of the bytes that the caching allocator took from the device; with several devices, the highest one",
+    ),
+    _peak("requested", "peak of the bytes requested from the caching allocator, before its rounding"),
+    _peak("used", "highest reading of the device's used memory as the driver reports it, of all processes"),
+    _peak("tensor", "peak of the live bytes of tensor storages, as tracked; without scratch memory of kernels"),
+    _peak("resident", "peak of the process's resident host memory, baseline included"),
     Column(
         "process_baseline_bytes",
         INT,
-        "resident after the imports and before the workload",
+        "resident host memory after the imports and before the workload",
         "bytes",
         lambda settled: settled.outcome.process_baseline.get("resident"),
     ),
-    _outcome("peak_phase", TEXT, "the first phase that reached the peak (allocated; resident on cpu)"),
-    _outcome("peak_is_partial", BOOL, "whether a phase did not complete, so that the true peak may be higher"),
+    _outcome("peak_phase", TEXT, "first phase that reached the peak (of allocated; on cpu of resident)"),
+    _outcome("peak_is_partial", BOOL, "whether a phase did not complete: the true peak may be higher"),
     Column(
         "beyond_training",
         TEXT,
-        "of the phases evaluation and export, how far their peaks lie above those of all phases before, by counter, in "
-        "bytes, JSON; 0 where they do not; null without such a phase",
+        "how far the peaks of the phases evaluation and export exceed those of all phases before them, by "
+        "phase and counter, in bytes, as JSON; 0 if they do not; null without such a phase",
         None,
         lambda settled: as_text(settled.beyond_training),
     ),
 )
 LIMITS = (
-    _outcome("budget_bytes", INT, "what the workload may take", "bytes"),
+    _outcome("budget_bytes", INT, "memory that the workload may use", "bytes"),
     _outcome(
         "budget_kind",
         TEXT,
-        "data_limit or guard (RLIMIT_DATA over what is held at its start), allocator, tensors (calculated, on sim:cpu)",
+        "what enforces the budget. data_limit, guard: RLIMIT_DATA, above the bytes held at the start; "
+        "allocator: the caching allocator; tensors: calculated tensors, on sim:cpu",
     ),
     _outcome(
         "budget_used_bytes",
         INT,
-        "what a budget counts, at its highest: reserved; on cpu an upper bound of it, the growth of the address space, "
-        "which counts what a thread's arena only reserves; null unless it passed, and where that is beyond the budget",
+        "peak of the memory that counts against a budget: reserved; on cpu an upper bound, the growth of the "
+        "address space, which includes reserved arenas of threads. On cpu null unless the attempt passed, and"
+        " where the bound exceeds the budget",
         "bytes",
     ),
-    Column("device_total_bytes", INT, "the device's memory", "bytes"),
-    Column("device_uuid", TEXT, "the device's own identity", None, lambda settled: settled.attempt.device.uuid),
+    Column("device_total_bytes", INT, "total memory of the device", "bytes"),
+    Column("device_uuid", TEXT, "unique id of the device", None, lambda settled: settled.attempt.device.uuid),
     Column(
         "used_by_others_bytes",
         INT,
-        "used on the device before the attempt began, as its driver counts: whoever used it, and what the driver keeps "
-        "for itself; calculated: what the card's file says; null on cpu, and where nobody tells",
+        "used memory of the device before the attempt began, as the driver counts: by other processes and by "
+        "the driver itself; calculated: the figure in the card's file; null on cpu and where it is not known",
         "bytes",
         lambda settled: settled.used_by_others,
     ),
 )
 MODEL = (
-    _model("parameters", INT, "parameters of the model, shared ones once", "parameters"),
-    _model("parameter_bytes", INT, "bytes of the parameters, shared ones once", "bytes"),
-    _model("trainable_parameters", INT, "parameters that are trained", "parameters"),
-    _model("storage_dtype", TEXT, "data type the parameters are stored in"),
-    _model("compute_dtype", TEXT, "data type it computes in"),
-    _model("attention_used", TEXT, "attention that its layers call, joined where they differ; null where it has none"),
-    _model("model_revision", TEXT, "revision of a model from the hub"),
+    _model("parameters", INT, "number of the model's parameters, shared ones counted once", "parameters"),
+    _model("parameter_bytes", INT, "size of the parameters, shared ones counted once", "bytes"),
+    _model("trainable_parameters", INT, "number of parameters that are trained", "parameters"),
+    _model("storage_dtype", TEXT, "data type that the parameters are stored in"),
+    _model("compute_dtype", TEXT, "data type that the model computes in"),
+    _model(
+        "attention_used",
+        TEXT,
+        "attention implementation that the layers call, joined if they differ; null without attention",
+    ),
+    _model("model_revision", TEXT, "revision of a model from the Hugging Face hub"),
 )
 DONE = (
-    _outcome("steps", INT, "steps done", "steps"),
-    _outcome("tokens", INT, "tokens done", "tokens"),
-    Column("metrics", TEXT, "what the workload returned, JSON", None, lambda settled: as_text(settled.outcome.metrics)),
+    _outcome("steps", INT, "steps that were completed", "steps"),
+    _outcome("tokens", INT, "tokens processed", "tokens"),
+    Column(
+        "metrics",
+        TEXT,
+        "metrics that the workload returned, as JSON",
+        None,
+        lambda settled: as_text(settled.outcome.metrics),
+    ),
     Column(
         "loss_check",
         TEXT,
-        "whether its losses are those of the point without checkpointing, accumulate and compile: same, or how they"
-        " differ; with dropout, which draws other numbers, not comparable; null where there is no other point, and of"
-        " training that did not end",
+        "whether the losses equal those of the same point without checkpointing, accumulate and compile: "
+        "same, or how they differ; not comparable with dropout, which draws other random numbers; null "
+        "without such a point, and for training that did not finish",
     ),
-    Column("started_at", TIME, "when it started", None, lambda settled: as_time(settled.outcome.started_at)),
-    _outcome("duration_s", FLOAT, "from its start to its end", "seconds"),
-    _outcome("available_memory_bytes", INT, "host memory available at its start", "bytes"),
-    _outcome("available_memory_end_bytes", INT, "host memory available when it had ended", "bytes"),
+    Column("started_at", TIME, "when the attempt started", None, lambda settled: as_time(settled.outcome.started_at)),
+    _outcome("duration_s", FLOAT, "duration of the attempt", "seconds"),
+    _outcome("available_memory_bytes", INT, "available host memory when the attempt started", "bytes"),
+    _outcome("available_memory_end_bytes", INT, "available host memory after the attempt ended", "bytes"),
     _outcome(
         "memory_pressure_start_us",
         INT,
-        "when it started, how long since boot some task of the machine had waited for memory (/proc/pressure/memory)",
+        "time since boot that some task of the machine waited for memory, when the attempt started "
+        "(/proc/pressure/memory)",
         "microseconds",
     ),
-    _outcome("memory_pressure_end_us", INT, "the same when it had ended: the difference fell into it", "microseconds"),
-    _outcome("other_processes", INT, "most that the workload had started at once: in no peak", "processes"),
+    _outcome(
+        "memory_pressure_end_us",
+        INT,
+        "memory_pressure_start_us when the attempt ended: the difference is the waiting during the attempt",
+        "microseconds",
+    ),
+    _outcome(
+        "other_processes",
+        INT,
+        "largest number of other processes that the workload ran at once; their memory is in no peak",
+        "processes",
+    ),
     _outcome(
         "other_processes_resident_bytes",
         INT,
-        "what those held at most, added up: pages that they share count in each",
+        "peak of the summed resident memory of the other processes; shared pages count in each",
         "bytes",
     ),
 )
 QUALITY = (
-    Column("quality", FLOAT, "what quality.target returned", None, lambda settled: settled.quality),
-    Column("quality_verdict", TEXT, "same (within the tolerance), worse or better than its reference; not assessable"),
-    Column("quality_worse_by", FLOAT, "how much worse than its reference; negative where it is better"),
-    Column("quality_because", TEXT, "why it is not assessable", None, lambda settled: settled.quality_error),
+    Column("quality", FLOAT, "number that quality.target returned", None, lambda settled: settled.quality),
+    Column(
+        "quality_verdict", TEXT, "same (within the tolerance), worse or better than the reference, or not assessable"
+    ),
+    Column("quality_worse_by", FLOAT, "how much worse it is than the reference; negative if it is better"),
+    Column("quality_because", TEXT, "why the quality is not assessable", None, lambda settled: settled.quality_error),
 )
 INPUTS = (
-    _lengths("asked_tokens", "batch times context; null, like the next four, where inputs are no text of the user's"),
-    _lengths("real_tokens", "tokens of the text that reached the model"),
-    _lengths("padded_tokens", "tokens that reached it beside them, to make samples equally long"),
-    _lengths("truncated_tokens", "tokens of the samples that were cut off"),
-    _lengths("truncated_samples", "samples that something was cut off", "samples"),
+    _lengths(
+        "asked_tokens",
+        "batch times context; null, like the next four columns, unless the inputs are the user's own text",
+    ),
+    _lengths("real_tokens", "tokens of text that reached the model"),
+    _lengths("padded_tokens", "padding tokens that reached the model, added to make samples equally long"),
+    _lengths("truncated_tokens", "tokens of text that were cut off"),
+    _lengths("truncated_samples", "samples that were cut off", "samples"),
 )
 NUMBER = Column(
-    "attempt", INT, "1 for the first attempt of this point on this device", None, attrgetter("attempt.number")
+    "attempt",
+    INT,
+    "number of the attempt, 1 for the first of this point on this device",
+    None,
+    attrgetter("attempt.number"),
 )
 RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *QUALITY, *INPUTS, *DONE) if c.is_kept)
 
 POINTS = (
     *(RUN, POINT_ID, DEVICE, KIND, NUMBER),
-    Column("attempts", INT, "how many attempts there were", "attempts"),
+    Column("attempts", INT, "number of attempts of this point on this device", "attempts"),
     *WHERE,
     *PLAN[1:],
     *ENDED,
@@ -426,26 +426,26 @@ ATTEMPTS = (*POINTS, Column("counts", BOOL, "whether this attempt is the one in 
 
 
 COUNTERS = {
-    "allocated": "given out by the caching allocator; part of reserved",
-    "reserved": "taken from the device by the caching allocator",
-    "requested": "asked of the caching allocator, before its rounding",
-    "active": "given out or waiting for a stream",
-    "used": "used on the device as the driver says, whoever uses it",
-    "tensor": "live storages of tensors, as followed",
-    "resident": "host memory of the process that is resident",
-    "resident_anon": "resident and not of a file",
-    "resident_file": "resident and of a file or shared",
-    "address": "now VmData; its peak VmPeak, of the whole process",
+    "allocated": "bytes that the caching allocator handed out, a part of reserved",
+    "reserved": "bytes that the caching allocator took from the device",
+    "requested": "bytes requested from the caching allocator, before its rounding",
+    "active": "bytes handed out, or freed and still in use by a stream",
+    "used": "used memory of the device, by all processes, as the driver reports it",
+    "tensor": "live bytes of tensor storages, as tracked",
+    "resident": "resident host memory of the process",
+    "resident_anon": "the part of resident that is not backed by a file",
+    "resident_file": "the part of resident that is backed by a file or shared",
+    "address": "address space of the process (VmData; the peak is VmPeak, of the whole process)",
 }
 MOMENTS = {
     "baseline": "when the phase began",
-    "end": "when it ended",
-    "peak": "at most, what was there before included",
+    "end": "when the phase ended",
+    "peak": "the highest during the phase, baseline included",
 }
 
 
 def _counters_of(rows: Sequence[MeasuredPhase]) -> Iterable[Sequence[int | None]]:
-    """Every counter at every moment, column by column. A call for each of them was half the time of a large run."""
+    """Every counter at every moment, column by column. A call for each value took half the time of a large run."""
     moments: tuple[list[Mapping[str, int]], ...] = (
         [row.phase.baseline for row in rows],
         [row.phase.end for row in rows],
@@ -462,7 +462,7 @@ def _phase(name: str, type: pa.DataType, meaning: str, unit: str | None = None) 
 
 
 def _counter(moment: str, counter: str) -> Column:
-    meaning = f"{COUNTERS[counter]}: {MOMENTS[moment]}"
+    meaning = f"{COUNTERS[counter]}, {MOMENTS[moment]}"
     name = f"{moment}_{counter}_bytes"
     return Column(name, INT, meaning, "bytes", together=_counters_of)
 
@@ -473,18 +473,36 @@ PHASES = (
     Column("device", TEXT, DEVICE.meaning, None, attrgetter("attempt.device.name")),
     Column("kind", TEXT, KIND.meaning, None, lambda measured: measured.attempt.device.kind),
     NUMBER,
-    Column("position", INT, "place of the phase in its attempt, from 0", None, attrgetter("position")),
-    Column("phase_device", TEXT, "the device these counters are of", None, attrgetter("phase.device")),
-    Column("phase", TEXT, "the phase's name; between: from one phase to the next", None, attrgetter("phase.name")),
-    _phase("run_index", INT, "which repeat of the phase, from 0"),
-    _phase("iterations", INT, "passes inside the phase", "passes"),
-    _phase("completed", BOOL, "false where the attempt ended in it: its peak is a partial one"),
-    _phase("elapsed_s", FLOAT, "until the device was done", "seconds"),
+    Column("position", INT, "position of the phase in the attempt, from 0", None, attrgetter("position")),
+    Column("phase_device", TEXT, "device of these counters", None, attrgetter("phase.device")),
+    Column(
+        "phase",
+        TEXT,
+        "name of the phase; between: from the end of one phase to the start of the next",
+        None,
+        attrgetter("phase.name"),
+    ),
+    _phase("run_index", INT, "index of the repeat, from 0"),
+    _phase("iterations", INT, "passes in the phase", "passes"),
+    _phase("completed", BOOL, "false if the phase did not complete: its peak is then partial"),
+    _phase("elapsed_s", FLOAT, "duration, until the device had finished", "seconds"),
     *(_counter(moment, counter) for moment in MOMENTS for counter in COUNTERS),
-    _phase("alloc_retries", INT, "allocations that succeeded after the cache was freed", "times"),
-    _phase("num_ooms", INT, "allocations the caching allocator refused", "times"),
-    Column("shapes", TEXT, "shapes as they reached the model, JSON", None, lambda m: as_text(m.phase.shapes)),
-    Column("metrics", TEXT, "what the workload said of the phase, JSON", None, lambda m: as_text(m.phase.metrics)),
+    _phase("alloc_retries", INT, "allocations that succeeded only after the allocator freed its cache", "times"),
+    _phase("num_ooms", INT, "allocations that the caching allocator refused", "times"),
+    Column(
+        "shapes",
+        TEXT,
+        "shapes of the inputs as they reached the model, as JSON",
+        None,
+        lambda m: as_text(m.phase.shapes),
+    ),
+    Column(
+        "metrics",
+        TEXT,
+        "metrics that the workload reported for the phase, as JSON",
+        None,
+        lambda m: as_text(m.phase.metrics),
+    ),
 )
 
 
@@ -495,23 +513,29 @@ def _record(name: str, type: pa.DataType, meaning: str, unit: str | None = None)
 
 
 ENVIRONMENT = (
-    Column("environment_id", TEXT, "hash of the record", None, lambda record: record["environment_id"]),
-    _record("host", TEXT, "the machine's name"),
-    _record("system", TEXT, "operating system, its version, architecture"),
-    _record("python", TEXT, "version of the measured interpreter"),
+    Column(
+        "environment_id",
+        TEXT,
+        "id of the environment: a hash of the record",
+        None,
+        lambda record: record["environment_id"],
+    ),
+    _record("host", TEXT, "name of the machine"),
+    _record("system", TEXT, "operating system, its version and the machine's architecture"),
+    _record("python", TEXT, "version of the Python that ran the attempts"),
     _record("torch", TEXT, "version of torch"),
-    _record("backend", TEXT, "what torch was built for: cuda, hip, cpu"),
-    _record("backend_version", TEXT, "its version"),
-    _record("driver", TEXT, "the device's driver"),
-    _record("libraries", TEXT, "versions of the libraries that were loaded, JSON"),
-    _record("threads", INT, "threads of torch's operations", "threads"),
-    _record("device_name", TEXT, "what the device is called"),
-    _record("device_uuid", TEXT, "the device's own identity"),
-    _record("device_total_bytes", INT, "the device's memory", "bytes"),
-    _record("allocator_backend", TEXT, "malloc, native, cudaMallocAsync"),
-    _record("allocator_settings", TEXT, "the allocator's settings"),
-    _record("variables", TEXT, "the environment variables that move memory, JSON"),
-    Column("record", TEXT, "all that was recorded, JSON", None, lambda record: as_text(record["record"])),
+    _record("backend", TEXT, "backend that torch was built for: cuda, hip or cpu"),
+    _record("backend_version", TEXT, "version of the backend"),
+    _record("driver", TEXT, "version of the device's driver"),
+    _record("libraries", TEXT, "versions of the loaded libraries, as JSON"),
+    _record("threads", INT, "threads that torch uses for an operation", "threads"),
+    _record("device_name", TEXT, "product name of the device"),
+    _record("device_uuid", TEXT, "unique id of the device"),
+    _record("device_total_bytes", INT, "total memory of the device", "bytes"),
+    _record("allocator_backend", TEXT, "allocator in use: malloc, native or cudaMallocAsync"),
+    _record("allocator_settings", TEXT, "settings of the allocator"),
+    _record("variables", TEXT, "environment variables that affect memory, as JSON"),
+    Column("record", TEXT, "the complete record, as JSON", None, lambda record: as_text(record["record"])),
 )
 
 
@@ -522,66 +546,75 @@ def _term(name: str, type: pa.DataType, meaning: str, unit: str | None = None) -
 ESTIMATES = (
     RUN,
     POINT_ID,
-    _term("term", TEXT, "weights, gradients, optimizer, activations, logits, kv_cache, ...: docs/estimate.md"),
-    _term("bytes", INT, "calculated, never measured", "bytes"),
+    _term(
+        "term",
+        TEXT,
+        "name of the term: weights, gradients, optimizer, activations, logits, kv_cache, ... (docs/estimate.md)",
+    ),
+    _term("bytes", INT, "size of the term; estimated, never measured", "bytes"),
     Column(
         "alive",
         TEXT,
-        "the moments it is alive in, separated by commas: forward, loss, backward, step, decode. Terms of one moment "
-        "may be added, and no others",
+        "moments at which the term is alive, separated by commas: forward, loss, backward, step, decode. Add "
+        "up only terms of the same moment",
         None,
         lambda estimated: ",".join(estimated.term.alive) or None,
     ),
-    _term("formula", TEXT, "how it was calculated"),
-    _term("assumption", TEXT, "what was assumed"),
-    _term("source", TEXT, "where the formula is from"),
+    _term("formula", TEXT, "calculation of the bytes"),
+    _term("assumption", TEXT, "assumptions of the calculation"),
+    _term("source", TEXT, "source of the formula"),
 )
 
 
 FRONTIER = (
     *(RUN, DEVICE, KIND),
     *(Column(column.name, column.type, column.meaning, column.unit) for column in DIMENSIONS),
-    Column("budget_bytes", INT, "what the workload may take at this point", "bytes"),
-    Column("budget_kind", TEXT, "what stands behind budget_bytes"),
-    Column("along", TEXT, "the keys of more and more memory that were searched, separated by commas"),
+    Column("budget_bytes", INT, "memory that the workload may use at this point", "bytes"),
+    Column("budget_kind", TEXT, "what enforces budget_bytes"),
+    Column("along", TEXT, "searched keys, in which memory grows, separated by commas"),
     Column(
         "side",
         TEXT,
-        "fits: nothing that fits is larger; fails: nothing that fails is smaller; with_margin: the largest that was "
-        "measured and leaves margin_bytes",
+        "fits: the point fits and no larger one does; fails: it fails and no smaller one does; with_margin: "
+        "the largest measured point that leaves margin_bytes free",
     ),
-    Column("confirmed", BOOL, "whether another attempt told the same; null where there was no second that told"),
-    Column("point_id", TEXT, "the edge point; null in the one row of a search in which nothing fits"),
-    Column("attempt", INT, "the attempt that told"),
-    Column("largest", BOOL, "of the points that fit, the largest by the objective; null for those that fail"),
+    Column(
+        "confirmed", BOOL, "whether another attempt confirmed the result; null without a second attempt that decided it"
+    ),
+    Column("point_id", TEXT, "the point at the edge; null in the fits row of a search in which nothing fits"),
+    Column("attempt", INT, "attempt that decided the result"),
+    Column("largest", BOOL, "whether it is the largest point that fits, by the objective; null on the side fails"),
     Column(
         "limit",
         TEXT,
-        "why nothing larger fits: memory, host_memory, other (a limit of the model or a kernel, a timeout, ...), "
-        "unknown (what is larger did not tell; of with_margin: a term that nothing told), not_reached (nothing larger "
-        "was asked for)",
+        "why nothing larger fits: memory, host_memory, other (a limit of the model or a kernel, a timeout, "
+        "...), unknown (larger points were not decided; with_margin: a term of the margin is not known), "
+        "not_reached (nothing larger was planned)",
     ),
-    Column("limiting_phase", TEXT, "the phase in which the next larger one failed, or this one"),
-    Column("monotone", BOOL, "false if something fails that is smaller than something that fits"),
+    Column("limiting_phase", TEXT, "phase in which the next larger point failed, or this point"),
+    Column("monotone", BOOL, "false if a point fails that is smaller than one that fits"),
     Column(
         "headroom_bytes",
         INT,
-        "left at the edge: the budget, or the device's total, less headroom_counter; null where either is not known",
+        "memory left at the edge: the budget, or the device's total, less headroom_counter; null if either is"
+        " not known",
         "bytes",
     ),
-    Column("headroom_counter", TEXT, "the column of points.parquet that decides"),
-    Column("margin_bytes", INT, "the terms of the margin that are known, added up; of with_margin alone", "bytes"),
+    Column("headroom_counter", TEXT, "column of points.parquet that is compared with the limit"),
+    Column("margin_bytes", INT, "side with_margin only: sum of the known terms of the margin", "bytes"),
     Column(
         "margin_terms",
         TEXT,
-        "each term with its bytes (null: nothing told), its source (measured, calculated, assumed), and whether the "
-        "point's peak holds it already, so that it is not added; JSON, of with_margin alone",
+        "side with_margin only: each term with its bytes (null if not known), its source (measured, "
+        "calculated or assumed) and whether the point's peak includes it already, so that it is not added; as"
+        " JSON",
     ),
     Column(
         "untested_between",
         INT,
-        "points asked for that did not tell, larger than this one that fits (smaller than this one that fails), and "
-        "not implied by another that told and that nothing contradicts; of an interval every value at its resolution",
+        "planned points that were not decided, larger than this point if it fits, smaller if it fails, and "
+        "not implied by the uncontradicted result of another point; an interval counts each value at its "
+        "resolution",
         "points",
     ),
 )
@@ -590,18 +623,14 @@ USUAL = frozenset(column.name for column in DIMENSIONS)
 TABLES = ("points", "attempts", "phases", "environment", "estimates", "frontier")
 
 
-def kind_of(device: str) -> str:
-    return device_named(device).kind
-
-
 def column_of(key: str) -> str:
-    """The column of a key: its name as it is typed, with a prefix if some other fixed column is called like it."""
+    """The column name of a key: the key, prefixed with `dim.` if a fixed column has that name already."""
     return f"dim.{key}" if key in FIXED and key not in USUAL else key
 
 
 def swept_column(key: str, values: Iterable[Any]) -> Column:
-    """The column of a swept key, typed by its values; by text, or JSON where they do not agree."""
-    return Column(column_of(key), type_of(values), f"the swept key {key}")
+    """The column of a swept key. Its type is that of the values, or text (JSON) if their types differ."""
+    return Column(column_of(key), type_of(values), f"value of the swept key {key}")
 
 
 def type_of(values: Iterable[Any]) -> pa.DataType:
@@ -616,7 +645,7 @@ def type_of(values: Iterable[Any]) -> pa.DataType:
 
 
 def swept_values(values: Sequence[Any], type: pa.DataType) -> list[Any]:
-    """The values as a column of that type holds them: of mixed kinds each as JSON, so that 1 and "1" stay apart."""
+    """The values for a column of this type. Values of mixed types become JSON, which keeps 1 and "1" apart."""
     if type == FLOAT:
         return [None if value is None else float(value) for value in values]
     if type != TEXT or all(value is None or isinstance(value, str) for value in values):
@@ -625,13 +654,13 @@ def swept_values(values: Sequence[Any], type: pa.DataType) -> list[Any]:
 
 
 def with_swept(columns: Sequence[Column], swept: Sequence[Column]) -> tuple[Column, ...]:
-    """The table's columns with those of the swept keys after the usual dimensions."""
+    """The table's columns, with those of the swept keys after the usual dimensions."""
     after = next(place for place, column in enumerate(columns) if column.name == DIMENSIONS[-1].name) + 1
     return (*columns[:after], *swept, *columns[after:])
 
 
 def schema_of(columns: Sequence[Column], metadata: Mapping[str, str] | None = None) -> pa.Schema:
-    """The file's schema: unit and meaning with each field, the nullable types of pandas with the file."""
+    """The Arrow schema. Fields carry unit and meaning as metadata, the schema the nullable types for pandas."""
     fields = [
         pa.field(c.name, c.type, metadata={"meaning": c.meaning, **({} if c.unit is None else {"unit": c.unit})})
         for c in columns

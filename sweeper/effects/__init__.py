@@ -1,1 +1,1 @@
-"""What one step of one dimension does to each counter. Pure."""
+"""The effect of single steps of a dimension on each counter. Pure."""

@@ -1,11 +1,11 @@
-"""What one dimension does: rows of points.parquet and phases.parquet in, differences and costs out. Pure.
+"""The effect of each dimension: rows of points.parquet and phases.parquet in, differences and costs out. Pure.
 
-measured     the difference between two neighbours, that is two points that differ by one step in one dimension alone;
-             which phase has the peak at a point
-calculated   everything that comes of a fit to the measured peaks (memory_fit.py), also within what was measured
+measured     the difference between two neighbours: points that differ by one step of one dimension;
+             the phase that has the peak of a point
+calculated   everything from a fit to the measured peaks (memory_fit.py), also within the measured range
 
-Points that did not pass whole are in neither: the peak of what was cut off is too small. On a calculated device
-everything is calculated, and no row of it meets one of a measured device.
+Points that did not pass completely are left out: their peaks are too small. On a calculated device everything is
+calculated, and its rows are never compared with those of a measured device.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ from sweeper.columns import NAMED, VARYING
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
-from sweeper.frontier.edges import Row, rest_of
+from sweeper.frontier.edges import rest_of
+from sweeper.plan import typed
+from sweeper.rows import Row
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
-# The counters that costs are fitted to, the one to look at first. `tensor` is exact, and of the workload alone;
-# `resident` is what a budget of cpu comes nearest to. Of a GPU allocated, which reserved follows in jumps.
+# The counters that costs are fitted to, the most useful first. `tensor` is exact and holds nothing but the workload;
+# `resident` is the nearest to what a budget on cpu limits. On a GPU `allocated`: `reserved` follows it in jumps.
 DECIDING = {"cpu": ("tensor", "resident"), "sim:cpu": ("tensor",)}
 ALLOCATED = ("allocated",)
-# By less than this no phase takes over from another: resident memory repeats to 0.3-1.7 MiB at its best.
+# A phase takes over the peak by more than this: resident memory repeats to 0.3-1.7 MiB at best.
 UNSTEADY = {"resident": 2 * 2**20}
-FARTHEST = 8  # times the largest measured: fits were tried on points of 1.2 to 9 times that
+FARTHEST = 8  # how far fits are followed, in largest measured sizes: they were tested at 1.2 to 9 times it
 SIZE = ("batch", "context")
 
 NEEDS = (
@@ -51,12 +53,12 @@ NEEDS_OF_PHASES = (
 )
 
 
-# --- between neighbours -----------------------------------------------------------------------------------------------
+# --- neighbours -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What one step of one dimension did. A difference that is not known is None, and `because` says why."""
+    """The effect of one step of one dimension. A difference that is not known is None, with the reason in `because`."""
 
     device: str
     kind: str
@@ -65,25 +67,25 @@ class Difference:
     at: Mapping[str, Any]  # the other dimensions
     points: tuple[str, str]
     bytes: Mapping[str, int | None]  # by column of points.parquet
-    seconds: float | None  # of a warm repeat
-    time_of: str | None  # the phases that were added up
-    because: Mapping[str, str]  # by column, and by `seconds`
+    seconds: float | None  # the change of a warm repeat's duration
+    time_of: str | None  # the phases that the duration is the sum of
+    because: Mapping[str, str]  # by column, or `seconds`
 
 
 def differences(points: Sequence[Row], phases: Iterable[Row]) -> list[Difference]:
-    """Of every pair of neighbours, the smaller first; dimension by dimension."""
+    """The difference of every pair of neighbours, larger less smaller, dimension by dimension."""
     dimensions = dimensions_of(points)
-    of_attempt = _phases_of(points, phases)
+    phases_of = _phases_of(points, phases)
     configs = [json.loads(row["config"]) for row in points]
     return [
-        _difference(key, pair, dimensions, of_attempt)
+        _difference(key, pair, dimensions, phases_of)
         for key in dimensions
         for pair in _neighbours(points, key, dimensions, _following(key, configs))
     ]
 
 
 def dimensions_of(points: Sequence[Row]) -> list[str]:
-    """The keys that the plan varied, and batch, context and swept ones that differ between its sweeps."""
+    """The keys that the plan varied, and those of batch, context and the swept keys that differ between its sweeps."""
     swept = [name.removeprefix("dim.") for name in (points[0] if points else {}) if name not in columns.FIXED]
     found = [key for row in points for key in (row["changed"] or "").split(",") if key]
     values = {key: {_plain(row.get(columns.column_of(key))) for row in points} for key in (*SIZE, *swept, *found)}
@@ -91,12 +93,11 @@ def dimensions_of(points: Sequence[Row]) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value)  # 1, true and 1.0 are three values
+    return json.dumps(value)  # tells 1, true and 1.0 apart
 
 
 def _following(key: str, configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The keys that change with a dimension without being asked: with a workload the passes that it makes, with a key
-    of a workload those that are null where they make no difference."""
+    """The keys that change along with a dimension: the passes of a workload, and keys that are null without effect."""
     if key == "workload":
         return ("warmup", "repeats")
     if not key.startswith("workload."):
@@ -120,26 +121,26 @@ def _neighbours(
 
 
 def _place(row: Row, column: str) -> tuple[bool, float, int]:
-    """Numbers by size, everything else as it was asked for."""
+    """A sort key: numbers by size, everything else in the plan's order."""
     value, order = row.get(column), row["order"] or 0
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number, float(value) if is_number else 0.0, order  # type: ignore[arg-type]
 
 
 def _difference(
-    key: str, pair: tuple[Row, Row], dimensions: Sequence[str], of_attempt: Mapping[tuple[str, str], Sequence[Row]]
+    key: str, pair: tuple[Row, Row], dimensions: Sequence[str], phases_of: Mapping[tuple[str, str], Sequence[Row]]
 ) -> Difference:
     before, after = pair
     because: dict[str, str] = {}
     changes: dict[str, int | None] = {}
     for column in PEAKS:
         reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in pair)), None)
-        if reason is not None and None not in (wanted := [_unlimited(row, column) for row in pair]):
-            reason, changes[column] = None, wanted[1] - wanted[0]
+        if reason is not None and None not in (unlimited := [_unlimited(row, column) for row in pair]):
+            reason, changes[column] = None, unlimited[1] - unlimited[0]
         else:
             changes[column] = None if reason else after[column] - before[column]
         because |= {column: reason} if reason else {}
-    times = [_repeat(row, of_attempt.get((row["point_id"], row["device"]), ())) for row in pair]
+    times = [_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
     reason = next((time for time in times if isinstance(time, str)), None)
     seconds, time_of = None, None
     if reason is None:
@@ -147,7 +148,7 @@ def _difference(
         if time_of == other:
             seconds = second - first
         else:
-            reason, time_of = f"other phases: {time_of} and {other}", None
+            reason, time_of = f"different phases: {time_of} and {other}", None
     column = columns.column_of(key)
     return Difference(
         device=before["device"],
@@ -164,39 +165,39 @@ def _difference(
 
 
 def _unlimited(row: Row, column: str) -> Any:
-    """A calculated peak as if the device had no end: also of a point that was refused."""
+    """The calculated peak with unlimited memory, which a refused point has too. None for other counters."""
     deciding = f"peak_{device_named(row['device']).deciding_counter}_bytes"
     return row.get("unlimited_peak_bytes") if column == deciding else None
 
 
 def why_not(row: Row, column: str = "") -> str | None:
-    """Why a row's peak is not known; None if it is."""
+    """Why a row's peak is not known, or None if it is known."""
     if row["status"] != Status.OK.value:
         phase = f" in {row['failed_phase']}" if row["failed_phase"] else ""
         return f"{row['status']}{phase}" + (": its peak is partial" if row["peak_is_partial"] else "")
     if row["peak_is_partial"]:
         return "a phase did not complete: its peak is partial"
     if row["flaky"]:
-        return "it passes sometimes"
+        return "it passes only sometimes"
     if column == "peak_used_bytes" and row["contaminated"]:
-        return "somebody else was on the device"
+        return "another process was on the device"
     if column and row[column] is None:
         return "not read"
     return None
 
 
 def _repeat(row: Row, phases: Sequence[Row]) -> tuple[float, str] | str:
-    """Seconds of one warm repeat and the phases that were added up, or why there is no such time."""
+    """The seconds of one warm repeat with the phases they are the sum of, or why there is no such time."""
     if row["kind"] == CALCULATED:
-        return "nothing was computed"
+        return "a calculated device has no times"
     reason = why_not(row)
     if reason is not None:
         return reason
-    device = phases[0]["phase_device"] if phases else None  # every device has a row of the same time
+    device = phases[0]["phase_device"] if phases else None  # every device has a row with the same time
     warm = [p for p in phases if p["phase"].startswith("warm_") and p["run_index"] is not None]
     warm = [phase for phase in warm if phase["phase_device"] == device]
     if not warm or any(phase["elapsed_s"] is None for phase in warm):
-        return "no phase warm_... with its time"
+        return "no phase named warm_... has a time"
     repeats = len({phase["run_index"] for phase in warm})
     names = " + ".join(dict.fromkeys(phase["phase"] for phase in warm))
     total = sum(phase["elapsed_s"] for phase in warm)
@@ -204,7 +205,7 @@ def _repeat(row: Row, phases: Sequence[Row]) -> tuple[float, str] | str:
 
 
 def _phases_of(points: Sequence[Row], phases: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
-    """The phases of the attempts that count, in their order."""
+    """The phases of the attempts that count, in order."""
     counting = {(row["point_id"], row["device"]): row["attempt"] for row in points}
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for phase in phases:
@@ -214,7 +215,7 @@ def _phases_of(points: Sequence[Row], phases: Iterable[Row]) -> dict[tuple[str, 
     return found
 
 
-# --- of points that differ in batch and context alone -----------------------------------------------------------------
+# --- points that differ in batch and context only ---------------------------------------------------------------------
 
 
 class PhaseKey(NamedTuple):
@@ -225,7 +226,7 @@ class PhaseKey(NamedTuple):
 
 
 class PeakRange(NamedTuple):
-    """A phase has the peak from one value of a dimension to another; calculated: from there on."""
+    """The values of a dimension over which a phase has the peak. `last` is None for a calculated range beyond them."""
 
     phase: PhaseKey
     first: int
@@ -234,7 +235,7 @@ class PeakRange(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A part of a measured peak: what it is, how it is known, and what would make it less."""
+    """A part of a measured peak: what it is, how it is known, and what would reduce it."""
 
     of: str
     bytes: int
@@ -242,16 +243,39 @@ class Share(NamedTuple):
     kind: str
     known_by: str
     lever: str
-    brings_bytes: int | None = None  # not known of this run: other points would tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedPeak:
+    """The peaks of a size by the fits of each phase: whole bytes, or why there are none."""
+
+    size: Size
+    phases: Mapping[PhaseKey, int | NotFitted]
+    is_within_measured: bool
+    measured_bytes: int | None
+
+    @property
+    def peak_phase(self) -> PhaseKey | None:
+        known = {phase: bytes for phase, bytes in self.phases.items() if not isinstance(bytes, NotFitted)}
+        return max(known, key=lambda phase: known[phase], default=None)
+
+    @property
+    def bytes(self) -> int | None:
+        peaks = (peak for peak in self.phases.values() if not isinstance(peak, NotFitted))
+        return max(peaks, default=None)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        return any(isinstance(peak, NotFitted) for peak in self.phases.values())
 
 
 @dataclass(frozen=True)
 class Family:
-    """Points on one device that differ in nothing but batch and context, seen through one counter."""
+    """Points on one device that differ in batch and context only, by one counter."""
 
     counter: str
     rows: Sequence[Row]
-    of_attempt: Mapping[tuple[str, str], Sequence[Row]]
+    phases_of: Mapping[tuple[str, str], Sequence[Row]]
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -259,21 +283,21 @@ class Family:
         return found
 
     @cached_property
-    def whole(self) -> dict[Size, Row]:
-        """What passed, by size."""
+    def passed(self) -> dict[Size, Row]:
+        """The points that passed completely, by size."""
         return {size: row for row in self.rows if (size := _size(row)) is not None and why_not(row) is None}
 
     @cached_property
     def left_out(self) -> dict[str, int]:
-        """How many points are in nothing of this, by what became of them."""
-        reasons = [why_not(row) or ("no batch or context" if _size(row) is None else None) for row in self.rows]
+        """The number of points that are left out, by reason."""
+        reasons = [why_not(row) or ("it has no batch or context" if _size(row) is None else None) for row in self.rows]
         return dict(Counter(reason for reason in reasons if reason))
 
     @cached_property
     def peaks(self) -> dict[PhaseKey, dict[Size, int]]:
-        """Measured peaks of every phase, of its repeats the highest. `between` is there where it has a point's peak."""
+        """The measured peak of every phase in bytes, of all its repeats. `between` only if it has a point's peak."""
         found: dict[PhaseKey, dict[Size, int]] = defaultdict(dict)
-        for size, row in self.whole.items():
+        for size, row in self.passed.items():
             for phase in self._phases(row):
                 peak = phase[f"peak_{self.counter}_bytes"]
                 if peak is not None:
@@ -285,8 +309,8 @@ class Family:
 
     @cached_property
     def fits(self) -> dict[PhaseKey, MemoryFit | NotFitted]:
-        # What its layers really call: a model without another kind is eager whatever was asked for.
-        used = (row["attention_used"] or self.config.get("attention") or "" for row in self.whole.values())
+        # The attention that the layers call: a model that has no other kind is eager whatever the key requests.
+        used = (row["attention_used"] or self.config.get("attention") or "" for row in self.passed.values())
         eager = any("eager" in attention for attention in used)
         return {phase: fit_memory(of, eager) for phase, of in self.peaks.items()}
 
@@ -296,21 +320,21 @@ class Family:
 
     @cached_property
     def largest(self) -> Size | None:
-        """Of what passed, the one with the most tokens."""
+        """The size with the most tokens of those that passed."""
         return max(self.sizes, key=lambda size: (size.batch * size.context, size), default=None)
 
     def peak_phase(self, size: Size, before: PhaseKey | None = None) -> PhaseKey:
-        """The phase with the measured peak; the one `before` unless another is clearly above it."""
+        """The phase with the measured peak. `before` keeps the peak unless another phase is clearly above it."""
         there = {phase: of[size] for phase, of in self.peaks.items() if size in of}
         top = max(there, key=lambda phase: there[phase])
         if before in there and there[top] - there[before] <= UNSTEADY.get(self.counter, 0):
             return before
         return top
 
-    def reigns(self) -> list[tuple[str, int, list[PeakRange]]]:
-        """For each dimension, and each value of the other: which phase has the peak from where to where.
+    def peak_ranges(self) -> list[tuple[str, int, list[PeakRange]]]:
+        """For each dimension and each value of the other one: the phases that have the peak, by range.
 
-        The last may be calculated: where another phase takes over by the fits, beyond what was measured.
+        The last range may be calculated: beyond the measured sizes, where another phase takes over by the fits.
         """
         found = []
         for along in SIZE:
@@ -318,10 +342,10 @@ class Family:
             for value in sorted({getattr(size, other) for size in self.sizes}):
                 line = sorted(size for size in self.sizes if getattr(size, other) == value)
                 if len(line) > 1:
-                    found.append((along, value, self._reigns(line, along)))
+                    found.append((along, value, self._ranges(line, along)))
         return found
 
-    def _reigns(self, line: Sequence[Size], along: str) -> list[PeakRange]:
+    def _ranges(self, line: Sequence[Size], along: str) -> list[PeakRange]:
         found: list[PeakRange] = []
         for size in line:
             at: int = getattr(size, along)
@@ -333,17 +357,17 @@ class Family:
         beyond = self._taken_over(line[-1], found[-1].phase, along)
         return found + ([] if beyond is None else [beyond])
 
-    def _taken_over(self, last: Size, reigning: PhaseKey, along: str) -> PeakRange | None:
-        """The next phase with the peak by the fits, from where it has it."""
+    def _taken_over(self, last: Size, highest: PhaseKey, along: str) -> PeakRange | None:
+        """The first phase that takes over the peak beyond the measured sizes, by the fits."""
         end = FARTHEST * getattr(last, along)
         found = None
         for phase in self.fits:
             low, high = getattr(last, along), end
-            if phase == reigning or not self._is_above(phase, reigning, last._replace(**{along: end})):
+            if phase == highest or not self._is_above(phase, highest, last._replace(**{along: end})):
                 continue
             while high - low > 1:
                 middle = (low + high) // 2
-                above = self._is_above(phase, reigning, last._replace(**{along: middle}))
+                above = self._is_above(phase, highest, last._replace(**{along: middle}))
                 low, high = (low, middle) if above else (middle, high)
             if found is None or high < found.first:
                 found = PeakRange(phase, high, None, CALCULATED)
@@ -359,41 +383,31 @@ class Family:
         found = self.fits[phase]
         return found if isinstance(found, NotFitted) else found.at(size)
 
-    def size(self, asked: Mapping[str, int]) -> Size:
-        """A size of which only what was varied has to be said. Raises Mistake."""
+    def size(self, given: Mapping[str, int]) -> Size:
+        """The given size, completed by keys that were not varied. Raises Mistake if a varied key is missing."""
         values = {}
         for key in SIZE:
-            there = sorted({getattr(size, key) for size in self.sizes})
-            if key not in asked and len(there) > 1:
-                raise Mistake(f"--at: {key} was varied too, from {there[0]} to {there[-1]}: say which")
-            values[key] = asked.get(key, there[0])
+            measured = sorted({getattr(size, key) for size in self.sizes})
+            if key not in given and len(measured) > 1:
+                raise Mistake(f"--at: {key} was varied too, from {measured[0]} to {measured[-1]}: give it a value")
+            values[key] = given.get(key, measured[0])
         return Size(**values)
 
-    def at(self, size: Size) -> dict[str, Any]:
-        """What the fits say of a size, phase by phase, and which of them has the peak there."""
-        told = {phase: self._calculated(phase, size) for phase in self.fits}
-        known = {phase: int(found) for phase, found in told.items() if not isinstance(found, NotFitted)}
-        missing = {phase: found.because for phase, found in told.items() if isinstance(found, NotFitted)}
-        top = max(known, key=lambda phase: known[phase], default=None)
-        inside = all(fit.holds(size) for fit in self.fits.values() if isinstance(fit, MemoryFit)) and bool(known)
-        measured = {phase: of[size] for phase, of in self.peaks.items() if size in of}
-        return {
-            **size._asdict(),
-            "kind": CALCULATED,
-            "within_what_was_measured": inside,
-            "peak_phase": None if top is None else top.phase,
-            "peak_bytes": None if top is None else known[top],
-            "is_a_lower_bound": bool(missing),
-            "measured_peak_bytes": max(measured.values(), default=None),
-            "phases": [
-                {"phase": phase.phase, "phase_device": phase.device, "bytes": known.get(phase)}
-                | {"because": missing.get(phase)}
-                for phase in self.fits
-            ],
-        }
+    def at(self, size: Size) -> PredictedPeak:
+        """The peaks that the fits give for a size."""
+        found = {phase: self._calculated(phase, size) for phase in self.fits}
+        phases = {phase: peak if isinstance(peak, NotFitted) else int(peak) for phase, peak in found.items()}
+        is_known = any(not isinstance(peak, NotFitted) for peak in phases.values())
+        measured = [of[size] for of in self.peaks.values() if size in of]
+        return PredictedPeak(
+            size=size,
+            phases=phases,
+            is_within_measured=is_known and all(f.holds(size) for f in self.fits.values() if isinstance(f, MemoryFit)),
+            measured_bytes=max(measured, default=None),
+        )
 
     def shares(self) -> list[Share]:
-        """What the measured peak of the largest point is made of, the largest part first."""
+        """The parts of the largest point's measured peak, the largest part first; none if fixed costs are not known."""
         size = self.largest
         if size is None:
             return []
@@ -422,16 +436,16 @@ class Family:
         return sorted(shares, key=lambda share: -share.bytes)
 
     def held(self, size: Size) -> int | None:
-        """What is held when the first warm pass begins, at a size that was measured."""
-        warm = (phase for phase in self._phases(self.whole[size]) if phase["phase"].startswith("warm_"))
+        """Bytes held when the first warm pass begins, at a measured size."""
+        warm = (phase for phase in self._phases(self.passed[size]) if phase["phase"].startswith("warm_"))
         first = next(warm, None)
         found: int | None = None if first is None else first[f"baseline_{self.counter}_bytes"]
         return found
 
     def logits(self, size: Size, phase: PhaseKey) -> tuple[int, str] | None:
-        """Bytes of one copy of the logits of every token, and how that is calculated; None where there is none.
+        """Bytes of one copy of the logits of every token, with the calculation; None if the phase does not hold them.
 
-        How many copies a loss keeps alive is not known here, so that their share is at least this.
+        It is a lower bound: how many copies a loss keeps alive is not known here.
         """
         vocabulary = ((self.config.get("model") or {}).get("config") or {}).get("vocab_size")
         bits = DTYPE_BITS.get(self.rows[0].get("compute_dtype") or self.rows[0]["dtype"])
@@ -442,30 +456,33 @@ class Family:
         return count, f"one copy: {tokens} x vocab_size {vocabulary} x {bits // 8} bytes"
 
     def _has_all_logits(self, phase: PhaseKey) -> bool:
-        """Whether a phase could hold logits of every token: a model passes in it, and not for the last ones alone."""
+        """Whether a phase runs the model for the logits of every token, not only of the last."""
         if self.rows[0]["workload"] == "generate":
             return phase.phase.endswith("prefill") and self.config["workload"].get("logits") == "all"
         return phase.phase.endswith(("forward", "loss", "backward", "warmup", "evaluation", "whole"))
 
     def _cache(self, size: Size, phase: PhaseKey) -> int | None:
-        told = [json.loads(p["metrics"] or "{}") for p in self._phases(self.whole[size]) if p["phase"] == phase.phase]
-        held = told[-1].get("cache_bytes_on_device", told[-1].get("cache_bytes")) if told else None
+        metrics = [
+            json.loads(p["metrics"] or "{}") for p in self._phases(self.passed[size]) if p["phase"] == phase.phase
+        ]
+        last = metrics[-1] if metrics else {}
+        held = last.get("cache_bytes_on_device", last.get("cache_bytes"))
         return held if isinstance(held, int) else None
 
     def _phases(self, row: Row) -> Sequence[Row]:
-        return self.of_attempt.get((row["point_id"], row["device"]), ())
+        return self.phases_of.get((row["point_id"], row["device"]), ())
 
 
 LEVERS = {
     "fixed costs": "another precision of the weights (dtype, quantize)",
-    "activations": "shorter (context), a smaller batch",
-    "logits": "the last ones only, or taken in chunks",
-    "cache": "a shorter context, fewer at once (batch, workload.concurrency), another kind (workload.cache)",
+    "activations": "a shorter context, a smaller batch",
+    "logits": "logits of the last token only, or logits in chunks",
+    "cache": "a shorter context, fewer sequences (batch, workload.concurrency), another cache (workload.cache)",
 }
 LEVERS_OF = {
     "train": {
         "fixed costs": "an adapter (workload.method=lora), another precision (dtype, workload.precision, quantize)",
-        "activations": "shorter (context), a smaller batch (workload.accumulate), workload.checkpointing=true",
+        "activations": "a shorter context, a smaller batch (workload.accumulate), workload.checkpointing=true",
         "logits": "a loss in chunks",
     },
     "generate": {"logits": "workload.logits=last"},
@@ -473,32 +490,27 @@ LEVERS_OF = {
 
 
 def families(points: Sequence[Row], phases: Iterable[Row]) -> list[Family]:
-    """The points by what they have in common beside batch and context; one for each counter that was read."""
-    of_attempt = _phases_of(points, phases)
+    """The points grouped by everything but batch and context, one family for each counter that was read."""
+    phases_of = _phases_of(points, phases)
     together: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in points:
         together[row["device"], row["kind"], rest_of(row, SIZE)].append(row)
     found = []
     for (device, _, _), rows in together.items():
-        seen = [Family(counter, rows, of_attempt) for counter in DECIDING.get(device, ALLOCATED)]
+        seen = [Family(counter, rows, phases_of) for counter in DECIDING.get(device, ALLOCATED)]
         found += [family for family in seen if family.peaks]
     return found
 
 
 def title(family: Family, families: Sequence[Family]) -> list[str]:
-    """What a family is called beside the others; on cpu with the allocator."""
+    """The values that name a family among the others; on cpu with the allocator."""
     row = family.rows[0]
     swept = [name for name in row if name not in columns.FIXED]
     others = [column for column in (*VARYING, *swept) if column not in SIZE]
     apart = [column for column in others if len({_plain(each.rows[0].get(column)) for each in families}) > 1]
     always = ["allocator"] if device_named(row["device"]).is_cpu else []
-    said = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
-    return said + [f"{column}={typed(row.get(column))}" for column in dict.fromkeys((*always, *apart))]
-
-
-def typed(value: Any) -> str:
-    """A value as a person types it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    names = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
+    return names + [f"{column}={typed(row.get(column))}" for column in dict.fromkeys((*always, *apart))]
 
 
 def _size(row: Row) -> Size | None:
@@ -507,6 +519,6 @@ def _size(row: Row) -> Size | None:
 
 
 def _rises_above(between: Mapping[Size, int], named: Sequence[Mapping[Size, int]]) -> bool:
-    """Between phases our own lines are written, which takes some pages."""
+    """Whether `between` has a peak of its own: more than the pages that writing our own lines takes."""
     highest = {size: max((of[size] for of in named if size in of), default=0) for size in between}
     return any(peak > highest[size] + OUR_OWN_BYTES for size, peak in between.items())

@@ -1,12 +1,12 @@
-"""What a peak costs by the size of its point, fitted to what was measured of one phase. Pure.
+"""A phase's peak as a function of batch and context, fitted to measured peaks. Pure.
 
     bytes = fixed + batch x (per_sample + per_token x context + per_token_squared x context^2)
 
-Non-negative least squares of the relative errors, phase by phase. As long as one operation sets a phase's peak the form
-is exact to 0.3 %; the peak of the phase is that of the highest operation, and in large points another one than in small
-ones. So where one form does not do for all points, the smallest, up to half of them, are left out if the rest then
-agrees and they lie above it: four points of one operation tell more of larger ones than six of several.
-The term with the square is of attention that keeps its scores (eager): elsewhere it would only follow the errors.
+The fit is non-negative least squares of the relative errors, for each phase. While one operation sets the peak of the
+phase, the form is exact to 0.3 %. Another operation may set it in large points than in small ones. If one form does not
+fit all points, up to half of them, the smallest, are left out, provided that the rest agree and the points left out lie
+above the form: four points of one operation predict larger points better than six points of several operations.
+The squared term is for attention that keeps its scores (eager). With other attention it would only fit the errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-SAME_OPERATION = 0.005  # 0.3 % seen within one operation, and resident memory repeats to some tenths of a percent
+SAME_OPERATION = 0.005  # 0.3 % was seen within one operation; resident memory repeats to some tenths of a percent
 FIXED, SAMPLE, TOKEN, SQUARE = "fixed", "per_sample", "per_token", "per_token_squared"
 TERMS = (FIXED, SAMPLE, TOKEN, SQUARE)
 
@@ -35,9 +35,9 @@ class NotFitted(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryFit:
-    """`costs`: bytes of each term that could be told apart. `peaks`: what it was fitted to, in bytes.
+    """`costs`: bytes of each term that the points separate. `peaks`: the peaks it was fitted to, in bytes.
 
-    `smaller`: measured too and left out, since another operation sets the peak there.
+    `smaller`: measured peaks that were left out, because another operation sets them.
     """
 
     costs: Mapping[str, float]
@@ -45,18 +45,18 @@ class MemoryFit:
     smaller: Mapping[Size, int]
 
     def at(self, size: Size) -> float | NotFitted:
-        """Bytes at a size, also outside of what was measured; why not, where the points do not say."""
+        """Bytes at a size, inside or outside the measured range, or why they are not known."""
         for name, value in size._asdict().items():
             low, high = self.range[name]
             if low == high != value:
-                return NotFitted(f"measured at {name}={low} alone")
+                return NotFitted(f"measured at {name}={low} only")
         found = self._bytes(size)
         if found < max(self.smaller.values(), default=0):
-            return NotFitted("another operation sets the peak of the phase in points as small as this")
+            return NotFitted("another operation sets the peak of the phase in points this small")
         return found
 
     def holds(self, size: Size) -> bool:
-        """Whether a size is within what was measured."""
+        """Whether a size is within the measured range."""
         return all(low <= value <= high for value, (low, high) in zip(size, self.range.values(), strict=True))
 
     def of_a_sample(self, size: Size) -> float | None:
@@ -71,7 +71,7 @@ class MemoryFit:
 
     @cached_property
     def range(self) -> dict[str, tuple[int, int]]:
-        """Smallest and largest of what it was fitted to."""
+        """The smallest and largest batch and context that it was fitted to."""
         return {
             "batch": (min(size.batch for size in self.peaks), max(size.batch for size in self.peaks)),
             "context": (min(size.context for size in self.peaks), max(size.context for size in self.peaks)),
@@ -79,7 +79,7 @@ class MemoryFit:
 
     @cached_property
     def residuals(self) -> dict[Size, float]:
-        """Fitted less measured, as a part of what was measured."""
+        """Fitted less measured, as a fraction of the measured peak."""
         return {size: (self._bytes(size) - peak) / max(peak, 1) for size, peak in self.peaks.items()}
 
     @property
@@ -88,7 +88,7 @@ class MemoryFit:
 
     @property
     def is_exact_by_count(self) -> bool:
-        """With as many points as terms there are no residuals, whatever the truth is."""
+        """Whether there are no more points than terms: residuals are then zero whatever the truth is."""
         return len(self.peaks) <= len(self.costs)
 
     def _bytes(self, size: Size) -> float:
@@ -105,7 +105,7 @@ def _term(name: str, size: Size) -> int:
 
 
 def fit_memory(peaks: Mapping[Size, int], eager: bool) -> MemoryFit | NotFitted:
-    """The peaks of one phase by size; `eager`: whether attention is."""
+    """Fit the peaks of one phase, in bytes by size. `eager`: whether attention is eager."""
     terms = _terms_of(peaks, eager)
     if isinstance(terms, NotFitted):
         return terms
@@ -129,7 +129,7 @@ def _agrees(found: MemoryFit, size: Size, peak: int) -> bool:
 
 
 def _fit(terms: Sequence[str], kept: Mapping[Size, int], smaller: Mapping[Size, int]) -> MemoryFit:
-    # A relative error of a peak of 0 has no meaning: that of one byte has.
+    # A peak of 0 counts as one byte: its relative error would have no meaning.
     weights = np.array([1 / max(peak, 1) for peak in kept.values()])
     sizes = np.array([[_term(name, size) for name in terms] for size in kept], dtype=float)
     costs = least_squares(sizes * weights[:, None], np.array(list(kept.values()), dtype=float) * weights)
@@ -137,28 +137,29 @@ def _fit(terms: Sequence[str], kept: Mapping[Size, int], smaller: Mapping[Size, 
 
 
 def _terms_of(peaks: Mapping[Size, int], eager: bool) -> tuple[str, ...] | NotFitted:
-    """The terms that these sizes tell apart. What was not varied is in the others: with one context in per_sample."""
+    """The terms that these sizes separate. With one context, for example, the cost of a token is part of per_sample."""
     batches, contexts = {size.batch for size in peaks}, {size.context for size in peaks}
     if len(batches) <= 1 and len(contexts) <= 1:
         return NotFitted("neither batch nor context was varied")
     if eager and len(contexts) == 2:
-        return NotFitted("attention is eager: what grows with the context's square takes 3 contexts, there are 2")
+        return NotFitted("attention is eager: a term of the squared context needs 3 contexts, there are 2")
     terms = [FIXED]
     terms += [SAMPLE] if len(batches) > 1 else []
     terms += [TOKEN] if len(contexts) > 1 else []
     terms += [SQUARE] if len(contexts) > 1 and eager else []
     if len(peaks) < len(terms):
-        return NotFitted(f"{len(terms)} terms ({', '.join(terms)}) take as many points, there are {len(peaks)}")
+        return NotFitted(f"{len(terms)} terms ({', '.join(terms)}) need as many points, there are {len(peaks)}")
     sizes = np.array([[_term(name, size) for name in terms] for size in peaks], dtype=float)
     if np.linalg.matrix_rank(sizes / sizes.max(axis=0)) < len(terms):
-        return NotFitted(f"the points do not tell {', '.join(terms)} apart")
+        return NotFitted(f"the points do not separate {', '.join(terms)}")
     return tuple(terms)
 
 
 def least_squares(columns: Any, wanted: Any) -> list[float]:
-    """The x >= 0 that makes |columns x - wanted| least.
+    """The x >= 0 that minimizes |columns x - wanted|; `columns` has shape (points, terms), `wanted` (points,).
 
-    Its positive parts are the unbounded answer of their own columns: of four columns there are fifteen choices.
+    The positive parts of x solve the unconstrained problem of their own columns, so every choice of columns is tried:
+    fifteen for four terms.
     """
     scale = np.abs(columns).max(axis=0)
     count = columns.shape[1]

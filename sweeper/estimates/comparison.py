@@ -16,8 +16,7 @@ from typing import Any
 
 from runners.device import MEASURED, device_named
 from sweeper.estimates.estimate import Estimate, estimate
-
-Row = Mapping[str, Any]
+from sweeper.rows import Row
 
 COUNTERS = ("tensor", "requested", "allocated", "reserved", "used", "resident")
 OF_TENSORS = ("tensor", "requested")  # bytes of tensors as they were asked for, before any rounding

@@ -21,6 +21,7 @@ from sweeper.frontier.evidence import GROWING, At, Columns, Evidence
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json, without
 from sweeper.frontier.open_values import OpenValues, SearchedValues
 from sweeper.objective import TOKENS, Objective, Rank
+from sweeper.rows import Row
 
 ALWAYS = ("batch", "context")
 
@@ -46,8 +47,6 @@ NEEDS = (
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
     *("peak_phase", "spreads", "beyond_training", "used_by_others_bytes"),
 )
-
-Row = Mapping[str, Any]
 
 
 def frontier(

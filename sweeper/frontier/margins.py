@@ -13,8 +13,7 @@ from typing import Any
 
 from runners.device import CALCULATED, MEASURED, device_named
 from runners.point import canonical
-
-Row = Mapping[str, Any]
+from sweeper.rows import Row
 
 # The terms that rows of the same run can give, by name. `unseen`: what a calculated peak has beyond the measured one.
 OF_MEASURED = ("spread", "evaluation", "export", "longest_input", "others")

@@ -1,1 +1,1 @@
-"""A run's journals as Parquet tables, and back as data frames."""
+"""Journals of a run as Parquet tables, and tables as data frames."""

@@ -15,12 +15,13 @@ from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, Row, groups_of
+from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, groups_of
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS, Objective
 from sweeper.plan_lines import PLAN, RunLine, SearchedLine, read_plan
 from sweeper.quality import SAME
-from sweeper.tables import run_tables
+from sweeper.rows import Row
+from sweeper.tables import loading
 from sweeper.units import format_bytes
 from sweeper.views.frontier_text import frontier_text, why
 
@@ -45,14 +46,14 @@ def main(arguments: Sequence[str]) -> int:
         raise Mistake(f"frontier: {unknown[0]} is not known; it takes RUN and --json")
     if len(runs) != 1:
         raise Mistake(f"frontier takes one run, the folder of a sweep, got {' '.join(runs) or 'none'}")
-    found = decision_sheet(run_tables.run_folder(runs[0]))
+    found = decision_sheet(loading.run_folder(runs[0]))
     print(json.dumps(found, indent=2) if as_json else as_text(found))
     return 0
 
 
 def decision_sheet(folder: Path) -> dict[str, Any]:
     """Everything on the sheet, as JSON has it: bytes are bytes, what is not known is null."""
-    found = run_tables.read(folder)
+    found = loading.read(folder)
     lines = list(read_plan(folder))
     last = [line for line in lines if isinstance(line, RunLine)][-1:]  # the run keys of the last sweep count
     objective = next((line.objective for line in last if line.objective), TOKENS)

@@ -19,16 +19,17 @@ from sweeper.effects.families import (
     Family,
     PeakRange,
     PhaseKey,
+    PredictedPeak,
     differences,
     families,
     title,
-    typed,
     why_not,
 )
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
-from sweeper.frontier.edges import Row
-from sweeper.tables import run_tables
+from sweeper.plan import typed
+from sweeper.rows import Row
+from sweeper.tables import loading
 from sweeper.units import format_bytes
 from sweeper.views import pictures
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     asked = _asked(arguments)
     if asked.picture is not None:
         pictures.check(asked.picture)
-    found = run_tables.read(run_tables.run_folder(asked.run))
+    found = loading.read(loading.run_folder(asked.run))
     swept = [name for name in found["points"].column_names if name not in schema.FIXED]
     points = found["points"].select([*NEEDS, *swept]).to_pylist()
     phases = found["phases"].select(NEEDS_OF_PHASES).to_pylist()
@@ -142,9 +143,9 @@ def _family_as_json(family: Family, named: Sequence[str], at: Mapping[str, int] 
         "largest": None if largest is None else _largest_as_json(family, largest),
         "peak_phases": [
             {"along": along, "at": {SIZE[1 - SIZE.index(along)]: value}, "phases": [_reign_as_json(r) for r in reigns]}
-            for along, value, reigns in family.reigns()
+            for along, value, reigns in family.peak_ranges()
         ],
-        "at": None if at is None else family.at(family.size(at)),
+        "at": None if at is None else _at_as_json(family.at(family.size(at))),
     }
 
 
@@ -195,7 +196,27 @@ def _largest_as_json(family: Family, size: Size) -> dict[str, Any]:
             "because": found.because if isinstance(found, NotFitted) else None,
             "worst_residual": None if fitted is None or fitted.is_exact_by_count else fitted.worst,
         },
-        "levers": [share._asdict() for share in family.shares()],
+        "levers": [share._asdict() | {"brings_bytes": None} for share in family.shares()],
+    }
+
+
+def _at_as_json(found: PredictedPeak) -> dict[str, Any]:
+    return {
+        **found.size._asdict(),
+        "kind": CALCULATED,
+        "within_what_was_measured": found.is_within_measured,
+        "peak_phase": None if found.peak_phase is None else found.peak_phase.phase,
+        "peak_bytes": found.bytes,
+        "is_a_lower_bound": found.is_lower_bound,
+        "measured_peak_bytes": found.measured_bytes,
+        "phases": [
+            {
+                **{"phase": phase.phase, "phase_device": phase.device},
+                "bytes": None if isinstance(peak, NotFitted) else peak,
+                "because": peak.because if isinstance(peak, NotFitted) else None,
+            }
+            for phase, peak in found.phases.items()
+        ],
     }
 
 

@@ -184,10 +184,10 @@ def of_run(arguments: Sequence[str], json: bool = False) -> int:
     if len(arguments) != 1:
         raise Mistake(f"estimate takes keys or one run, the folder of a sweep, got {' '.join(arguments)}")
     from sweeper import columns
-    from sweeper.tables import run_tables
+    from sweeper.tables import loading
 
-    folder = run_tables.run_folder(arguments[0])
-    found = run_tables.read(folder)
+    folder = loading.run_folder(arguments[0])
+    found = loading.read(folder)
     points = found["points"]
     swept = [name for name in points.column_names if name not in columns.FIXED]
     usual = [column.name for column in columns.DIMENSIONS]

@@ -10,11 +10,12 @@ from math import prod
 from runners.device import CALCULATED, device_named
 from sweeper import columns as schema
 from sweeper.columns import NAMED, VARYING
-from sweeper.frontier.edges import NO_MEMORY, FrontierGroup, Row, groups_of, headroom
+from sweeper.frontier.edges import NO_MEMORY, FrontierGroup, groups_of, headroom
 from sweeper.frontier.evidence import At, covers
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
+from sweeper.rows import Row
 from sweeper.units import format_bytes
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them

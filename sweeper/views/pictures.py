@@ -75,7 +75,7 @@ class Line(NamedTuple):
 def _lines(family: Family) -> list[Line]:
     """Along each key that was varied: where most phases have the peak in turn, of several the largest."""
     found: dict[str, Line] = {}
-    for along, at, reigns in family.reigns():
+    for along, at, reigns in family.peak_ranges():
         other = SIZE[1 - SIZE.index(along)]
         line = Line(along, at, [size for size in family.sizes if getattr(size, other) == at], reigns)
         before = found.get(along)

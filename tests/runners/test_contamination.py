@@ -530,7 +530,7 @@ def test_an_outcome_says_whether_and_who_or_that_it_was_not_measured(said: Any, 
 
 
 def test_what_was_recorded_stands_in_the_tables(gpu: Gpu, tmp_path: Path) -> None:
-    from sweeper.tables.run_tables import load
+    from sweeper.tables.loading import load
 
     measured = gpu.measured("visited", {"other": OTHER})
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""A run written by hand: plan.jsonl and attempt folders, as a sweep and its measured processes leave them."""
+"""A run without processes: plan.jsonl and attempt folders as a sweep and its attempts write them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ OUT_OF_MEMORY = {
 
 
 class WrittenRun:
-    """Writes a run's folder, a fact at a time."""
+    """Writes a run's folder, one fact at a time."""
 
     def __init__(self, folder: Path, swept: Mapping[str, list[Any]], **keys: Any) -> None:
         self.folder = folder

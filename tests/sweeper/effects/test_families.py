@@ -120,11 +120,11 @@ def tensor(found: Difference) -> int | None:
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
 
-def test_a_difference_is_of_two_points_that_differ_by_one_step_of_one_dimension() -> None:
+def test_neighbours_differ_by_one_step_of_one_dimension() -> None:
     costs = {"warm_forward": (0, 10, 1000)}
     found = Run().grid((1, 2, 8), (64, 128), costs=costs).differences()
-    told = [(each.dimension, *each.step, *each.at.values(), tensor(each)) for each in found]
-    assert told == [
+    steps = [(each.dimension, *each.step, *each.at.values(), tensor(each)) for each in found]
+    assert steps == [
         *[("batch", 1, 2, 64, 64_010), ("batch", 2, 8, 64, 6 * 64_010)],
         *[("batch", 1, 2, 128, 128_010), ("batch", 2, 8, 128, 6 * 128_010)],
         *[("context", 64, 128, 1, 64_000), ("context", 64, 128, 2, 128_000), ("context", 64, 128, 8, 512_000)],
@@ -132,7 +132,7 @@ def test_a_difference_is_of_two_points_that_differ_by_one_step_of_one_dimension(
     assert all(list(each.bytes) == list(PEAKS) for each in found)
 
 
-def test_numbers_are_taken_by_size_and_everything_else_as_it_was_asked_for() -> None:
+def test_numbers_are_ordered_by_size_and_everything_else_by_the_plan() -> None:
     run = Run()
     for batch, dtype in ((4, "float32"), (1, "float32"), (4, "bfloat16"), (1, "bfloat16"), (4, "float16")):
         run.add(batch=batch, dtype=dtype, changed="batch,dtype")
@@ -143,7 +143,7 @@ def test_numbers_are_taken_by_size_and_everything_else_as_it_was_asked_for() -> 
     ]
 
 
-def test_devices_and_what_is_calculated_are_never_set_beside_each_other() -> None:
+def test_different_devices_and_kinds_are_never_compared() -> None:
     run = Run().grid((1, 2), (64,))
     run.grid((2, 4), (64,), device="cuda:0").grid((1, 4), (64,), device="sim:rtx-4090")
     assert [(each.device, each.kind, each.step) for each in run.differences()] == [
@@ -158,14 +158,14 @@ def test_devices_and_what_is_calculated_are_never_set_beside_each_other() -> Non
     ]
 
 
-def test_points_that_differ_in_anything_else_that_was_settled_are_no_neighbours() -> None:
+def test_points_that_also_differ_in_a_key_that_is_no_dimension_are_no_neighbours() -> None:
     run = Run()
     run.add(batch=1, lr=0.1)
     run.add(batch=2, lr=0.2)
     assert run.differences() == []
 
 
-def test_keys_that_are_null_where_they_make_no_difference_follow_the_one_that_was_varied() -> None:
+def test_keys_that_are_null_without_effect_may_change_with_the_varied_one() -> None:
     run = Run()
     run.add(method="full", rank=None, **{"workload.method": "full"})
     run.add(method="lora", rank=8, **{"workload.method": "lora"})
@@ -174,7 +174,7 @@ def test_keys_that_are_null_where_they_make_no_difference_follow_the_one_that_wa
 
 
 @pytest.mark.parametrize("status", [status.value for status in Status if status is not Status.OK])
-def test_beside_a_point_that_did_not_pass_whole_nothing_is_known_and_it_is_said_why(status: str) -> None:
+def test_a_point_that_did_not_pass_completely_gives_no_difference_and_a_reason(status: str) -> None:
     run = Run()
     run.add(batch=1)
     run.add(status, batch=2, failed_phase="warm_backward")
@@ -185,7 +185,7 @@ def test_beside_a_point_that_did_not_pass_whole_nothing_is_known_and_it_is_said_
     assert set(found.because) == {*PEAKS, "seconds"}
 
 
-def test_what_passes_sometimes_or_is_partial_or_was_not_read_is_not_known_either() -> None:
+def test_flaky_partial_and_unread_peaks_give_no_difference() -> None:
     run = Run()
     run.add(batch=1)
     run.add(batch=2, flaky=True)
@@ -193,23 +193,23 @@ def test_what_passes_sometimes_or_is_partial_or_was_not_read_is_not_known_either
     run.add(batch=8, peak_is_partial=True)
     flaky, _, partial = run.differences()
     assert tensor(flaky) is None
-    assert flaky.because["peak_tensor_bytes"] == "it passes sometimes"
+    assert flaky.because["peak_tensor_bytes"] == "it passes only sometimes"
     assert "partial" in partial.because["peak_tensor_bytes"]
     whole = Run().grid((1, 2), (64,)).differences()[0]
     assert whole.because == {column: "not read" for column in PEAKS if column != "peak_tensor_bytes"}
 
 
-def test_what_the_driver_says_is_no_difference_where_somebody_else_was_on_the_device() -> None:
+def test_used_bytes_are_not_compared_if_another_process_was_on_the_device() -> None:
     run = Run()
     run.add(device="cuda:0", batch=1, peak_used_bytes=1000)
     run.add(device="cuda:0", batch=2, peak_used_bytes=9000, contaminated=True)
     (found,) = run.differences()
     assert found.bytes["peak_used_bytes"] is None
-    assert found.because["peak_used_bytes"] == "somebody else was on the device"
+    assert found.because["peak_used_bytes"] == "another process was on the device"
     assert found.bytes["peak_allocated_bytes"] is not None
 
 
-def test_the_time_is_that_of_a_warm_repeat_and_says_of_which_phases() -> None:
+def test_the_time_is_that_of_a_warm_repeat_and_names_its_phases() -> None:
     run = Run().grid((1, 2), (64,))
     for phase in run.phases:
         phase["elapsed_s"] *= 2 if phase["point_id"] == run.points[1]["point_id"] else 1
@@ -220,17 +220,17 @@ def test_the_time_is_that_of_a_warm_repeat_and_says_of_which_phases() -> None:
     assert found.time_of == "warm_forward + warm_backward + warm_step, mean of 2 repeats"
 
 
-def test_there_is_no_time_where_nothing_was_computed_or_nothing_is_called_warm() -> None:
+def test_calculated_points_and_points_without_warm_phases_have_no_time() -> None:
     (calculated,) = Run().grid((1, 2), (64,), device="sim:rtx-4090").differences()
-    assert (calculated.seconds, calculated.because["seconds"]) == (None, "nothing was computed")
+    assert (calculated.seconds, calculated.because["seconds"]) == (None, "a calculated device has no times")
     (cold,) = Run().grid((1, 2), (64,), costs={"whole": (1, 2, 3)}).differences()
-    assert (cold.seconds, cold.because["seconds"]) == (None, "no phase warm_... with its time")
+    assert (cold.seconds, cold.because["seconds"]) == (None, "no phase named warm_... has a time")
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
 
 
-def test_each_phase_has_costs_of_its_own() -> None:
+def test_each_phase_has_its_own_costs() -> None:
     family = Run().grid().family()
     for phase, (fixed, _, token) in TRAINING.items():
         found = family.fits[PhaseKey(phase, "cpu")]
@@ -240,7 +240,7 @@ def test_each_phase_has_costs_of_its_own() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(st.sampled_from([status.value for status in Status if status is not Status.OK]), st.integers(1, 2**40))
-def test_what_did_not_pass_whole_never_enters_a_fit(status: str, absurd: int) -> None:
+def test_a_point_that_did_not_pass_completely_never_enters_a_fit(status: str, absurd: int) -> None:
     run = Run().grid()
     before = run.family().fits
     run.add(status, batch=16, context=256, costs=dict.fromkeys(TRAINING, (absurd, 0, 0)))
@@ -267,14 +267,14 @@ def test_only_eager_attention_has_a_cost_of_a_squared_token() -> None:
     assert all("per_token_squared" in found.costs for found in used.fits.values() if not isinstance(found, NotFitted))
 
 
-def test_what_happened_between_two_phases_is_one_of_them_only_where_it_has_the_peak() -> None:
+def test_between_counts_as_a_phase_only_if_it_has_the_peak() -> None:
     below = Run().grid(costs={**TRAINING, "between": (0, 0, 100)}).family()
     above = Run().grid(costs={**TRAINING, "between": (500 * MIB, 0, 0)}).family()
     assert PhaseKey("between", "cpu") not in below.peaks
     assert above.peak_phase(Size(8, 256)) == PhaseKey("between", "cpu")
 
 
-def test_a_sweep_of_one_dimension_alone_tells_what_that_one_costs() -> None:
+def test_a_sweep_of_one_dimension_has_the_cost_of_that_one() -> None:
     found = Run().grid((1, 2, 4, 8), (256,)).effects()
     (family,) = found["families"]
     costs = family["largest"]["costs"]
@@ -297,32 +297,32 @@ def test_a_single_point_has_a_peak_and_no_costs() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 200), st.lists(st.integers(1, 100), min_size=2, max_size=8, unique=True))
-def test_another_phase_takes_over_between_the_points_that_show_it(edge: int, batches: list[int]) -> None:
+def test_the_phase_with_the_peak_changes_between_two_measured_points(edge: int, batches: list[int]) -> None:
     """The step has the peak up to `edge` samples and not with one more."""
     costs = {"warm_step": (edge * MIB + MIB // 2, 0, 0), "warm_backward": (0, MIB, 0)}
     batches.sort()
-    ((along, at, reigns),) = Run().grid(batches, (64,), costs=costs).family().reigns()
+    ((along, at, ranges),) = Run().grid(batches, (64,), costs=costs).family().peak_ranges()
     assert (along, at) == ("batch", 64)
-    measured = [(reign.phase.phase, reign.first, reign.last) for reign in reigns if reign.last is not None]
+    measured = [(each.phase.phase, each.first, each.last) for each in ranges if each.last is not None]
     below, above = [b for b in batches if b <= edge], [b for b in batches if b > edge]
     steps = [("warm_step", below[0], below[-1])] if below else []
     assert measured == steps + ([("warm_backward", above[0], above[-1])] if above else [])
-    calculated = [(reign.phase.phase, reign.first, reign.kind) for reign in reigns if reign.last is None]
+    calculated = [(each.phase.phase, each.first, each.kind) for each in ranges if each.last is None]
     if above or edge + 1 > 8 * batches[-1]:
         assert calculated == []
     elif edge >= batches[-1]:
         assert calculated == [("warm_backward", edge + 1, CALCULATED)]
 
 
-def test_resident_memory_that_does_not_repeat_to_a_mib_makes_no_phase_take_over() -> None:
+def test_a_difference_within_the_noise_of_resident_memory_is_no_change_of_phase() -> None:
     run = Run().grid((1, 2, 4), (64,), costs={"cold_step": (100 * MIB, 0, 0), "warm_step": (100 * MIB, 0, 0)})
     for number, phase in enumerate(run.phases):
         phase["peak_resident_bytes"], phase["peak_tensor_bytes"] = 400 * MIB + number * 2**18, None
-    ((_, _, reigns),) = run.family().reigns()
-    assert len(reigns) == 1
+    ((_, _, ranges),) = run.family().peak_ranges()
+    assert len(ranges) == 1
 
 
-def test_a_size_that_is_asked_for_is_calculated_and_says_which_phase_has_the_peak() -> None:
+def test_a_requested_size_is_calculated_with_the_phase_that_has_its_peak() -> None:
     found = Run().grid().effects({"batch": 16, "context": 8192})
     at = found["families"][0]["at"]
     assert (at["kind"], at["within_what_was_measured"], at["is_a_lower_bound"]) == (CALCULATED, False, False)
@@ -335,7 +335,7 @@ def test_a_size_that_is_asked_for_is_calculated_and_says_which_phase_has_the_pea
     assert Run().grid().effects()["families"][0]["at"] is None
 
 
-def test_where_one_phase_cannot_be_calculated_the_peak_is_a_lower_bound() -> None:
+def test_a_phase_that_cannot_be_calculated_makes_the_peak_a_lower_bound() -> None:
     run = Run().grid()
     run.phases = [p for p in run.phases if p["phase"] != "warm_step" or p["point_id"] == run.points[0]["point_id"]]
     found = run.effects({"batch": 16, "context": 256})
@@ -344,14 +344,14 @@ def test_where_one_phase_cannot_be_calculated_the_peak_is_a_lower_bound() -> Non
     assert "not known of warm_step: neither batch nor context was varied" in as_text(found)
 
 
-def test_a_key_that_was_varied_has_to_be_said_and_one_that_was_not_need_not() -> None:
+def test_a_requested_size_needs_a_value_for_each_varied_key_only() -> None:
     with pytest.raises(Mistake, match="context was varied too, from 64 to 256"):
         Run().grid().effects({"batch": 16})
     at = Run().grid(contexts=(64,)).effects({"batch": 16})["families"][0]["at"]
     assert (at["batch"], at["context"]) == (16, 64)
     elsewhere = Run().grid(contexts=(64,)).effects({"batch": 16, "context": 128})
     assert elsewhere["families"][0]["at"]["peak_bytes"] is None
-    assert "not known: measured at context=64 alone" in as_text(elsewhere)
+    assert "not known: measured at context=64 only" in as_text(elsewhere)
 
 
 # --- levers -----------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def levers(run: Run) -> list[tuple[str, str]]:
     return [(share["of"], share["kind"]) for share in shares]
 
 
-def test_the_first_lever_is_that_of_the_largest_part_of_the_peak() -> None:
+def test_the_first_lever_reduces_the_largest_part_of_the_peak() -> None:
     fixed = Run().grid(costs={"warm_backward": (10**10, 0, 40_000)})
     assert levers(fixed)[0] == ("fixed costs", CALCULATED)
     assert "workload.method=lora" in as_text(fixed.effects())
@@ -378,12 +378,12 @@ def test_the_first_lever_is_that_of_the_largest_part_of_the_peak() -> None:
     assert "x vocab_size 128000 x 4 bytes" in as_text(logits.effects())
 
 
-def test_logits_are_no_part_of_a_peak_that_is_too_small_for_them_or_of_another_phase() -> None:
+def test_logits_are_no_part_of_a_smaller_peak_or_of_a_phase_without_them() -> None:
     assert "logits" not in dict(levers(Run().grid(vocab_size=10**6)))
     assert "logits" not in dict(levers(Run().grid(costs={"warm_step": (MIB, 0, 10**6)})))
 
 
-def test_a_cache_is_the_part_that_the_workload_measured() -> None:
+def test_the_cache_is_a_part_as_the_workload_measured_it() -> None:
     run = Run().grid(workload="generate", logits="last", costs={"warm_decode": (MIB, 0, 1000)})
     for phase in run.phases:
         phase["metrics"] = json.dumps({"cache_bytes": 2 * MIB, "cache_bytes_on_device": MIB})
@@ -392,14 +392,14 @@ def test_a_cache_is_the_part_that_the_workload_measured() -> None:
     assert "1.00 MiB (measured: cache_bytes of warm_decode)" in as_text(run.effects())
 
 
-def test_without_a_fit_what_is_held_before_a_pass_stands_for_the_fixed_costs() -> None:
+def test_without_a_fit_bytes_held_before_a_pass_are_the_fixed_costs() -> None:
     assert ("fixed costs", MEASURED) in levers(Run().grid((8,), (256,)))
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_but_failures_is_one_line_that_says_why() -> None:
+def test_a_run_of_failures_only_gives_one_line_with_the_reason() -> None:
     run = Run()
     for batch in (1, 2):
         run.add("error", batch=batch, failed_phase="start", error_type="TypeError", error_message="no\nbatch")
@@ -410,7 +410,7 @@ def test_nothing_but_failures_is_one_line_that_says_why() -> None:
     assert as_text(effects([], [])) == "no point passed whole, so that nothing can be compared: no points"
 
 
-def test_every_number_in_the_text_stands_under_whether_it_is_measured_or_calculated() -> None:
+def test_every_number_in_the_text_is_marked_as_measured_or_calculated() -> None:
     text = as_text(Run().grid().effects({"batch": 16, "context": 8192}))
     sections = text.split("\n\n")
     assert len(sections) >= 5
@@ -422,14 +422,14 @@ def test_every_number_in_the_text_stands_under_whether_it_is_measured_or_calcula
     assert all(MEASURED in line or CALCULATED in line for line in percents)
 
 
-def test_calculated_devices_are_called_so() -> None:
+def test_calculated_devices_are_marked() -> None:
     found = Run().grid(device="sim:rtx-4090").effects()
     assert "ONE STEP OF ONE DIMENSION (calculated" in as_text(found)
     assert MEASURED not in {found["families"][0]["largest"]["kind"], *(each["kind"] for each in found["differences"])}
     assert "(calculated, not measured)" in as_text(found)
 
 
-def test_families_are_told_apart_by_what_differs() -> None:
+def test_family_titles_have_the_values_that_differ() -> None:
     run = Run().grid(dtype="float32").grid(dtype="bfloat16", seed=1)
     titles = [family["title"] for family in run.effects()["families"]]
     assert titles == [
@@ -454,7 +454,7 @@ def test_families_are_told_apart_by_what_differs() -> None:
         (["nowhere"], "no such folder"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_would_be_right(arguments: list[str], message: str) -> None:
+def test_a_mistake_is_one_line_with_a_remedy(arguments: list[str], message: str) -> None:
     with pytest.raises(Mistake) as mistake:
         main(arguments)
     assert message in str(mistake.value)
@@ -504,7 +504,7 @@ def test_a_real_sweep_has_its_differences_its_costs_and_a_picture(swept: Path, t
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_text_of_a_real_sweep_is_for_a_person(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_of_a_real_sweep_has_its_sections(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(swept)]) == 0
     text = capsys.readouterr().out
     for heading in ("ONE STEP OF ONE DIMENSION (measured", "WHAT IT COSTS (calculated", "THE PEAK", "WHICH LEVER"):

@@ -37,8 +37,8 @@ def same(found: float | NotFitted | None, bytes: int) -> bool:
 
 @settings(deadline=None, max_examples=40)
 @given(st.data(), st.integers(1, 4), st.integers(1, 8))
-def test_no_other_costs_that_are_not_negative_have_smaller_errors(data: st.DataObject, terms: int, points: int) -> None:
-    """The conditions of the optimum: no cost can be moved to where it is still allowed and the errors are smaller."""
+def test_no_other_non_negative_costs_have_smaller_errors(data: st.DataObject, terms: int, points: int) -> None:
+    """The conditions of the optimum: no allowed change of one cost makes the errors smaller."""
     number = st.floats(-10, 10).map(lambda value: round(value, 3))
     columns = np.array([[abs(data.draw(number)) + 0.1 for _ in range(terms)] for _ in range(points)])
     wanted = np.array([data.draw(number) for _ in range(points)])
@@ -51,7 +51,7 @@ def test_no_other_costs_that_are_not_negative_have_smaller_errors(data: st.DataO
 
 @settings(deadline=None, max_examples=40)
 @given(st.data())
-def test_costs_that_are_tried_one_by_one_are_not_better(data: st.DataObject) -> None:
+def test_a_grid_of_costs_has_none_with_smaller_errors(data: st.DataObject) -> None:
     columns = np.array([[1.0, data.draw(st.integers(1, 9))] for _ in range(4)])
     wanted = np.array([float(data.draw(st.integers(-20, 20))) for _ in range(4)])
 
@@ -63,7 +63,7 @@ def test_costs_that_are_tried_one_by_one_are_not_better(data: st.DataObject) -> 
 
 @settings(deadline=None, max_examples=40)
 @given(COSTS)
-def test_a_fit_finds_the_costs_that_the_peaks_were_made_of(costs: dict[str, int]) -> None:
+def test_a_fit_recovers_the_costs_that_the_peaks_were_computed_from(costs: dict[str, int]) -> None:
     found = fitted({size: peak(size, **costs) for size in GRID})
     assert found.worst < 1e-6
     assert not found.smaller
@@ -76,14 +76,14 @@ def test_a_fit_finds_the_costs_that_the_peaks_were_made_of(costs: dict[str, int]
 
 @settings(deadline=None, max_examples=40)
 @given(COSTS, st.integers(1, 512))
-def test_with_eager_attention_it_finds_the_cost_of_a_squared_token_too(costs: dict[str, int], square: int) -> None:
+def test_with_eager_attention_a_fit_recovers_the_squared_cost_too(costs: dict[str, int], square: int) -> None:
     found = fitted({size: peak(size, **costs, per_token_squared=square) for size in GRID}, eager=True)
     assert found.worst < 1e-6
     assert same(found.at(Size(16, 4096)), peak(Size(16, 4096), **costs, per_token_squared=square))
 
 
 @pytest.mark.parametrize(("eager", "squares"), [(False, 0), (True, 1)])
-def test_only_where_attention_is_eager_is_there_a_term_with_the_square(eager: bool, squares: int) -> None:
+def test_only_eager_attention_has_a_squared_term(eager: bool, squares: int) -> None:
     found = fitted({size: peak(size, MIB, 0, 1000, 30) for size in GRID}, eager)
     assert list(found.costs).count("per_token_squared") == squares
     assert (found.worst > SAME_OPERATION) is not eager
@@ -91,7 +91,7 @@ def test_only_where_attention_is_eager_is_there_a_term_with_the_square(eager: bo
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1_000, 1_000_000), st.integers(MIB, 64 * MIB), st.integers(0, 4))
-def test_points_whose_peak_another_operation_sets_are_left_out_and_no_others(token: int, fixed: int, few: int) -> None:
+def test_only_points_whose_peak_another_operation_sets_are_left_out(token: int, fixed: int, few: int) -> None:
     line = {size: peak(size, fixed, 0, token) for size in GRID}
     floor = sorted(line.values())[few]
     found = fitted({size: max(floor, at) for size, at in line.items()})
@@ -101,7 +101,7 @@ def test_points_whose_peak_another_operation_sets_are_left_out_and_no_others(tok
         assert found._bytes(Size(16, 512)) == pytest.approx(peak(Size(16, 512), fixed, 0, token), rel=0.02)
 
 
-def test_where_another_operation_has_the_peak_nothing_is_calculated() -> None:
+def test_sizes_whose_peak_another_operation_sets_are_not_calculated() -> None:
     floor, token = 120 * MIB, 200_000
     found = fitted({size: max(floor, peak(size, 50 * MIB, 0, token)) for size in GRID})
     assert set(found.smaller) == {size for size in GRID if peak(size, 50 * MIB, 0, token) < floor}
@@ -109,7 +109,7 @@ def test_where_another_operation_has_the_peak_nothing_is_calculated() -> None:
     assert same(found.at(Size(8, 512)), peak(Size(8, 512), 50 * MIB, 0, token))
 
 
-def test_peaks_that_no_line_goes_through_are_all_kept_and_the_error_is_told() -> None:
+def test_peaks_that_fit_no_form_are_all_kept_and_the_error_is_reported() -> None:
     uneven = {size: round(peak(size, MIB, 0, 5000) * (1.1 if size.batch in (2, 8) else 1)) for size in GRID}
     found = fitted(uneven)
     assert len(found.peaks) == len(GRID)
@@ -117,15 +117,15 @@ def test_peaks_that_no_line_goes_through_are_all_kept_and_the_error_is_told() ->
     assert max(map(abs, found.residuals.values())) == found.worst
 
 
-def test_what_was_not_varied_has_no_cost_of_its_own() -> None:
+def test_a_dimension_that_was_not_varied_has_no_cost() -> None:
     along_batch = fitted({Size(batch, 64): peak(Size(batch, 64), MIB, 10, 100) for batch in (1, 2, 4)})
     assert same(along_batch.of_a_sample(Size(4, 64)), 10 + 64 * 100)
     assert along_batch.of_a_token(Size(4, 64)) is None
-    assert along_batch.at(Size(8, 128)) == NotFitted("measured at context=64 alone")
+    assert along_batch.at(Size(8, 128)) == NotFitted("measured at context=64 only")
     along_context = fitted({Size(2, context): peak(Size(2, context), MIB, 10, 100) for context in (64, 128, 256)})
     assert same(along_context.of_a_token(Size(2, 64)), 100)
     assert along_context.of_a_sample(Size(2, 64)) is None
-    assert along_context.at(Size(4, 64)) == NotFitted("measured at batch=2 alone")
+    assert along_context.at(Size(4, 64)) == NotFitted("measured at batch=2 only")
 
 
 def test_with_as_many_points_as_terms_the_error_is_not_known() -> None:
@@ -138,18 +138,18 @@ def test_with_as_many_points_as_terms_the_error_is_not_known() -> None:
     ("sizes", "eager", "because"),
     [
         ([(1, 64)], False, "neither batch nor context was varied"),
-        ([(1, 64), (2, 128)], False, "take as many points"),
-        ([(1, 64), (2, 64), (1, 128), (2, 128)], True, "takes 3 contexts, there are 2"),
-        ([(1, 64), (2, 32), (4, 16), (8, 8)], False, "do not tell"),
+        ([(1, 64), (2, 128)], False, "need as many points"),
+        ([(1, 64), (2, 64), (1, 128), (2, 128)], True, "needs 3 contexts, there are 2"),
+        ([(1, 64), (2, 32), (4, 16), (8, 8)], False, "do not separate"),
     ],
 )
-def test_a_fit_that_the_points_do_not_carry_is_refused(sizes: list[tuple[int, int]], eager: bool, because: str) -> None:
+def test_a_fit_without_enough_points_is_refused(sizes: list[tuple[int, int]], eager: bool, because: str) -> None:
     found = fit_memory({Size(*size): 1000 for size in sizes}, eager)
     assert isinstance(found, NotFitted)
     assert because in found.because
 
 
-def test_a_phase_without_a_byte_costs_nothing() -> None:
+def test_a_phase_with_peaks_of_zero_costs_nothing() -> None:
     found = fitted(dict.fromkeys(GRID, 0))
     assert found.at(Size(100, 100)) == 0
     assert found.worst == 0

@@ -1,4 +1,4 @@
-"""Variants that must leave the loss alone, beside the plain one."""
+"""Losses of variants that must not change the training, compared with the plain point's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def of(losses: list[Any], device: str = "cpu", workload: dict[str, Any] | None =
     return found
 
 
-def test_a_variant_with_the_plain_ones_losses_is_the_same() -> None:
+def test_a_variant_with_equal_losses_is_the_same() -> None:
     plain = of([4.5, 4.25])
     for workload in ({"checkpointing": True}, {"accumulate": 4}, {"compile": True}, {"set_to_none": False}):
         variant = of([4.5, 4.2500001], workload=workload)
@@ -35,7 +35,7 @@ def test_a_variant_with_the_plain_ones_losses_is_the_same() -> None:
         assert compared(variant, plain) == "same"
 
 
-def test_a_variant_that_changes_the_loss_says_in_which_step_and_from_what() -> None:
+def test_a_different_loss_is_reported_with_its_step_and_both_values() -> None:
     plain = of([4.5, 4.25])
     assert compared(of([4.5, 4.2], workload={"checkpointing": True}), plain) == (
         f"differs: 4.2 in step 2, 4.25 in {plain.point_id}"
@@ -44,7 +44,7 @@ def test_a_variant_that_changes_the_loss_says_in_which_step_and_from_what() -> N
     assert compared(of(["nan"], workload={"accumulate": 2}), of(["nan"])) == "same"
 
 
-def test_the_plain_one_has_nothing_to_be_compared_with() -> None:
+def test_the_plain_point_is_compared_with_nothing() -> None:
     plain = of([4.5])
     assert plain.is_plain
     assert not of([4.5], workload={"accumulate": 2}).is_plain
@@ -52,7 +52,7 @@ def test_the_plain_one_has_nothing_to_be_compared_with() -> None:
     assert compared(plain, None) is None
 
 
-def test_what_may_change_the_loss_is_not_compared() -> None:
+def test_points_whose_losses_may_differ_are_not_compared() -> None:
     changes: list[dict[str, Any]] = [{}, {"dtype": "bfloat16"}, {"batch": 2}, {"seed": 1}, {"device": "cuda:0"}]
     changes.append({"workload": {"optimizer": "sgd"}})
     assert len({of([4.5], **change).alike for change in changes}) == len(changes)
@@ -61,14 +61,14 @@ def test_what_may_change_the_loss_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("values", "same"), [({}, False), ({"dtype": "bfloat16"}, True), ({"workload": {"precision": "bfloat16"}}, True)]
 )
-def test_fewer_bits_are_allowed_more(values: dict[str, Any], same: bool) -> None:
+def test_16_bits_have_a_larger_tolerance(values: dict[str, Any], same: bool) -> None:
     workload = values.pop("workload", {})
     plain = of([4.5], workload=workload, **values)
     variant = of([4.51], workload={**workload, "accumulate": 2}, **values)
     assert (compared(variant, plain) == "same") is same
 
 
-def test_a_row_says_whether_its_losses_are_the_plain_ones(written: Callable[..., Any]) -> None:
+def test_a_row_reports_whether_its_losses_are_those_of_the_plain_point(written: Callable[..., Any]) -> None:
     run = written({"workload.checkpointing": [True, False], "workload.accumulate": [1, 2]})
     losses = {(True, 1): [4.5], (False, 1): [4.5], (False, 2): [4.6]}
     for (checkpointing, accumulate), each in losses.items():
@@ -76,8 +76,8 @@ def test_a_row_says_whether_its_losses_are_the_plain_ones(written: Callable[...,
         run.passes(run.ask(workload=workload), metrics={"losses": each})
     run.passes(run.ask())
     rows = sweeper.load(run.folder).points.sort_values("order")
-    told = [None if each != each else each for each in rows["loss_check"]]
-    assert told[0] == "same"
-    assert told[1] is None
-    assert told[2].startswith("differs: 4.6 in step 1, 4.5 in ")
-    assert told[3] is None
+    checks = [None if each != each else each for each in rows["loss_check"]]
+    assert checks[0] == "same"
+    assert checks[1] is None
+    assert checks[2].startswith("differs: 4.6 in step 1, 4.5 in ")
+    assert checks[3] is None

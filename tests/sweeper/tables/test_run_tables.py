@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,20 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import sweeper
 from runners import journal
 from runners.device import device_named
 from runners.facts import Exit
 from runners.outcome import outcome_of
 from runners.point import Attempt, AttemptFolder, Point
-from sweeper import columns as schema
-from sweeper.errors import Mistake
+from sweeper.columns import TABLES
 from sweeper.plan_lines import read_plan
 from sweeper.tables import run_tables
-from sweeper.tables.run_tables import Tables, load
+from sweeper.tables.run_tables import Tables
 
 MIB = 2**20
-COLUMNS = {  # as design fixes them: what others build on
+COLUMNS = {  # the columns that other code builds on
     "points": "run point_id device kind attempt attempts environment_id engine host pid model workload dtype batch "
     "context warmup repeats seed start allocator phases cache config order changed changed_from status fits oom_scope "
     "failed_phase error_type error_message signal exit_code requested_bytes needs_at_least_bytes skipped_because flaky "
@@ -72,12 +69,12 @@ def test_the_schema_does_not_depend_on_what_the_rows_hold(written: Any) -> None:
     empty = written({"batch": [1]}, name="empty", devices=())
     for run in (failing, passing, empty):
         Tables(run.folder).write()
-    for name in schema.TABLES:
+    for name in TABLES:
         first, *others = (pq.read_schema(run.folder / f"{name}.parquet") for run in (failing, passing, empty))
         assert all(first.equals(other) for other in others), name
 
 
-def test_counters_are_integers_in_the_file_and_in_pandas_and_stay_exact_beside_nulls(written: Any) -> None:
+def test_counters_are_exact_integers_in_the_file_and_in_pandas_also_with_nulls(written: Any) -> None:
     exact = 2**53 + 1
     run = written({"batch": [1, 2]})
     run.passes(run.ask(batch=1), peak=exact)
@@ -129,13 +126,13 @@ def test_a_point_of_one_lane_has_no_row_on_another(written: Any) -> None:
     assert list(zip(points.device, points.batch, strict=True)) == [("cpu", 1), ("cuda:0", 2)]
 
 
-def test_the_attempt_that_counts_is_the_last_that_told(written: Any) -> None:
+def test_the_attempt_that_counts_is_the_last_that_decided(written: Any) -> None:
     run = written({"batch": [1, 2, 4]})
-    told, silent, both = (run.ask(batch=batch) for batch in (1, 2, 4))
-    run.passes(told, number=1)
-    run.raises(told, number=2)
-    run.raises(silent, number=1)
-    run.raises(silent, number=2, message="again")
+    decided, undecided, both = (run.ask(batch=batch) for batch in (1, 2, 4))
+    run.passes(decided, number=1)
+    run.raises(decided, number=2)
+    run.raises(undecided, number=1)
+    run.raises(undecided, number=2, message="again")
     run.passes(both, number=1)
     run.is_refused(both, number=2)
     points = written_points(run)
@@ -156,7 +153,7 @@ def test_two_attempts_that_agree_are_not_flaky(written: Any) -> None:
     assert list(written_points(run).flaky) == [False]
 
 
-def test_attempts_in_other_surroundings_contradict_nothing(written: Any) -> None:
+def test_attempts_in_different_environments_do_not_make_a_point_flaky(written: Any) -> None:
     run = written({"batch": [1]})
     point = run.ask(batch=1)
     run.passes(point, number=1)
@@ -167,7 +164,7 @@ def test_attempts_in_other_surroundings_contradict_nothing(written: Any) -> None
     assert points.flaky.isna().all()
 
 
-def test_a_failure_keeps_its_facts_and_measures_that_were_not_taken_are_null(written: Any) -> None:
+def test_a_failure_keeps_its_facts_and_missing_measures_are_null(written: Any) -> None:
     run = written({"batch": [1, 2]})
     run.is_refused(run.ask(batch=1))
     run.ends(run.ask(batch=2), code=None, signal=11, maxrss_bytes=450 * MIB, supervisor_resident_bytes=20 * MIB)
@@ -191,7 +188,7 @@ def test_ok_rows_have_a_peak_above_the_baseline(written: Any) -> None:
     assert points.budget_used_bytes[0] == 64 * MIB  # VmPeak over the baseline's VmSize
 
 
-def test_phases_have_their_own_rows_and_what_is_between_them_too(written: Any) -> None:
+def test_each_phase_and_each_between_has_a_row(written: Any) -> None:
     run = written({"batch": [1]})
     point = run.ask(batch=1)
     run.passes(point)
@@ -227,7 +224,7 @@ def test_an_attempt_on_several_devices_has_a_phase_row_for_each_and_no_sum(writt
     assert list(points.peak_allocated_bytes) == [70]
 
 
-def test_an_attempt_that_left_nothing_but_its_end_has_a_row(written: Any) -> None:
+def test_an_attempt_with_an_empty_journal_has_a_row(written: Any) -> None:
     run = written({"batch": [1]})
     run.attempt(run.ask(batch=1), [], {"code": 1, "signal": None})
     points = written_points(run)
@@ -251,7 +248,7 @@ def test_a_swept_key_has_a_column_of_its_name_typed_by_its_values(written: Any) 
     assert json.loads(points.config[1])["workload"]["lr"] == 0.5
 
 
-def test_values_of_conflicting_types_are_kept_apart_as_json(written: Any) -> None:
+def test_values_of_mixed_types_are_kept_apart_as_json(written: Any) -> None:
     run = written({"workload.params.x": [1, "1"]})
     for value in (1, "1", [1, 2]):
         run.ask(workload={"name": "custom", "params": {"x": value}})
@@ -276,7 +273,9 @@ def test_user_metrics_of_any_shape_are_json_text(written: Any) -> None:
     assert pd.isna(metrics[2])
 
 
-def test_what_no_column_can_hold_does_not_cost_the_other_rows(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_that_no_column_can_hold_leaves_the_other_rows_intact(
+    written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = written({"batch": [1, 2]})
     run.passes(run.ask(batch=1))
     run.raises(run.ask(batch=2), message="half a pair: \ud800")
@@ -288,7 +287,7 @@ def test_what_no_column_can_hold_does_not_cost_the_other_rows(written: Any, caps
     assert "half a pair: ?" in set(points.error_message)
 
 
-def test_neighbours_and_order_are_told(written: Any) -> None:
+def test_a_row_has_its_neighbour_and_its_order(written: Any) -> None:
     run = written({"batch": [1, 2]})
     one = run.ask(batch=1)
     run.ask(batch=2, changed_from=one, changed=("batch", "context"))
@@ -299,7 +298,7 @@ def test_neighbours_and_order_are_told(written: Any) -> None:
     assert pd.isna(points.changed_from[0])
 
 
-def test_surroundings_are_told_once(written: Any) -> None:
+def test_an_environment_has_one_row(written: Any) -> None:
     run = written({"batch": [1, 2]})
     for batch in (1, 2):
         run.passes(run.ask(batch=batch))
@@ -312,7 +311,7 @@ def test_surroundings_are_told_once(written: Any) -> None:
     assert json.loads(environment.record[0])["threads"] == 2
 
 
-def test_estimates_stand_in_a_table_of_their_own(written: Any) -> None:
+def test_estimates_have_a_table_of_their_own(written: Any) -> None:
     run = written({"batch": [1, 2]})
     for batch in (1, 2):
         run.ask(batch=batch)
@@ -323,7 +322,7 @@ def test_estimates_stand_in_a_table_of_their_own(written: Any) -> None:
     assert unknown.id not in set(estimates.point_id)
 
 
-def test_told_as_it_happens_or_read_from_the_folder_the_tables_are_the_same(written: Any) -> None:
+def test_tables_built_during_a_sweep_and_from_its_folder_are_the_same(written: Any) -> None:
     run = written({"batch": [1, 2, 4]})
     live = Tables(run.folder.parent / "live" / run.folder.name)
     points = [run.ask(batch=batch) for batch in (4, 1, 2)]
@@ -335,13 +334,15 @@ def test_told_as_it_happens_or_read_from_the_folder_the_tables_are_the_same(writ
         live.write_if_grown()
     live.write()
     again = Tables(run.folder).arrow()
-    told = {name: pq.read_table(live.folder / f"{name}.parquet") for name in schema.TABLES}
-    for name in schema.TABLES:
+    live_tables = {name: pq.read_table(live.folder / f"{name}.parquet") for name in TABLES}
+    for name in TABLES:
         keys = [(key, "ascending") for key in ("point_id", "attempt", "position") if key in again[name].column_names]
-        assert told[name].sort_by(keys or "environment_id").equals(again[name].sort_by(keys or "environment_id")), name
+        assert (
+            live_tables[name].sort_by(keys or "environment_id").equals(again[name].sort_by(keys or "environment_id"))
+        ), name
 
 
-def test_a_known_attempt_that_settles_again_is_not_counted_twice(written: Any) -> None:
+def test_an_attempt_that_is_added_twice_counts_once(written: Any) -> None:
     run = written({"batch": [1]})
     attempt = run.passes(run.ask(batch=1))
     folder = AttemptFolder(run.folder / "points" / attempt.name)
@@ -360,7 +361,7 @@ def test_an_extended_run_keeps_its_rows_and_gives_a_new_key_its_column(written: 
     assert list(written_points(run)["model.width"]) == [64, 128]
 
 
-def test_a_torn_line_costs_that_line_alone(written: Any) -> None:
+def test_a_torn_line_loses_only_that_line(written: Any) -> None:
     run = written({"batch": [1, 2]})
     attempt = run.passes(run.ask(batch=1))
     with (run.folder / "plan.jsonl").open("a") as plan:
@@ -372,7 +373,7 @@ def test_a_torn_line_costs_that_line_alone(written: Any) -> None:
     assert points.peak_resident_bytes[0] == 283 * MIB
 
 
-def test_an_attempt_outside_the_plan_still_has_its_row(written: Any) -> None:
+def test_an_attempt_outside_the_plan_has_a_row(written: Any) -> None:
     run = written({"batch": [1]})
     run.passes(Point(values={"model": {"name": "mlp"}, "workload": {"name": "custom"}, "batch": 7, "context": 1}))
     points = written_points(run)
@@ -380,7 +381,9 @@ def test_an_attempt_outside_the_plan_still_has_its_row(written: Any) -> None:
     assert points.order.isna().all()
 
 
-def test_an_attempt_whose_request_is_torn_is_skipped_and_said(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_attempt_whose_request_is_torn_is_skipped_with_a_warning(
+    written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = written({"batch": [1, 2]})
     torn = run.passes(run.ask(batch=1))
     run.passes(run.ask(batch=2))
@@ -389,57 +392,13 @@ def test_an_attempt_whose_request_is_torn_is_skipped_and_said(written: Any, caps
     assert capsys.readouterr().err.startswith("sweeper: ")
 
 
-def test_an_attempt_whose_supervisor_said_nothing_is_lost(written: Any) -> None:
+def test_an_attempt_without_an_exit_file_is_lost(written: Any) -> None:
     run = written({"batch": [1]})
     run.attempt(run.ask(batch=1), [], None)
     assert list(written_points(run).status) == ["lost"]
 
 
-def test_a_run_without_tables_or_with_a_torn_one_is_read_from_its_journals(
-    written: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = written({"batch": [1]})
-    run.passes(run.ask(batch=1))
-    assert list(load(run.folder).points.status) == ["ok"]
-    Tables(run.folder).write()
-    capsys.readouterr()
-    assert list(load(run.folder).points.status) == ["ok"]
-    assert capsys.readouterr().err == ""
-    torn = run.folder / "phases.parquet"
-    torn.write_bytes(torn.read_bytes()[:-100])
-    assert len(load(run.folder).phases) == 4
-    message = capsys.readouterr().err
-    assert "journals" in message
-    assert message.count("\n") == 1
-
-
-def test_tables_behind_the_journals_are_not_believed(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    run = written({"batch": [1, 2]})
-    one, two = run.ask(batch=1), run.ask(batch=2)
-    run.passes(one)
-    Tables(run.folder).write()
-    run.passes(two)  # and the orchestrator was killed before it wrote them again
-    assert list(load(run.folder).points.status) == ["ok", "ok"]
-    assert "behind" in capsys.readouterr().err
-
-
-def test_what_is_still_running_is_not_called_lost_by_a_reader(written: Any) -> None:
-    run = written({"batch": [1, 2]})
-    run.passes(run.ask(batch=1))
-    run.attempt(run.ask(batch=2), [], None)
-    assert list(load(run.folder).points.status) == ["ok", "not_run"]
-
-
-@pytest.mark.parametrize("name", ["absent", "empty"])
-def test_what_is_not_a_run_is_a_mistake_that_names_it(tmp_path: Path, name: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(Mistake, match=name):
-        load(tmp_path / name)
-
-
-def test_tables_are_written_again_when_they_have_grown_by_a_tenth(
-    written: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_are_written_again_after_growing_by_a_tenth(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tables, "REST", 0)
     run = written({"batch": list(range(1, 41))})
     for batch in range(1, 41):
@@ -470,15 +429,15 @@ def test_writing_takes_no_more_than_a_tenth_of_the_time(written: Any, monkeypatc
     assert list(pd.read_parquet(run.folder / "points.parquet").status) == ["ok", "crashed"]
 
 
-def test_nothing_but_whole_tables_matches_the_pattern_of_tables(written: Any) -> None:
+def test_only_complete_tables_match_the_pattern_of_tables(written: Any) -> None:
     run = written({"batch": [1]})
     run.passes(run.ask(batch=1))
     written_points(run)
-    assert sorted(path.stem for path in run.folder.glob("*.parquet")) == sorted(schema.TABLES)
+    assert sorted(path.stem for path in run.folder.glob("*.parquet")) == sorted(TABLES)
     assert not list(run.folder.glob(".*.tmp"))
 
 
-def test_a_write_that_fails_leaves_the_old_tables_whole(written: Any) -> None:
+def test_a_failed_write_leaves_the_old_tables_intact(written: Any) -> None:
     run = written({"batch": [1]})
     run.passes(run.ask(batch=1))
     known = Tables(run.folder)
@@ -491,7 +450,7 @@ def test_a_write_that_fails_leaves_the_old_tables_whole(written: Any) -> None:
     assert list(pd.read_parquet(run.folder / "attempts.parquet").status) == ["ok"]
 
 
-def test_names_that_look_like_numbers_or_partitions_stay_as_they_are(written: Any) -> None:
+def test_names_that_look_like_numbers_or_partitions_stay_text(written: Any) -> None:
     run = written({"batch": [1]}, devices=("cuda:0",), name="0012")
     run.ask(model={"name": "org/a", "library": "transformers"}, dtype="bfloat16")
     points = written_points(run)
@@ -499,13 +458,13 @@ def test_names_that_look_like_numbers_or_partitions_stay_as_they_are(written: An
     assert points.fits.isna().all()
 
 
-def test_calculated_rows_say_so(written: Any) -> None:
+def test_calculated_rows_are_marked(written: Any) -> None:
     run = written({"batch": [1]}, devices=("cpu", "sim:h100-80gb"))
     run.ask(batch=1)
     assert list(written_points(run).kind) == ["measured", "calculated"]
 
 
-def test_the_tables_are_made_again_by_one_line(written: Any) -> None:
+def test_one_line_rebuilds_the_tables(written: Any) -> None:
     run = written({"batch": [1]})
     run.passes(run.ask(batch=1))
     Tables(run.folder).write()
@@ -515,17 +474,6 @@ def test_the_tables_are_made_again_by_one_line(written: Any) -> None:
     code = f"from sweeper.tables.run_tables import Tables; Tables({str(run.folder)!r}).write()"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert pq.read_table(run.folder / "points.parquet").equals(before)
-
-
-def test_sweeper_load_gives_data_frames(written: Any) -> None:
-    run = written({"batch": [1]})
-    run.passes(run.ask(batch=1))
-    frames = sweeper.load(str(run.folder))
-    assert isinstance(frames, run_tables.Frames)
-    assert all(isinstance(frame, pd.DataFrame) for frame in frames)
-    Tables(run.folder).write()
-    for frame, again in zip(frames, load(run.folder), strict=True):
-        pd.testing.assert_frame_equal(frame, again)
 
 
 def written_points(run: Any) -> pd.DataFrame:
