@@ -27,7 +27,9 @@ LIBRARIES = {
     "nf4": ("bitsandbytes",),
 }
 GROUPS = (128, 64, 32)  # that torchao's kernels for int4 know
-ROWS = 16  # of int4's kernel on the CPU: a layer gives a multiple of them
+ROWS = 16  # int4's kernel on the CPU needs a multiple of this many output features
+NF4_BLOCK = 64  # input features that share a scale
+NF4_ROWS = 32  # bitsandbytes repacks this many output features together on a CPU with AVX512-BF16
 INT4_ON_CUDA_SINCE = (8, 0)  # compute capability, as torchao's tiled layout has it
 
 
@@ -135,10 +137,9 @@ def _int4(module: nn.Module, name: str, device: str) -> bool:
 
 
 def _nf4(module: nn.Module, name: str, device: str) -> bool:
-    from bitsandbytes.nn import Linear4bit, Params4bit
-
+    nn: Any = importlib.import_module("bitsandbytes.nn")
     layer: Any = module.get_submodule(name)
-    made = Linear4bit(
+    made = nn.Linear4bit(
         layer.in_features,
         layer.out_features,
         bias=layer.bias is not None,
@@ -146,8 +147,12 @@ def _nf4(module: nn.Module, name: str, device: str) -> bool:
         quant_type="nf4",
         device="meta",
     )
-    made.weight = Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", module=made)
+    made.weight = nn.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", module=made)
     made.bias = layer.bias
+    if layer.in_features % NF4_BLOCK or layer.out_features % NF4_ROWS:
+        # On a CPU with AVX512-BF16 the first forward pass repacks the weights and fails for these shapes (0.50.2:
+        # "shape '[32, 0]' is invalid for input of size 16"). Without repacking, the layer runs as on any other CPU.
+        made.support_avx512bf16_for_cpu = False
     parent, _, own = name.rpartition(".")
     setattr(module.get_submodule(parent), own, made.train(layer.training).to(device))
     return True
