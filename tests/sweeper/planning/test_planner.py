@@ -369,7 +369,7 @@ def test_a_measured_interpreter_that_cannot_answer_is_named(mywork: Path) -> Non
     python.write_text("#!/bin/sh\necho 'no such luck' >&2; exit 3\n")
     python.chmod(0o755)
     message = refused(CUSTOM, "workload.target=mywork:narrow", f"python={python}")
-    assert message == f"python={python}: cannot be asked what is there: no such luck"
+    assert message == f"python={python}: cannot be probed: no such luck"
 
 
 def test_the_gpus_are_those_the_measured_interpreter_sees(tmp_path: Path) -> None:
