@@ -79,7 +79,7 @@ def test_a_reference_is_fixed_with_its_tolerance() -> None:
     ("keys", "said"),
     [
         ({"reference": {"dtype": "float32"}}, "quality.tolerance has no value"),
-        ({"tolerance": 0.1}, "quality.tolerance: of what?"),
+        ({"tolerance": 0.1}, "quality.tolerance: there is no reference; name one"),
         ({"reference": {"dtype": "float32"}, "tolerance": -1}, "quality.tolerance=-1"),
         ({"reference": {"dtype": "float32"}, "tolerance": float("nan")}, "quality.tolerance=nan"),
         ({"better": "up"}, "quality.better=up"),
