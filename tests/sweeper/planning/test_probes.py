@@ -39,11 +39,11 @@ def questions(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_each_question_is_asked_once(python: Callable[[str], str], tmp_path: Path) -> None:
-    with Probes() as asked:
+    with Probes() as probing:
         interpreter = python(answering(ANSWER))
-        assert asked.devices(interpreter) == asked.devices(interpreter) == ANSWER
-        signature = asked.signature(interpreter, "workload.target", "mywork:run")
-        assert asked.signature(interpreter, "workload.target", "mywork:run") == signature
+        assert probing.devices(interpreter) == probing.devices(interpreter) == ANSWER
+        signature = probing.signature(interpreter, "workload.target", "mywork:run")
+        assert probing.signature(interpreter, "workload.target", "mywork:run") == signature
     assert (signature.parameters, signature.required, signature.takes_any) == (("batch", "width"), ("width",), False)
     assert questions(tmp_path) == [{"devices": True, "target": None}, {"devices": False, "target": "mywork:run"}]
 
@@ -51,10 +51,10 @@ def test_each_question_is_asked_once(python: Callable[[str], str], tmp_path: Pat
 def test_what_was_foreseen_is_not_asked_again(python: Callable[[str], str], tmp_path: Path) -> None:
     interpreter = python(answering(ANSWER))
     arguments = [f"python={interpreter}", "devices=[cuda:0]", "workload.target=mywork:run", "batch=1,2", "-m"]
-    with Probes() as asked:
-        asked.foresee(arguments)
-        assert asked.devices(interpreter) == ANSWER
-        assert asked.signature(interpreter, "workload.target", "mywork:run").takes("width")
+    with Probes() as probing:
+        probing.foresee(arguments)
+        assert probing.devices(interpreter) == ANSWER
+        assert probing.signature(interpreter, "workload.target", "mywork:run").takes("width")
     assert questions(tmp_path) == [{"devices": True, "target": "mywork:run"}]
 
 
@@ -63,41 +63,41 @@ def test_nothing_is_asked_where_no_gpu_and_no_function_is_named(
     arguments: list[str], tmp_path: Path, python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "DRIVERS", (tmp_path / "nosuch",))
-    with Probes() as asked:
-        asked.foresee([f"python={python('exit 1')}", *arguments])
+    with Probes() as probing:
+        probing.foresee([f"python={python('exit 1')}", *arguments])
     assert not (tmp_path / "questions").exists()
 
 
 def test_an_interpreter_that_cannot_be_one_is_reported_only_when_it_is_needed(tmp_path: Path) -> None:
-    with Probes() as asked:
-        asked.foresee([f"python={tmp_path / 'nosuch'}", "devices=cuda:0"])
+    with Probes() as probing:
+        probing.foresee([f"python={tmp_path / 'nosuch'}", "devices=cuda:0"])
         with pytest.raises(Mistake, match="cannot be started"):
-            asked.devices(str(tmp_path / "nosuch"))
+            probing.devices(str(tmp_path / "nosuch"))
 
 
 def test_a_function_that_cannot_be_imported_is_refused_with_the_cause(python: Callable[[str], str]) -> None:
     interpreter = python(answering({"target": {"error": "there is no module mywork"}}))
-    with Probes() as asked, pytest.raises(Mistake, match=r"^quality.target=mywork:f: there is no module mywork$"):
-        asked.signature(interpreter, "quality.target", "mywork:f")
+    with Probes() as probing, pytest.raises(Mistake, match=r"^quality.target=mywork:f: there is no module mywork$"):
+        probing.signature(interpreter, "quality.target", "mywork:f")
 
 
 @pytest.mark.parametrize(
     ("lines", "reason"), [("echo no such luck >&2; exit 1", "no such luck"), ("exit 3", "exit code 3")]
 )
 def test_a_probe_without_an_answer_is_reported(python: Callable[[str], str], lines: str, reason: str) -> None:
-    with Probes() as asked, pytest.raises(Mistake, match=f"^python=.*/python: .*{reason}"):
-        asked.devices(python(lines))
+    with Probes() as probing, pytest.raises(Mistake, match=f"^python=.*/python: .*{reason}"):
+        probing.devices(python(lines))
 
 
 def test_a_probe_that_hangs_is_given_up(python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "TIMEOUT_SECONDS", 0.1)
-    with Probes() as asked, pytest.raises(Mistake, match=r"no answer about its devices in 0\.1 seconds"):
-        asked.devices(python("exec sleep 60"))
+    with Probes() as probing, pytest.raises(Mistake, match=r"no answer about its devices in 0\.1 seconds"):
+        probing.devices(python("exec sleep 60"))
 
 
 def test_a_probe_that_nobody_waited_for_is_ended(python: Callable[[str], str]) -> None:
-    with Probes() as asked:
-        asked.foresee([f"python={python('exec sleep 60')}", "devices=cuda:0"])
-        (started,) = asked._started
+    with Probes() as probing:
+        probing.foresee([f"python={python('exec sleep 60')}", "devices=cuda:0"])
+        (started,) = probing._started
         assert started.process.poll() is None
     assert started.process.poll() is not None
