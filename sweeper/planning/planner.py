@@ -17,8 +17,9 @@ from sweeper.objective import Objective
 from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import PLANNING_GROUPS, Composer, explained
+from sweeper.planning.composer import PLANNING_GROUPS, Composer
 from sweeper.planning.experiment import grid_of, points_of
+from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.keys import as_list
 from sweeper.planning.overrides import parse
