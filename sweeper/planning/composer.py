@@ -24,7 +24,7 @@ from runners.point import canonical as as_text
 from sweeper.cards import Cards
 from sweeper.errors import Mistake
 from sweeper.plan import typed
-from sweeper.planning.hydra_errors import _no_such_key, _whole, explained, first_line
+from sweeper.planning.hydra_errors import explained, first_line, no_such_key, whole_number_hint
 from sweeper.planning.keys import TYPE_NAMES, WORKLOAD_RULES, expected_type
 
 PLANNING_GROUPS = ("design", "experiment")  # groups that configure the sweep itself and cannot be swept
@@ -98,9 +98,9 @@ class Composer:
         try:
             OmegaConf.update(config, key, value, merge=True, force_add=free)
         except (ConfigKeyError, ConfigAttributeError) as error:
-            raise Mistake(_no_such_key(key, error, self.groups)) from None
+            raise Mistake(no_such_key(key, error, self.groups)) from None
         except ValidationError:
-            raise Mistake(f"{key}={typed(value)}: must be {expected_type(key)}{_whole(value)}") from None
+            raise Mistake(f"{key}={typed(value)}: must be {expected_type(key)}{whole_number_hint(value)}") from None
         except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
             raise Mistake(f"{key}={typed(value)}: {first_line(error)}") from None
 
@@ -128,7 +128,9 @@ class Composer:
                 raise Mistake(f"{key}={typed(value)}: must be a list or a word; it is {typed(list(is_now))} now")
             if type(is_now).__name__ in TYPE_NAMES and value is not None and type(value) is not type(is_now):
                 wanted = TYPE_NAMES[type(is_now).__name__]
-                raise Mistake(f"{key}={typed(value)}: must be {wanted}{_whole(value)}; it is {typed(is_now)} now")
+                raise Mistake(
+                    f"{key}={typed(value)}: must be {wanted}{whole_number_hint(value)}; it is {typed(is_now)} now"
+                )
         return value
 
 

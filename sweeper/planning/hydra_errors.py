@@ -16,7 +16,7 @@ from sweeper.plan import typed
 from sweeper.planning.keys import expected_type
 
 
-def _whole(value: Any) -> str:
+def whole_number_hint(value: Any) -> str:
     """` (1000)` after 1e3 or 2.0, which Hydra reads as floats."""
     return f" ({int(value)})" if isinstance(value, float) and value.is_integer() else ""
 
@@ -45,9 +45,9 @@ def _explanation(error: Exception) -> str:
     file = re.match(r"In '(.+?)': ", str(error))
     where = f"in {file[1]}.yaml: " if file else ""
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
-        return where + _no_such_key(cause.full_key, cause)
+        return where + no_such_key(cause.full_key, cause)
     if isinstance(cause, ValidationError):
-        wanted = f"{expected_type(cause.full_key)}{_whole(cause.value)}"
+        wanted = f"{expected_type(cause.full_key)}{whole_number_hint(cause.value)}"
         return f"{where}{cause.full_key}={typed(cause.value)}: must be {wanted}"
     return f"{where}{cause.full_key}: {first_line(cause)}"
 
@@ -60,7 +60,7 @@ def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
     return cause
 
 
-def _no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] = ()) -> str:
+def no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] = ()) -> str:
     path, _, last = str(error.full_key or key).rpartition(".")
     known = map(str, error.parent_node) if isinstance(error.parent_node, DictConfig) else ()
     if not path:
