@@ -40,9 +40,7 @@ def row(quality: float | None, **changes: Any) -> Assessed:
         ("lower", 0.7, "better", -0.1),
     ],
 )
-def test_a_row_is_the_same_better_or_worse_by_a_difference(
-    better: str, number: float, expected: str, by: float
-) -> None:
+def test_a_row_is_the_same_better_or_worse(better: str, number: float, expected: str, by: float) -> None:
     found = verdict(row(number), REFERENCE, HOW | {"better": better})
     assert (found.verdict, found.because) == (expected, None)
     assert found.worse_by == pytest.approx(by)
