@@ -70,6 +70,8 @@ class _Planner:
         settler = ComposedSettler(self.configurations, rules, reference)
         names = devices.canonical(as_list(config["devices"]))
         design, options = self._design(config, listed)
+        if listed:
+            options["points"] = self._with_typed(listed)
         plan = Plan(
             run=run,
             design=design,
@@ -82,8 +84,6 @@ class _Planner:
             settler=settler,
             command=self.line.arguments,
         )
-        if listed:
-            plan = replace(plan, design_options={**options, "points": self._with_typed(listed)})
         plan = replace(plan, first_batch=tuple(next(DESIGNS[design](plan, NOTHING))))
         _check_objective(run.objective, plan.points)
         _check_references(reference, plan)
