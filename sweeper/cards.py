@@ -1,4 +1,4 @@
-"""The cards of conf/card: what a calculated device has, and what a budget named after one is."""
+"""The cards described in conf/card, for calculated devices and for budgets named after a card."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from runners.device import CPU_CARD, HOST, Card
 from sweeper.errors import Mistake
 
 HERE = Path(__file__).resolve().parent
-# In a wheel conf/ is inside the package, in a checkout beside it. Absolute, so that a conf/ where the command is typed
-# is never taken for it.
+# Inside the package in a wheel, next to it in a checkout. Absolute: a conf/ in the current folder is never used.
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
-WHOLE = ("total_bytes", "context_bytes")
-NAMES = {
+SIZES = ("total_bytes", "context_bytes")
+TEXT_KEYS = {  # pattern, and what is right in words
     "name": (r".+", "what the driver calls it"),
     "vendor": ("nvidia|amd", "nvidia or amd"),
     "architecture": (r"sm_\d{2,3}|gfx[0-9a-f]+", "as in sm_90 or gfx942"),
 }
-KEYS = (*NAMES, *WHOLE, "used_by_others_bytes", "bandwidth_bytes_per_s", "price_per_hour", "sources")
+KEYS = (*TEXT_KEYS, *SIZES, "used_by_others_bytes", "bandwidth_bytes_per_s", "price_per_hour", "sources")
 ALL = "all"
 
 
 class Cards(Mapping[str, Card]):
-    """By name; each is read when it is asked for. Raises Mistake for one that lacks a figure."""
+    """Cards by name, each read on access, which raises Mistake if its file is not valid."""
 
     def __init__(self, names: Sequence[str], read: Callable[[str], Mapping[str, Any]]) -> None:
         self._names, self._read = names, read
@@ -37,14 +36,14 @@ class Cards(Mapping[str, Card]):
             raise KeyError(name)
         card = self._read(name)
         if not isinstance(card, Mapping):
-            raise Mistake(f"card/{name}.yaml: must be keys with their values, as in card/h100-80gb.yaml")
+            raise Mistake(f"card/{name}.yaml: must be a mapping, as in card/h100-80gb.yaml")
         for key in card:
             if key not in KEYS:
                 raise Mistake(f"card/{name}.yaml: {key} is no key of a card; they are {', '.join(KEYS)}")
-        for key, (form, right) in NAMES.items():
+        for key, (form, right) in TEXT_KEYS.items():
             if not isinstance(card.get(key), str) or not re.fullmatch(form, card[key]):
                 raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be {right}")
-        for key in WHOLE:
+        for key in SIZES:
             if type(card.get(key)) is not int or not 0 < card[key] < 2**63:
                 raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be a whole number of bytes")
         if card["context_bytes"] >= card["total_bytes"]:
@@ -65,7 +64,7 @@ class Cards(Mapping[str, Card]):
 
 
 def of_sweeper() -> Cards:
-    """Those that come with it, read without Hydra."""
+    """The cards that come with sweeper, read without Hydra."""
     import yaml  # type: ignore[import-untyped]
 
     folder = CONF / "card"

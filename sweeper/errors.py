@@ -1,4 +1,4 @@
-"""The one exception that is the user's to mend: its message is the whole of what is printed."""
+"""The exception for mistakes of the user, and suggestions for misspelt words."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Iterable
 
 
 class Mistake(Exception):
-    """Names the key, the value given, and what would be right. Printed as one line; the command ends with exit 2."""
+    """A mistake in a command line or a file of the user's.
+
+    The message names the key, its value and what would be right. It is printed as one line; the exit code is 2.
+    """
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """` (did you mean batch?)`, or nothing."""
+    """` (did you mean batch?)` with the nearest known word, or an empty string."""
     near = difflib.get_close_matches(str(word), list(known), 1, 0.65)
     return f" (did you mean {near[0]}?)" if near else ""

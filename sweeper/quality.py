@@ -1,7 +1,7 @@
-"""Quality beside memory: a metric of the user's against that of a reference point. Pure.
+"""Compares the result of a user's metric at a point with that at a reference point. Pure.
 
-What is compared with what, and how much worse still counts as the same, is fixed before the sweep and stands in the
-first line of plan.jsonl. A verdict is never guessed: what cannot be assessed says why.
+The reference and the tolerance are fixed before the sweep and recorded in its run line in plan.jsonl. A verdict is
+never guessed: where quality cannot be assessed, the verdict gives the reason.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from sweeper.errors import Mistake
 from sweeper.plan import dotted
 
 SAME, WORSE, BETTER, NOT_ASSESSABLE = "same", "worse", "better", "not assessable"
-# What a metric of the user's is given by name, as far as it accepts it.
+# What the user's metric receives by name, as far as it accepts them.
 CALLED_WITH = ("module", "tokenizer", "processor", "device", "dtype", "batch", "context", "seed")
-RUN_KEYS = ("quality.reference", "quality.tolerance", "quality.better")  # the rest of `quality` is of a point
+RUN_KEYS = ("quality.reference", "quality.tolerance", "quality.better")  # the rest of `quality` belongs to a point
 BETTER_IS = ("higher", "lower")
 RANDOM, CHECKPOINT = "random", "checkpoint"
 
 
 class Verdict(NamedTuple):
-    """Of one row. `worse_by` is in the metric's own unit, and negative where the row is better than its reference."""
+    """The verdict on one row. `worse_by` is in the metric's unit, and negative for a row better than its reference."""
 
     verdict: str
     worse_by: float | None = None
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
 
 class Assessed(NamedTuple):
-    """What a verdict is made of: one attempt, or a point without one."""
+    """What a verdict is based on: an attempt, or a point without one."""
 
     status: str | None
     quality: float | None
@@ -41,35 +41,32 @@ class Assessed(NamedTuple):
 
 
 def fixed(quality: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How quality is compared in a run, with the keys of the reference as they are typed; None: not at all.
-
-    Raises Mistake.
-    """
+    """How a run compares quality, with dotted keys for the reference. None if it does not. Raises Mistake."""
     reference = dict(dotted(quality["reference"] or {}))
     tolerance, better = quality["tolerance"], quality["better"]
     if better not in BETTER_IS:
         raise Mistake(f"quality.better={better}: must be {' or '.join(BETTER_IS)}")
     if not reference:
         if tolerance is not None:
-            raise Mistake("quality.tolerance: of what? Name the reference too, as in quality.reference.dtype=float32")
+            raise Mistake("quality.tolerance: there is no reference; name one, as in quality.reference.dtype=float32")
         return None
     example = "quality.tolerance=0.01"
     if tolerance is None:
-        raise Mistake(f"quality.tolerance has no value: how much worse is still the same? Fix it now, as in {example}")
+        raise Mistake(f"quality.tolerance has no value: set how much worse still counts as the same, as in {example}")
     if isinstance(tolerance, bool) or not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
         raise Mistake(f"quality.tolerance={tolerance}: must be a number, 0 or more, as in {example}")
     return {"reference": reference, "tolerance": float(tolerance), "better": better}
 
 
 def check_call(target: str, required: Collection[str]) -> None:
-    """Raises Mistake if the user's metric needs what it is not given."""
+    """Raises Mistake if the user's metric requires an argument that it does not receive."""
     for name in required:
         if name not in CALLED_WITH:
-            raise Mistake(f"quality.target={target}: needs {name}, and is given {', '.join(CALLED_WITH)}")
+            raise Mistake(f"quality.target={target}: needs {name}, and receives {', '.join(CALLED_WITH)}")
 
 
 def weights_of(values: Mapping[str, Any]) -> str | None:
-    """Where a point's weights are from; None without a model of ours."""
+    """Whether a point's weights are random or from a checkpoint; None without a model of ours."""
     model = values.get("model")
     if not isinstance(model, Mapping):
         return None
@@ -77,7 +74,7 @@ def weights_of(values: Mapping[str, Any]) -> str | None:
 
 
 def verdict(row: Assessed, reference: Assessed | None, how: Mapping[str, Any] | None) -> Verdict:
-    """What a row's quality is, beside that of its reference."""
+    """The verdict on a row, given its reference. `how`: from `fixed`; None if the run compares nothing."""
     if row.target is None:
         return _not_assessable("no quality.target")
     if row.status != Status.OK.value:

@@ -1,4 +1,4 @@
-"""A run's folder: where it is, who holds it, the plan that is appended to it, and the attempts that are in it."""
+"""A run's folder: its lock, its plan and the folders of its attempts."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ LOCK = ".lock"
 
 
 class RunFolder:
-    """Open for one sweep at a time, from `open_run` until `close`."""
+    """A run's folder, locked from `open_run` until `close`: one sweep writes to it at a time."""
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path, self._lock = path, lock
-        shutil.rmtree(path / FOLLOWED, ignore_errors=True)  # of a sweep that was killed
+        shutil.rmtree(path / FOLLOWED, ignore_errors=True)  # left by a sweep that was killed
         self._plan = (path / PLAN).open("a+b")
         self._close_torn_line()
 
     def plan(self, line: PlanLine) -> None:
-        """Append one line to the plan. Raises OSError where there is no room, or the folder is gone."""
+        """Append a line to the plan. Raises OSError if the disk is full or the folder was removed."""
         self.check()
         self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
         self._plan.flush()
 
     def check(self) -> None:
-        """Raise FileNotFoundError if the run's folder was removed meanwhile (an attempt can bring part of it back)."""
+        """Raises FileNotFoundError if the folder was removed, even if an attempt has created part of it again."""
         if not (self.path / PLAN).exists():
             raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
 
     def attempts(self, point: Point, device: Device) -> Iterator[AttemptFolder]:
-        """The folders of the attempts there were at a point on a device, the first one first."""
+        """The folders of the attempts at a point on a device, oldest first."""
         number = 1
         while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():
             if _never_asked(folder):
@@ -59,9 +59,9 @@ class RunFolder:
         return AttemptFolder(self.path / POINTS / attempt.name)
 
     def followed(self, point: Point, by: str) -> Path:
-        """What a calculated point does, for all attempts of this sweep that agree in what `by` stands for.
+        """The trace of a calculated point, shared by the attempts of this sweep with the same `by`.
 
-        Of this sweep alone: what the workload imports can be another by the next, and nobody compares it.
+        It is not kept for the next sweep: what the workload imports may change, and no fingerprint covers that.
         """
         folder = self.path / FOLLOWED
         folder.mkdir(exist_ok=True)
@@ -73,7 +73,7 @@ class RunFolder:
         self._lock.close()
 
     def _close_torn_line(self) -> None:
-        """A sweep that was killed while it wrote a line leaves half of it: readers skip it if it has an end."""
+        """End a line that a killed sweep left half written, so that readers skip that line only."""
         if self._plan.seek(0, os.SEEK_END):
             self._plan.seek(-1, os.SEEK_END)
             if self._plan.read(1) != b"\n":
@@ -81,14 +81,14 @@ class RunFolder:
 
 
 def _never_asked(folder: AttemptFolder) -> bool:
-    """Whether its sweep was killed while it made the folder: nothing has been started in it, and nothing is lost."""
+    """Whether a sweep was killed while it created the folder: no attempt was started in it."""
     return all(path.name.startswith(f"{folder.request.name}.") for path in folder.path.iterdir())
 
 
 def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
-    """The folder `outputs/name`, new or extended; without a name a new one, of the time and what is measured.
+    """Open `outputs/name`, or without a name a new folder called after the time and the slug.
 
-    Raises Mistake if it cannot be made, is somebody else's folder, or if another sweep is writing to it.
+    Raises Mistake if it cannot be created, is no run of sweeper, or is open for another sweep.
     """
     parent = Path(outputs).expanduser().absolute()
     try:
@@ -102,7 +102,7 @@ def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
 def _new_folder(parent: Path, slug: str) -> Path:
     stem = f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{re.sub(r'[^A-Za-z0-9._-]+', '-', slug)}"
     number = 1
-    while True:  # two sweeps in the same second get two folders
+    while True:  # two sweeps can start in the same second
         path = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
             path.mkdir()
@@ -122,7 +122,7 @@ def _named_folder(path: Path) -> Path:
 
 
 def _hold(path: Path) -> IO[str]:
-    """The run's lock, which goes with this process however it ends: a crash leaves none behind."""
+    """Take the run's lock. The kernel releases it when this process ends, however it ends."""
     lock = (path / LOCK).open("a+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -75,7 +75,7 @@ def test_the_total_is_what_a_driver_reports_and_not_what_is_sold(name: str) -> N
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_a_context_is_small_beside_its_card(name: str) -> None:
+def test_a_context_is_small_compared_with_its_card(name: str) -> None:
     card = described(name)
     assert 100 * MIB <= card["context_bytes"] <= 1024 * MIB
     assert card["context_bytes"] < 0.05 * card["total_bytes"]

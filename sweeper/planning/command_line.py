@@ -17,7 +17,8 @@ from runners.point import canonical as as_text
 from sweeper.cards import CONF
 from sweeper.errors import Mistake
 from sweeper.plan import typed
-from sweeper.planning.composer import PARAMS, REFERENCE, Composer, explained, first_line
+from sweeper.planning.composer import PARAMS, REFERENCE, Composer
+from sweeper.planning.hydra_errors import explained, first_line
 from sweeper.planning.hydra_sweeper import run_hydra
 from sweeper.planning.overrides import Typed, parse
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
@@ -24,8 +22,9 @@ from omegaconf.errors import (
 
 from runners.point import canonical as as_text
 from sweeper.cards import Cards
-from sweeper.errors import Mistake, did_you_mean
+from sweeper.errors import Mistake
 from sweeper.plan import typed
+from sweeper.planning.hydra_errors import explained, first_line, no_such_key, whole_number_hint
 from sweeper.planning.keys import TYPE_NAMES, WORKLOAD_RULES, expected_type
 
 PLANNING_GROUPS = ("design", "experiment")  # groups that configure the sweep itself and cannot be swept
@@ -99,9 +98,9 @@ class Composer:
         try:
             OmegaConf.update(config, key, value, merge=True, force_add=free)
         except (ConfigKeyError, ConfigAttributeError) as error:
-            raise Mistake(_no_such_key(key, error, self.groups)) from None
+            raise Mistake(no_such_key(key, error, self.groups)) from None
         except ValidationError:
-            raise Mistake(f"{key}={typed(value)}: must be {expected_type(key)}{_whole(value)}") from None
+            raise Mistake(f"{key}={typed(value)}: must be {expected_type(key)}{whole_number_hint(value)}") from None
         except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
             raise Mistake(f"{key}={typed(value)}: {first_line(error)}") from None
 
@@ -129,70 +128,10 @@ class Composer:
                 raise Mistake(f"{key}={typed(value)}: must be a list or a word; it is {typed(list(is_now))} now")
             if type(is_now).__name__ in TYPE_NAMES and value is not None and type(value) is not type(is_now):
                 wanted = TYPE_NAMES[type(is_now).__name__]
-                raise Mistake(f"{key}={typed(value)}: must be {wanted}{_whole(value)}; it is {typed(is_now)} now")
+                raise Mistake(
+                    f"{key}={typed(value)}: must be {wanted}{whole_number_hint(value)}; it is {typed(is_now)} now"
+                )
         return value
-
-
-def _whole(value: Any) -> str:
-    """` (1000)` after 1e3 or 2.0, which Hydra reads as floats."""
-    return f" ({int(value)})" if isinstance(value, float) and value.is_integer() else ""
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn what Hydra and OmegaConf raise into a Mistake."""
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, UserWarning) as error:
-        raise Mistake(_explanation(error)) from None
-
-
-def _explanation(error: Exception) -> str:
-    if isinstance(error, OverrideParseException):
-        form = """write key=value, key=value,value to try several, 'key="value"' if it has special characters"""
-        return f"cannot read {error.override!r}: {form}"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        options = sorted(error.options or ())
-        there = f"; there are {', '.join(options)}" if options else ""
-        return f"{group}={option}: no such {group}{did_you_mean(option, options)}{there}"
-    cause = _of_omegaconf(error)
-    if cause is None or not cause.full_key:
-        return first_line(error) if str(error) else first_line(cause or error)
-    file = re.match(r"In '(.+?)': ", str(error))
-    where = f"in {file[1]}.yaml: " if file else ""
-    if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
-        return where + _no_such_key(cause.full_key, cause)
-    if isinstance(cause, ValidationError):
-        wanted = f"{expected_type(cause.full_key)}{_whole(cause.value)}"
-        return f"{where}{cause.full_key}={typed(cause.value)}: must be {wanted}"
-    return f"{where}{cause.full_key}: {first_line(cause)}"
-
-
-def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
-    """Hydra's errors name the file or the override; the key is in their cause."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OmegaConfBaseException):
-        cause = cause.__cause__ or cause.__context__
-    return cause
-
-
-def _no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] = ()) -> str:
-    path, _, last = str(error.full_key or key).rpartition(".")
-    known = map(str, error.parent_node) if isinstance(error.parent_node, DictConfig) else ()
-    if not path:
-        return f"no such key: {key}{did_you_mean(last, [*groups, *known])}"
-    root = key.partition(".")[0]
-    option = error.parent_node._get_root().get(root, {}).get("name")
-    of = f" with {root}={option}" if option else ""
-    return f"no such key: {key}{of}{did_you_mean(last, known).replace('mean ', f'mean {path}.')}"
-
-
-def first_line(error: BaseException) -> str:
-    """The message as one line, without those that OmegaConf adds about its own types."""
-    where = re.compile(r"\s*(full_key|object_type|reference_type)\b")
-    lines = [line.strip() for line in str(error).splitlines() if not where.match(line)]
-    return " ".join(line for line in lines if line) or type(error).__name__
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:

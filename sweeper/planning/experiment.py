@@ -10,7 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from sweeper.errors import Mistake
 from sweeper.plan import typed
-from sweeper.planning.composer import PLANNING_GROUPS, explained
+from sweeper.planning.composer import PLANNING_GROUPS
+from sweeper.planning.hydra_errors import explained
 from sweeper.planning.keys import RUN_KEYS
 from sweeper.planning.overrides import parse
 

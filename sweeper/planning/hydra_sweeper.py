@@ -17,7 +17,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from sweeper.cards import CONF
-from sweeper.planning.composer import Composer, explained
+from sweeper.planning.composer import Composer
+from sweeper.planning.hydra_errors import explained
 from sweeper.planning.keys import Keys
 
 

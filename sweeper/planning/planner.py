@@ -18,8 +18,9 @@ from sweeper.objective import Objective
 from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import PLANNING_GROUPS, Composer, explained
+from sweeper.planning.composer import PLANNING_GROUPS, Composer
 from sweeper.planning.experiment import grid_of, points_of
+from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.keys import as_list
 from sweeper.planning.overrides import parse
@@ -70,6 +71,8 @@ class _Planner:
         settler = ComposedSettler(self.configurations, rules, reference)
         names = devices.canonical(as_list(config["devices"]))
         design, options = self._design(config, listed)
+        if listed:
+            options["points"] = self._with_typed(listed)
         plan = Plan(
             run=run,
             design=design,
@@ -82,8 +85,6 @@ class _Planner:
             settler=settler,
             command=self.line.arguments,
         )
-        if listed:
-            plan = replace(plan, design_options={**options, "points": self._with_typed(listed)})
         plan = replace(plan, first_batch=tuple(next(DESIGNS[design](plan, NOTHING))))
         _check_objective(run.objective, plan.points)
         _check_references(reference, plan)

@@ -1,6 +1,6 @@
-"""Asks the measured interpreter what only it can know: its devices, and what a function of the user's takes.
+"""Asks the measured interpreter what only it knows: its devices, and the signature of a user's function.
 
-The question is asked while Hydra composes here: an answer takes as long as importing torch, or the user's module.
+A probe takes as long as importing torch or the user's module, so it is started before Hydra composes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sweeper.planning import devices
 from sweeper.planning.run_keys import interpreter
 from sweeper.planning.settling import Signature
 
-SECONDS = 120  # a driver that hangs hangs for ever, and the slowest `import torch` met took 40
+TIMEOUT_SECONDS = 120  # a hanging driver never answers; the slowest `import torch` seen took 40 seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A probe that was started, and what it was asked."""
+    """A running probe and its question."""
 
     process: subprocess.Popen[str]
     python: str
@@ -34,7 +34,7 @@ class Probe:
 
 
 class Probes:
-    """Each question is asked once. What is still running at the end is ended: nobody waits for it."""
+    """Starts a probe for each question once. Those still running at the end are killed."""
 
     def __init__(self) -> None:
         self._started: list[Probe] = []
@@ -44,42 +44,43 @@ class Probes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for asking in self._started:
-            asking.process.kill()
-            asking.process.communicate()
+        for probe in self._started:
+            probe.process.kill()
+            probe.process.communicate()
 
     def foresee(self, arguments: Sequence[str]) -> None:
-        """Start what the arguments, unparsed, will lead to asking. A wrong guess costs a process and nothing else."""
+        """Start the probes that unparsed arguments will need. A wrong guess costs a process and nothing else."""
         given = dict(argument.split("=", 1) for argument in arguments if re.match(r"[a-z.]+=.", argument))
         target = given.get("workload.target", "")
         wanted = given.get("devices", "auto").strip("[]")
-        asks_devices = devices.gpu_driver() if wanted in ("auto", "all") else "cuda" in wanted
-        asks_target = re.fullmatch(r"[\w.]+:[\w.]+", target) is not None
-        with suppress(Mistake):  # said later, by whom it concerns
-            if asks_devices or asks_target:
-                self._start(interpreter(given.get("python")), asks_devices, target if asks_target else None)
+        needs_devices = devices.gpu_driver() if wanted in ("auto", "all") else "cuda" in wanted
+        needs_target = re.fullmatch(r"[\w.]+:[\w.]+", target) is not None
+        with suppress(Mistake):  # reported when the answer is needed
+            if needs_devices or needs_target:
+                self._start(interpreter(given.get("python")), needs_devices, target if needs_target else None)
 
     def devices(self, python: str) -> Mapping[str, Any]:
-        asking = next((each for each in self._started if each.python == python and each.devices), None)
-        return self._answer(asking or self._start(python, True, None))
+        """The devices of an interpreter, as runners.probe reports them. Raises Mistake if it gives no answer."""
+        probe = next((each for each in self._started if each.python == python and each.devices), None)
+        return self._answer(probe or self._start(python, True, None))
 
     def signature(self, python: str, key: str, target: str) -> Signature:
-        """What the user's function at a key takes. Raises Mistake with the root cause where it cannot be imported."""
-        asking = next((each for each in self._started if each.python == python and each.target == target), None)
-        told = self._answer(asking or self._start(python, False, target))["target"]
-        if "error" in told:
-            raise Mistake(f"{key}={target}: {told['error']}")
+        """The signature of the function that a key names. Raises Mistake with the cause if it cannot be imported."""
+        probe = next((each for each in self._started if each.python == python and each.target == target), None)
+        found = self._answer(probe or self._start(python, False, target))["target"]
+        if "error" in found:
+            raise Mistake(f"{key}={target}: {found['error']}")
         return Signature(
-            parameters=tuple(told["parameters"]),
-            required=tuple(told.get("required", ())),
-            takes_any=bool(told["takes_any"]),
+            parameters=tuple(found["parameters"]),
+            required=tuple(found.get("required", ())),
+            takes_any=bool(found["takes_any"]),
         )
 
-    def _start(self, python: str, asks_devices: bool, target: str | None) -> Probe:
-        asked = json.dumps({"devices": asks_devices, "target": target})
+    def _start(self, python: str, needs_devices: bool, target: str | None) -> Probe:
+        question = json.dumps({"devices": needs_devices, "target": target})
         try:
             process = subprocess.Popen(
-                launch_command.command(python, "probe", asked),
+                launch_command.command(python, "probe", question),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -88,26 +89,27 @@ class Probes:
             )
         except OSError as error:
             raise Mistake(f"python={python}: cannot be started: {error.strerror or error}") from None
-        asking = Probe(process, python, asks_devices, target)
-        self._started.append(asking)
-        return asking
+        probe = Probe(process, python, needs_devices, target)
+        self._started.append(probe)
+        return probe
 
-    def _answer(self, asking: Probe) -> Mapping[str, Any]:
-        if id(asking) not in self._answers:
-            self._answers[id(asking)] = _wait(asking)
-        return self._answers[id(asking)]
+    def _answer(self, probe: Probe) -> Mapping[str, Any]:
+        if id(probe) not in self._answers:
+            self._answers[id(probe)] = _wait(probe)
+        return self._answers[id(probe)]
 
 
-def _wait(asking: Probe) -> Mapping[str, Any]:
+def _wait(probe: Probe) -> Mapping[str, Any]:
+    """The answer of a probe: the last line of its output that is a JSON object."""
     try:
-        out, words = asking.process.communicate(timeout=SECONDS)
+        out, errors = probe.process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        what = asking.target or "its devices"
-        raise Mistake(f"python={asking.python}: no word about {what} in {SECONDS} seconds") from None
+        what = probe.target or "its devices"
+        raise Mistake(f"python={probe.python}: no answer about {what} in {TIMEOUT_SECONDS} seconds") from None
     for line in reversed(out.splitlines()):
         with suppress(ValueError):
             answer = json.loads(line)
             if isinstance(answer, dict):
                 return answer
-    last = words.strip().splitlines()[-1:] or [f"it ended with {asking.process.returncode} and without a word"]
-    raise Mistake(f"python={asking.python}: cannot be asked what is there: {last[0]}")
+    last = errors.strip().splitlines()[-1:] or [f"exit code {probe.process.returncode} and no output"]
+    raise Mistake(f"python={probe.python}: cannot be probed: {last[0]}")

@@ -1,1 +1,1 @@
-"""The loop over a plan's points, and the recall of attempts that are already settled."""
+"""Runs a plan: the loop over its points, and the recall of settled attempts."""

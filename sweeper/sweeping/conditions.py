@@ -1,4 +1,4 @@
-"""What a measured process is given before it starts: environment variables, and the locks of its device."""
+"""The environment variables of a measured process, and the locks of its device."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from runners.point import Point
 
 
 def environ_of(point: Point, device: Device) -> dict[str, str | None]:
-    """What is set in the measured process's environment before its interpreter starts, and recorded with it."""
+    """Variables that are set before the measured interpreter starts, and recorded with the attempt."""
     environ: dict[str, str | None] = {}
     if device.is_cpu or device.is_calculated:
-        environ["CUDA_VISIBLE_DEVICES"] = ""  # code that says plain `cuda` cannot land on a device nobody asked for
+        environ["CUDA_VISIBLE_DEVICES"] = ""  # code that uses plain `cuda` finds no device
     elif device.uuids:
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuids)
-    # Threads that wait spinning take the cores of whoever else is measured: 3-22 s instead of 1.1-2.4 s for one point.
+    # Threads that spin while waiting slow other attempts down: 3-22 s instead of 1.1-2.4 s for one point.
     if "OMP_WAIT_POLICY" not in os.environ:
         environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if point.get("allocator") == "repeatable":
-        # A fixed threshold: glibc's own rises to 32 MiB after the first free, and then resident varies by 93 MiB.
+        # Fixed: glibc's own threshold rises to 32 MiB after the first free, and resident memory then varies by 93 MiB.
         environ["MALLOC_MMAP_THRESHOLD_"] = str(2**17)
-        # MKL's scratch, kept per thread, hangs on the processor: 944 MiB for a forward pass with AVX-512, 934 with
-        # AVX2, which every processor of the last ten years has (931 on one without AVX-512).
+        # MKL's scratch memory per thread depends on the processor: a forward pass takes 944 MiB with AVX-512 and 934
+        # with AVX2, which every processor of the last ten years has (931 on one without AVX-512).
         if "MKL_ENABLE_INSTRUCTIONS" not in os.environ:
             environ["MKL_ENABLE_INSTRUCTIONS"] = "AVX2"
     if point.get("start") == "warm" and "OPENBLAS_NUM_THREADS" not in os.environ:
-        environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts a thread when it is imported, and threads do not fork
+        environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts threads on import, and threads are lost in a fork
     return environ
 
 
 def locks_of(device: Device) -> tuple[str, ...]:
-    """One file per device of this machine, for every sweep of this user: one attempt at a time on a device. None of
-    one that is calculated, which is no thing that could be in use."""
+    """The lock files of a device's parts, shared by all sweeps of this user: one attempt at a time on each of them.
+
+    A calculated device has none.
+    """
     if device.is_calculated:
         return ()
     folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"

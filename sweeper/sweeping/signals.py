@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass
 class Signals:
-    """The signals that stop a sweep, as they come; `descriptor` can be read when one has."""
+    """The signals caught so far. `descriptor` becomes readable when one arrives."""
 
     descriptor: int
     caught: list[int] = field(default_factory=list)
@@ -20,6 +20,7 @@ class Signals:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[Signals]:
+    """Catch SIGINT and SIGTERM instead of letting them end this process. The handlers are restored afterwards."""
     read_end, write_end = os.pipe()
     for descriptor in (read_end, write_end):
         os.set_blocking(descriptor, False)

@@ -31,7 +31,7 @@ def row(quality: float | None, **changes: Any) -> Assessed:
 
 
 @pytest.mark.parametrize(
-    ("better", "number", "said", "by"),
+    ("better", "number", "expected", "by"),
     [
         ("higher", 0.795, "same", 0.005),
         ("higher", 0.7, "worse", 0.1),
@@ -40,9 +40,9 @@ def row(quality: float | None, **changes: Any) -> Assessed:
         ("lower", 0.7, "better", -0.1),
     ],
 )
-def test_a_row_is_the_same_or_worse_by_so_much(better: str, number: float, said: str, by: float) -> None:
+def test_a_row_is_the_same_better_or_worse(better: str, number: float, expected: str, by: float) -> None:
     found = verdict(row(number), REFERENCE, HOW | {"better": better})
-    assert (found.verdict, found.because) == (said, None)
+    assert (found.verdict, found.because) == (expected, None)
     assert found.worse_by == pytest.approx(by)
 
 
@@ -64,31 +64,31 @@ def test_a_difference_of_the_tolerance_is_the_same() -> None:
         (row(0.8), Assessed("oom", None), HOW, "its reference has no number (it ended as oom)"),
     ],
 )
-def test_what_cannot_be_assessed_says_why(one: Assessed, reference: Any, how: Any, because: str) -> None:
+def test_a_row_that_cannot_be_assessed_has_a_reason(one: Assessed, reference: Any, how: Any, because: str) -> None:
     assert verdict(one, reference, how) == Verdict("not assessable", None, because)
 
 
 def test_a_reference_is_fixed_with_its_tolerance() -> None:
-    asked = KEYS | {"reference": {"dtype": "float32", "workload": {"method": "full"}}, "tolerance": 1}
+    keys = KEYS | {"reference": {"dtype": "float32", "workload": {"method": "full"}}, "tolerance": 1}
     reference = {"dtype": "float32", "workload.method": "full"}
-    assert fixed(asked) == {"reference": reference, "tolerance": 1.0, "better": "higher"}
+    assert fixed(keys) == {"reference": reference, "tolerance": 1.0, "better": "higher"}
     assert fixed(KEYS) is None
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"reference": {"dtype": "float32"}}, "quality.tolerance has no value"),
-        ({"tolerance": 0.1}, "quality.tolerance: of what?"),
+        ({"tolerance": 0.1}, "quality.tolerance: there is no reference; name one"),
         ({"reference": {"dtype": "float32"}, "tolerance": -1}, "quality.tolerance=-1"),
         ({"reference": {"dtype": "float32"}, "tolerance": float("nan")}, "quality.tolerance=nan"),
         ({"better": "up"}, "quality.better=up"),
     ],
 )
-def test_half_of_a_comparison_is_a_mistake(keys: dict[str, Any], said: str) -> None:
+def test_an_incomplete_comparison_is_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(Mistake, match="quality") as mistake:
         fixed(KEYS | keys)
-    assert str(mistake.value).startswith(said)
+    assert str(mistake.value).startswith(message)
 
 
 # --- the rows of a run ------------------------------------------------------------------------------------------------
@@ -107,32 +107,32 @@ def compared(written: Callable[..., Any], **better: Any) -> tuple[Any, Point, Po
     return run, *points
 
 
-def told(run: Any) -> list[tuple[Any, ...]]:
+def verdicts(run: Any) -> list[tuple[Any, ...]]:
     names = ["dtype", "quality", "quality_verdict", "quality_worse_by", "quality_because"]
     return [tuple(row.values()) for row in Tables(run.folder).arrow()["points"].select(names).to_pylist()]
 
 
-def test_each_row_is_held_against_the_point_that_its_plan_names(written: Callable[..., Any]) -> None:
+def test_each_row_is_compared_with_the_reference_in_the_plan(written: Callable[..., Any]) -> None:
     run, reference, other = compared(written)
     run.passes(reference, metrics={"quality": 0.75})
     run.passes(other, metrics={"quality": 0.25})
-    assert told(run) == [
+    assert verdicts(run) == [
         ("float32", 0.75, "same", 0.0, None),
         ("bfloat16", 0.25, "worse", 0.5, None),
     ]
 
 
-def test_a_metric_that_found_no_room_or_no_number_says_so(written: Callable[..., Any]) -> None:
+def test_a_metric_that_ran_out_of_memory_or_gave_no_number_is_not_assessable(written: Callable[..., Any]) -> None:
     run, reference, other = compared(written)
     run.is_refused(reference)
     run.passes(other, metrics={"quality_error": "the metric is nan"})
-    assert told(run) == [
+    assert verdicts(run) == [
         ("float32", None, "not assessable", None, "it ended as oom"),
         ("bfloat16", None, "not assessable", None, "the metric is nan"),
     ]
 
 
-def test_the_sheet_tells_what_a_smaller_peak_is_worth(written: Callable[..., Any]) -> None:
+def test_the_decision_sheet_has_the_quality_of_a_smaller_peak(written: Callable[..., Any]) -> None:
     run, reference, other = compared(written)
     run.passes(reference, peak=300 * 2**20, metrics={"quality": 0.75})
     run.passes(other, peak=250 * 2**20, metrics={"quality": 0.25})
@@ -143,12 +143,12 @@ def test_the_sheet_tells_what_a_smaller_peak_is_worth(written: Callable[..., Any
     ) in text
 
 
-def test_the_sheet_counts_what_nobody_assessed(written: Callable[..., Any]) -> None:
+def test_the_decision_sheet_counts_what_was_not_assessed(written: Callable[..., Any]) -> None:
     run = written({"batch": [1, 2]})
     for batch in (1, 2):
         run.passes(run.ask(batch=batch))
-    said = "that results are as good was not assessed in 2 of the points that passed: no quality.target"
-    assert said in decision_sheet.decision_sheet(run.folder)["assumed"]
+    message = "that results are as good was not assessed in 2 of the points that passed: no quality.target"
+    assert message in decision_sheet.decision_sheet(run.folder)["assumed"]
 
 
 # --- a sweep ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_metric_is_called_when_all_is_measured_and_its_memory_is_in_no_peak(tmp_path: Path) -> None:
+def test_a_metric_is_called_after_the_measurement_and_is_in_no_peak(tmp_path: Path) -> None:
     how = ["quality.target=mine:spread", "quality.reference.dtype=half", "quality.tolerance=0.1"]
     done = sweep(tmp_path, "dtype=float32,float16", *how)
     assert done.returncode == 0, done.stderr
@@ -198,7 +198,7 @@ def test_a_metric_is_called_when_all_is_measured_and_its_memory_is_in_no_peak(tm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("quality.target=mine:spread quality.reference.dtype=half quality.tolerance=0", "no such point is in"),
         ("quality.reference.dtype=float32 quality.tolerance=0", "there is no quality to compare"),
@@ -208,10 +208,10 @@ def test_a_metric_is_called_when_all_is_measured_and_its_memory_is_in_no_peak(tm
         ("quality.tolerance=1,2", "quality.tolerance takes one value"),
     ],
 )
-def test_a_comparison_that_cannot_be_is_refused_before_anything_starts(
-    tmp_path: Path, arguments: str, said: str
+def test_an_impossible_comparison_is_refused_before_anything_starts(
+    tmp_path: Path, arguments: str, message: str
 ) -> None:
     done = sweep(tmp_path, *arguments.split())
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert said in done.stderr
+    assert message in done.stderr
     assert not (tmp_path / "outputs").exists()

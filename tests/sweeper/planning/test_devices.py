@@ -31,8 +31,8 @@ def answer(*gpus: Mapping[str, Any], **others: Any) -> dict[str, Any]:
 
 
 def resolved(names: list[str], answered: Mapping[str, Any]) -> tuple[tuple[Device, ...], list[str]]:
-    said: list[str] = []
-    return devices.resolve(devices.canonical(names), lambda: answered, said.append, NO_CARDS), said
+    reported: list[str] = []
+    return devices.resolve(devices.canonical(names), lambda: answered, reported.append, NO_CARDS), reported
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def never() -> Mapping[str, Any]:
-    raise AssertionError("the probe was asked without need")
+    raise AssertionError("the probe was started without need")
 
 
 def test_one_device_under_two_spellings_is_one_device() -> None:
@@ -59,7 +59,7 @@ def test_one_device_under_two_spellings_is_one_device() -> None:
     ["gpu", "cuda:x", "CUDA:0", "cuda:-1", "cuda:01", "cuda:", "CPU", "", "cpu+cuda:0", "cuda:0+cuda",
      "mps", 0, "cuda:0,cpu"],
 )  # fmt: skip
-def test_what_is_no_device_is_refused_by_name(name: Any) -> None:
+def test_an_invalid_device_is_refused_by_name(name: Any) -> None:
     with pytest.raises(Mistake, match=r"devices=") as mistake:
         devices.canonical([name])
     assert str(name) in str(mistake.value)
@@ -75,7 +75,7 @@ def test_auto_stands_alone() -> None:
         devices.canonical(["auto", "cpu"])
 
 
-def test_the_cpu_is_known_without_asking() -> None:
+def test_the_cpu_needs_no_probe() -> None:
     (cpu,) = devices.resolve(("cpu",), never, print, NO_CARDS)
     assert (cpu.name, cpu.type, cpu.unavailable) == ("cpu", "cpu", None)
     assert cpu.total_bytes is None or cpu.total_bytes > 0
@@ -86,12 +86,12 @@ def test_a_named_gpu_is_matched_by_its_index() -> None:
     assert (second.name, second.type, second.uuid, second.total_bytes) == ("cuda:1", "cuda", "GPU-1", 24 * GIB)
 
 
-def test_several_at_once_are_never_summed() -> None:
+def test_the_memory_of_several_devices_is_never_summed() -> None:
     (pair,), _ = resolved(["cuda:0+cuda:1"], answer(gpu(0), gpu(1, total=24 * GIB)))
     assert (pair.uuid, pair.total_bytes) == ("GPU-0+GPU-1", 24 * GIB)
 
 
-def test_a_missing_gpu_says_why_and_is_not_replaced() -> None:
+def test_a_missing_gpu_is_unavailable_with_a_reason_and_not_replaced() -> None:
     (missing, cpu), _ = resolved(["cuda:7", "cpu"], answer(gpu(0)))
     assert missing.unavailable == "there is no cuda:7 here, but cuda:0"
     assert cpu.unavailable is None
@@ -100,11 +100,11 @@ def test_a_missing_gpu_says_why_and_is_not_replaced() -> None:
 
 
 @pytest.mark.usefixtures("no_driver")
-def test_auto_without_a_driver_is_the_cpu_and_says_so() -> None:
-    said: list[str] = []
-    (cpu,) = devices.resolve(("auto",), never, said.append, NO_CARDS)
+def test_auto_without_a_driver_is_the_cpu_and_is_reported() -> None:
+    reported: list[str] = []
+    (cpu,) = devices.resolve(("auto",), never, reported.append, NO_CARDS)
     assert cpu.name == "cpu"
-    assert said == ["devices=auto: no GPU here, so the points are measured on cpu"]
+    assert reported == ["devices=auto: no GPU here, so the points are measured on cpu"]
 
 
 @pytest.mark.usefixtures("driver")
@@ -118,11 +118,11 @@ def test_auto_without_a_driver_is_the_cpu_and_says_so() -> None:
         ([], "cpu"),
     ],
 )
-def test_auto_is_one_idle_gpu_else_the_cpu_and_says_so(gpus: list[dict[str, Any]], chosen: str) -> None:
-    (device,), said = resolved(["auto"], answer(*gpus, gpus_error=None if gpus else "torch sees no device"))
+def test_auto_is_one_idle_gpu_else_the_cpu_and_is_reported(gpus: list[dict[str, Any]], chosen: str) -> None:
+    (device,), reported = resolved(["auto"], answer(*gpus, gpus_error=None if gpus else "torch sees no device"))
     assert device.name == chosen
-    assert len(said) == 1
-    assert chosen in said[0]
+    assert len(reported) == 1
+    assert chosen in reported[0]
 
 
 @pytest.mark.usefixtures("driver")
@@ -150,12 +150,12 @@ def test_a_calculated_device_has_the_figures_of_its_card() -> None:
     assert device.card.context_bytes == GIB
 
 
-def test_all_cards_can_be_asked_at_once_and_each_is_there_once() -> None:
+def test_sim_all_is_every_card_once() -> None:
     found = devices.resolve(("sim:h100", "sim:all"), never, print, CARDS)
     assert [device.name for device in found] == ["sim:h100", "sim:twin"]
 
 
-def test_a_card_that_is_not_there_is_refused_with_the_nearest_name() -> None:
+def test_an_unknown_card_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(Mistake, match=r"devices=sim:h10: no such card \(did you mean h100\?\)"):
         devices.resolve(("sim:h10",), never, print, CARDS)
 
@@ -177,19 +177,19 @@ def test_a_card_without_a_figure_is_refused_by_its_file(key: str) -> None:
         ("memory", 1, "is no key of a card"),
     ],
 )
-def test_a_card_that_cannot_be_is_refused_by_its_key(key: str, value: Any, right: str) -> None:
+def test_an_invalid_card_is_refused_by_its_key(key: str, value: Any, right: str) -> None:
     cards = Cards(("mine",), lambda name: {**H100, key: value})
     with pytest.raises(Mistake, match=rf"card/mine.yaml: {key}.*{right}"):
         devices.resolve(("sim:mine",), never, print, cards)
 
 
-def test_what_moves_memory_and_is_not_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
     with pytest.raises(Mistake, match="PYTORCH_NO_CUDA_MEMORY_CACHING=1 is not simulated; unset it"):
         devices.resolve(("sim:h100",), never, print, CARDS)
 
 
-def test_an_allocators_setting_that_cannot_be_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_setting_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
     with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not followed"):
         devices.resolve(("sim:h100",), never, print, CARDS)

@@ -234,7 +234,7 @@ def test_a_mistake_is_one_line_that_names_it(typed: str) -> None:
     assert refused(typed).startswith(REFUSED[typed])
 
 
-def test_the_true_mistake_is_named_beside_a_swept_key() -> None:
+def test_the_actual_mistake_is_named_when_another_key_is_swept() -> None:
     assert refused("batch=1,2", "nosuch=3").startswith("no such key: nosuch")
     assert refused("batch=1,2", "model=nope").startswith("model=nope: no such model")
     assert refused("model=mlp,tiny-llama", "model.width=64") == "no such key: model.width with model=tiny-llama"
@@ -255,11 +255,11 @@ def test_two_options_of_the_same_name_are_refused(options: Callable[[str, str], 
     assert "both are named mlp" in refused("-cd", folder, "model=mlp,other")
 
 
-def test_a_folder_of_options_that_is_not_there_is_refused() -> None:
+def test_a_missing_folder_of_options_is_refused() -> None:
     assert "not found" in refused("-cd", "/nosuch")
 
 
-def test_an_interval_is_never_written_out_and_every_end_is_checked() -> None:
+def test_an_interval_is_never_listed_and_both_ends_are_checked() -> None:
     ends = ["batch=interval(1,1000000)", "context=interval(256,131072)"]
     sweep = plan("design=frontier", *ends, "resolution.context=256")
     batch, context = (dimension.values for dimension in sweep.dimensions)
@@ -280,14 +280,14 @@ def test_a_product_is_an_objective_without_quotes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "message"),
     [
         ("workload.evaluation=5", "workload.evaluation=5: has keys of its own, as in workload.evaluation.batch=5"),
         ("workload.targets=5", "workload.targets=5: must be a list or a word"),
     ],
 )
-def test_a_number_does_not_take_the_place_of_keys_or_of_a_list(typed: str, told: str) -> None:
-    assert refused("workload=train", "workload.method=lora", typed).startswith(told)
+def test_a_number_does_not_replace_a_mapping_or_a_list(typed: str, message: str) -> None:
+    assert refused("workload=train", "workload.method=lora", typed).startswith(message)
 
 
 def test_a_frontier_of_listed_values_plans_every_point() -> None:
@@ -307,12 +307,12 @@ def test_params_need_no_plus_and_can_be_swept(mywork: Path) -> None:
     )
 
 
-def test_a_swept_value_that_no_table_can_hold_is_refused(mywork: Path) -> None:
+def test_a_swept_value_that_is_not_json_is_refused(mywork: Path) -> None:
     custom = [CUSTOM, "workload.target=mywork:threshold"]
     assert refused(*custom, "workload.params.x=nan,1").startswith("workload.params.x=nan: must be a finite number")
 
 
-def test_a_function_gets_what_it_takes_and_the_rest_is_not_in_its_points(mywork: Path) -> None:
+def test_keys_that_a_function_does_not_accept_are_null_in_its_points(mywork: Path) -> None:
     narrow = [CUSTOM, "workload.target=mywork:narrow"]
     assert plan(*narrow, "context=7", "model=gpt2").points == plan(*narrow).points
     (point,) = plan(*narrow).points
@@ -334,7 +334,7 @@ def test_a_function_gets_what_it_takes_and_the_rest_is_not_in_its_points(mywork:
         ("needy", [], "workload.params.width: mywork:needy needs it, as in workload.params.width=1"),
     ],
 )
-def test_what_a_function_cannot_be_given_is_refused(
+def test_a_key_that_a_function_does_not_accept_is_refused(
     mywork: Path, target: str, overrides: list[str], message: str
 ) -> None:
     assert refused(CUSTOM, f"workload.target=mywork:{target}", *overrides) == message
@@ -345,7 +345,7 @@ def test_a_parameter_of_a_function_that_takes_anything_is_in_the_point(mywork: P
     assert point["workload.params.limt"] == 4
 
 
-def test_the_root_cause_is_named_where_a_function_cannot_be_had(mywork: Path) -> None:
+def test_a_function_that_cannot_be_imported_is_refused_with_the_root_cause(mywork: Path) -> None:
     (mywork / "broken.py").write_text("import not_there\n")
     assert "not_there" in refused(CUSTOM, "workload.target=broken:run")
     assert "nope" in refused(CUSTOM, "workload.target=mywork:nope")
@@ -364,19 +364,19 @@ def test_a_function_is_found_through_pythonpath(mywork: Path, monkeypatch: pytes
     assert plan(CUSTOM, "workload.target=mywork:narrow", "hydra.job.chdir=true").points
 
 
-def test_a_measured_interpreter_that_cannot_answer_is_named(mywork: Path) -> None:
+def test_an_interpreter_that_cannot_be_probed_is_named(mywork: Path) -> None:
     python = mywork / "python"
     python.write_text("#!/bin/sh\necho 'no such luck' >&2; exit 3\n")
     python.chmod(0o755)
     message = refused(CUSTOM, "workload.target=mywork:narrow", f"python={python}")
-    assert message == f"python={python}: cannot be asked what is there: no such luck"
+    assert message == f"python={python}: cannot be probed: no such luck"
 
 
 def test_the_gpus_are_those_the_measured_interpreter_sees(tmp_path: Path) -> None:
     gpus = [{"index": 0, "name": "H100", "uuid": "GPU-a", "total_bytes": 2**36, "idle": True, "capability": "9.0"}]
-    told = {"torch": "2.13.0", "torch_error": None, "gpus": gpus, "gpus_error": None, "target": None}
+    answer = {"torch": "2.13.0", "torch_error": None, "gpus": gpus, "gpus_error": None, "target": None}
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\ncat <<'EOF'\nwhat a library prints\n{json.dumps(told)}\nEOF\n")
+    python.write_text(f"#!/bin/sh\ncat <<'EOF'\nwhat a library prints\n{json.dumps(answer)}\nEOF\n")
     python.chmod(0o755)
     first, second = plan(f"python={python}", devices="cuda:0,cuda:1").devices
     assert (first.uuid, first.total_bytes, first.unavailable) == ("GPU-a", 2**36, None)
@@ -386,7 +386,7 @@ def test_the_gpus_are_those_the_measured_interpreter_sees(tmp_path: Path) -> Non
 # --- experiments ------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_in_a_file_is_as_if_it_were_typed(options: Callable[[str, str], str]) -> None:
+def test_a_grid_in_a_file_equals_the_typed_one(options: Callable[[str, str], str]) -> None:
     folder = options(
         "experiment/mine",
         """\
@@ -401,7 +401,7 @@ def test_a_grid_in_a_file_is_as_if_it_were_typed(options: Callable[[str, str], s
     assert (from_file.points, from_file.dimensions, from_file.run) == (typed.points, typed.dimensions, typed.run)
 
 
-def test_the_command_line_wins_over_a_file_key_by_key(options: Callable[[str, str], str]) -> None:
+def test_the_command_line_overrides_a_file_key_by_key(options: Callable[[str, str], str]) -> None:
     folder = options("experiment/mine", "# @package _global_\ngrid: {batch: [1, 2], context: [8, 16]}\nseed: 5\n")
     mine = ["-cd", folder, "experiment=mine"]
     assert along(plan(*mine, "batch=4"), "batch", "context") == [(4, 8), (4, 16)]
@@ -410,7 +410,7 @@ def test_the_command_line_wins_over_a_file_key_by_key(options: Callable[[str, st
     assert along(plan(*mine, "batch=4", "context=1", "seed=6"), "seed") == [(6,)]
 
 
-def test_points_in_a_file_are_asked_as_they_are_written(options: Callable[[str, str], str]) -> None:
+def test_points_in_a_file_are_planned_in_the_order_listed(options: Callable[[str, str], str]) -> None:
     folder = options(
         "experiment/mine",
         """\
@@ -451,12 +451,12 @@ def test_a_mistake_in_a_file_is_one_line(options: Callable[[str, str], str], tex
     assert message in refused("-cd", folder, "experiment=mine")
 
 
-def test_every_experiment_that_comes_with_it_settles() -> None:
+def test_every_experiment_in_conf_settles() -> None:
     for file in (CONF / "experiment").glob("*.yaml"):
         assert plan(f"experiment={file.stem}").points
 
 
-def test_every_option_that_comes_with_it_settles_and_bears_its_own_name() -> None:
+def test_every_model_in_conf_settles_and_has_the_name_of_its_file() -> None:
     for file in (CONF / "model").glob("*.yaml"):
         path = ["model.path=x"] if file.stem == "pretrained" else []
         (point,) = plan(f"model={file.stem}", *path).points
@@ -503,10 +503,10 @@ def test_a_file_that_is_edited_after_the_plan_changes_no_point(options: Callable
     sweep = plan("-cd", folder, "model=mine", "batch=1,2")
     options("model/mine", "{name: mine, library: torch, width: 10}")
     assert sweep.settle({"batch": 8})["model.width"] == 9
-    assert [asked.point for asked in next(DESIGNS["grid"](sweep))] == list(sweep.points)
+    assert [each.point for each in next(DESIGNS["grid"](sweep))] == list(sweep.points)
 
 
-def test_the_design_can_ask_for_points_that_were_not_planned() -> None:
+def test_a_plan_settles_choices_that_were_not_planned() -> None:
     sweep = plan("batch=1,2", "context=8,16")
     point = sweep.settle({"batch": 64, "context": 8})
     assert isinstance(point, Point)
@@ -524,7 +524,7 @@ def test_planning_leaves_the_process_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hydra_knows_the_sweeper_beside_those_of_others() -> None:
+def test_our_sweeper_is_registered_once_and_others_stay() -> None:
     plan()
     names = [each.__name__ for each in Plugins.instance().discover(Sweeper)]
     assert names.count("DesignSweeper") == 1

@@ -63,7 +63,7 @@ def test_an_unknown_dtype_is_refused_by_name(dtype: str) -> None:
     assert f"dtype={dtype}" in refused(point, dtype=dtype)
 
 
-def test_a_misspelt_dtype_is_told_what_it_may_have_been() -> None:
+def test_the_nearest_dtype_is_suggested() -> None:
     assert "did you mean float16?" in refused(point, dtype="flaot16")
 
 
@@ -77,7 +77,7 @@ def test_a_value_out_of_range_is_refused_with_its_key(key: str, value: Any) -> N
     assert refused(point, **{key: value}).startswith(f"{key}=")
 
 
-def test_a_value_out_of_range_is_refused_also_where_nobody_looks_at_it() -> None:
+def test_a_value_out_of_range_is_refused_even_if_unused() -> None:
     nothing = Signature(parameters=(), required=(), takes_any=False)
     assert refused(point, workload=CUSTOM, signature=nothing, context=0).startswith("context=0")
 
@@ -141,21 +141,21 @@ def test_a_parameter_of_a_function_that_takes_anything_is_recorded() -> None:
     assert point(workload={**CUSTOM, "params": {"limt": 4}})["workload.params.limt"] == 4
 
 
-def test_a_parameter_that_the_function_needs_is_asked_for() -> None:
+def test_a_missing_required_parameter_is_refused() -> None:
     signature = Signature(parameters=("batch", "width"), required=("batch", "width"), takes_any=False)
     assert refused(point, (), signature, workload=CUSTOM).startswith("workload.params.width: mywork:run needs it")
 
 
-def test_what_is_given_by_name_is_no_parameter() -> None:
+def test_an_argument_that_sweeper_passes_is_no_parameter() -> None:
     assert "batch is given by sweeper" in refused(point, workload={**CUSTOM, "params": {"batch": 4}})
 
 
-def test_a_value_that_no_table_can_hold_is_refused_by_its_key() -> None:
+def test_a_value_that_is_not_json_is_refused_by_its_key() -> None:
     message = refused(point, workload={**CUSTOM, "params": {"a": 1, "deep": {"x": float("nan")}}})
     assert message.startswith("workload.params.deep.x:")
 
 
-def test_a_model_is_asked_for_where_it_is_used() -> None:
+def test_a_missing_model_is_refused_where_it_is_used() -> None:
     assert refused(point, model={}).startswith("model has no value")
 
 
@@ -179,14 +179,14 @@ def test_positions_are_found_where_a_configuration_has_them(tmp_path: Path) -> N
     assert shared(0.5, model={"name": "pretrained", "path": str(tmp_path)})["context"] == 24
 
 
-def test_a_context_beside_a_share_of_the_positions_is_refused() -> None:
+def test_a_context_together_with_a_share_of_the_positions_is_refused() -> None:
     rules = Rules(swept=(), signature=lambda key, target: ANYTHING, cards={}, given=("context",))
     config = {**CONFIG, "model": GPT, "inputs": {"name": "limit", "of_positions": 1.0}}
     assert refused(settled, config, rules).startswith("context: inputs=limit sets it")
 
 
 @pytest.mark.parametrize(
-    ("share", "values", "said"),
+    ("share", "values", "message"),
     [
         (0.0, {}, "inputs.of_positions=0.0: must be a share"),
         (1.5, {}, "inputs.of_positions=1.5: must be a share"),
@@ -195,23 +195,23 @@ def test_a_context_beside_a_share_of_the_positions_is_refused() -> None:
         (1.0, {"model": {"name": "pretrained", "path": "somebody/hub"}}, "model.path=somebody/hub: its positions"),
     ],
 )
-def test_a_share_that_gives_no_context_is_refused(share: float, values: dict[str, Any], said: str) -> None:
-    assert refused(shared, share, **values).startswith(said)
+def test_a_share_that_gives_no_context_is_refused(share: float, values: dict[str, Any], message: str) -> None:
+    assert refused(shared, share, **values).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"workload": CUSTOM | {"uses": ["batch"]}}, "quality.target=mine:accuracy: workload=custom has no model"),
         ({"phases": "whole"}, "phases=whole: quality.target would be measured with the rest"),
     ],
 )
-def test_a_metric_where_there_is_nothing_to_give_it_is_refused(values: dict[str, Any], said: str) -> None:
+def test_a_metric_without_a_model_or_a_phase_of_its_own_is_refused(values: dict[str, Any], message: str) -> None:
     quality = CONFIG["quality"] | {"target": "mine:accuracy"}
-    assert refused(point, quality=quality, **values).startswith(said)
+    assert refused(point, quality=quality, **values).startswith(message)
 
 
-def test_what_quality_is_held_against_is_in_no_points_id() -> None:
+def test_a_points_id_does_not_depend_on_its_quality_reference() -> None:
     target = CONFIG["quality"] | {"target": "mine:accuracy"}
     against = {"reference": {"dtype": "float32"}, "tolerance": 0.1, "better": "lower"}
     assert point(quality=target | against).id == point(quality=target).id != point().id
@@ -238,11 +238,11 @@ TRAIN: dict[str, Any] = {
         ({"precision": "bf16"}, "workload.precision=bf16: must be null or bfloat16 (did you mean bfloat16?)"),
     ],
 )
-def test_a_workloads_keys_keep_to_what_its_file_says(wrong: dict[str, Any], message: str) -> None:
+def test_a_workloads_keys_are_checked_by_the_rules_of_its_file(wrong: dict[str, Any], message: str) -> None:
     assert refused(point, workload=TRAIN | wrong) == message
 
 
-def test_a_key_that_is_of_use_only_with_another_is_null_without_it() -> None:
+def test_a_key_without_effect_is_null() -> None:
     full = [point(workload=TRAIN | {"method": "full", "rank": rank}) for rank in (4, 8)]
     assert full[0].id == full[1].id
     assert full[0]["workload.rank"] is None
@@ -250,7 +250,7 @@ def test_a_key_that_is_of_use_only_with_another_is_null_without_it() -> None:
     assert not {"choices", "at_least", "only_with"} & point(workload=TRAIN).values["workload"].keys()
 
 
-def test_values_of_a_key_that_is_of_no_use_are_refused_unless_it_is_of_use_beside_others() -> None:
+def test_sweeping_a_key_without_effect_is_refused_unless_other_swept_values_give_it_one() -> None:
     full = TRAIN | {"method": "full"}
     message = refused(point, ("workload.rank",), workload=full)
     assert message == "workload.rank has several values, and has an effect only with workload.method=lora"
