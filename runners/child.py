@@ -1,7 +1,7 @@
-"""The measured process: runs one attempt's workload between counters, and writes down what it learns as it learns it.
+"""The measured process: runs the workload of one attempt between counters, and appends each fact to its journal.
 
-Before the workload's own libraries nothing is imported but the standard library. `python -c BOOT child FOLDER` runs
-any attempt again by hand.
+Before the workload's own libraries it imports the standard library only. To run an attempt again by hand, copy its
+folder without `journal.jsonl` and run `python -m runners.child FOLDER`.
 """
 
 from __future__ import annotations
@@ -38,9 +38,34 @@ MOST_CAUSES = 20
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run the attempt in the folder named first; the parent's pid, if it has one to die with, second."""
+    """Run the attempt in a folder, the first argument; end with the parent, whose pid may be the second."""
     folder = AttemptFolder(Path(arguments[0]))
     run(folder, folder.asked(), parent=int(arguments[1]) if len(arguments) > 1 else None)
+
+
+def run_by_hand(arguments: list[str]) -> NoReturn:
+    """Become the process that a supervisor would start for the folder named, with its environment and current folder.
+
+    Nothing limits its time, holds its device or writes exit.json. Raises SystemExit with one line for a folder that
+    has a journal already or no request that can be read.
+    """
+    from runners import launch_command
+
+    if len(arguments) != 1:
+        raise SystemExit("usage: python -m runners.child FOLDER")
+    folder = AttemptFolder(Path(arguments[0]).absolute())
+    if folder.journal.exists():
+        raise SystemExit(f"{folder.journal}: the attempt was made already; remove this file from a copy of its folder")
+    try:
+        attempt = folder.asked()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{folder.request}: cannot be read as a request ({type(error).__name__}: {error})") from None
+    try:
+        os.chdir(attempt.cwd)
+    except OSError as error:
+        raise SystemExit(f"{folder.request}: cwd={attempt.cwd}: {error.strerror}") from None
+    command = launch_command.command(sys.executable, "child", str(folder.path))
+    os.execve(sys.executable, command, launch_command.environ(attempt.environ or {}))
 
 
 def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn:
@@ -222,3 +247,7 @@ def _root_cause(error: BaseException) -> str:
 def _cure(module: str) -> str:
     library = module.partition(".")[0]
     return f" (pip install 'sweeper[models]' brings {library})" if library in ("transformers", "peft") else ""
+
+
+if __name__ == "__main__":
+    run_by_hand(sys.argv[1:])

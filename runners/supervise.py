@@ -43,7 +43,7 @@ LOCK_EVERY = 0.2  # seconds between looks at a device that another sweep holds
 
 
 def main(arguments: list[str]) -> None:
-    """Serve a lane; or, given a folder, run that one attempt and leave (how Slurm and Ray use it)."""
+    """Serve one lane until stdin closes. The argument is the number of lanes that share the machine; 1 without it."""
     Supervisor(lanes=int(arguments[0]) if arguments else 1).serve()
 
 
