@@ -1,4 +1,4 @@
-"""The engine of this machine, with real supervisors and programs that end at once: what it reports and what it leaves."""
+"""The engine of this machine, with real supervisors and short programs: what it reports and what it leaves behind."""
 
 from __future__ import annotations
 
