@@ -1,14 +1,15 @@
-"""Memory of the program that this process starts, and of every process that the program starts: its tree.
+"""Memory of a program that this process starts, and of every process that the program starts: its tree.
 
-    resident    of one process, its high-water mark as the kernel keeps it: VmHWM while it runs, and to the page once it
-                was reaped (ru_maxrss, where that is above this process's own, which a child starts from). Of several at
-                once, the highest sum of their Pss (proc(5), smaps_rollup) in samples: what they share counts once, and
-                what lies between two samples is not seen. The peak is the higher of the two
-    used        what NVML says is used on a device, whoever uses it; its peak is the highest sample
-    allocated   and reserved, requested, active: PyTorch's own, from what a hook reports as a Python of the tree ends
-                (workloads/program_hook). Of several such processes the highest one's, and no sum
+    resident    One process: its high-water mark, VmHWM as the kernel keeps it. It is sampled while the process runs,
+                and exact to the page once the process is reaped (ru_maxrss), unless it is below this process's own
+                mark, from which the ru_maxrss of a child starts: then the last sample before the end stands.
+                Several at once: the highest sum of their Pss (proc(5), smaps_rollup) in any sample, in which shared
+                pages count once. Peaks between two samples are not seen. The peak is the higher of the two.
+    used        What NVML counts as used on a device, by whichever process; the peak is the highest sample.
+    allocated   and reserved, requested, active: PyTorch's own counters, from what a hook reports when a Python process
+                of the tree ends (workloads/program_hook). Of several such processes the highest counts, not the sum.
 
-Before the program starts and after it ended there is nothing of it to read: no counter but `used` has a baseline.
+Nothing can be read of a program before it starts and after it ends: only `used` has a baseline.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from runners import processes
 from runners.meters import cpu, nvml
 from runners.phases import Reading
 
-SAMPLE_EVERY = 0.02  # seconds, or nine times what the last one took of a core: the kernel adds Pss up page by page
-DEVICE_EVERY = 0.2  # seconds between questions to the driver
+SAMPLE_EVERY = 0.02  # seconds, or nine times the core time of the last sample: the kernel adds up Pss page by page
+DEVICE_EVERY = 0.2  # seconds between readings of the driver
 HIGH_WATER_MARK, SAMPLES = "high_water_mark", "samples"
 
 
 class ProgramMeter:
-    """Devices go by their names, and by their UUIDs where they are GPUs. `reports` is the folder the hook writes to."""
+    """Samples a program's tree and its devices, given by name and, for GPUs, by UUID. `reports`: the hook's folder."""
 
     def __init__(self, names: Sequence[str], uuids: Sequence[str], reports: Path) -> None:
         self._names, self._uuids, self._folder = tuple(names), tuple(uuids), reports
         self._lock = threading.Lock()
         self._resident: int | None = None  # the highest since the last boundary
-        self._used: dict[str, int] = {}  # likewise, by device
+        self._used: dict[str, int] = {}  # the same, by device
         self._used_by_program: dict[str, int] = {}
-        self._next_question = 0.0
+        self._next_device_reading = 0.0
         self._reaped = 0
         self.samples = 0
-        self.processes = 0  # most at once
+        self.processes = 0  # the most at once
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
         started = self.processes > 0
         self._sample()
         readings = self.glance()
-        for name, used in self._ask_devices().items():
+        for name, used in self._read_devices().items():
             readings[name].now["used"] = used
         if started:
             self._after_the_end(readings, failed)
@@ -73,7 +74,7 @@ class ProgramMeter:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Sample from a thread of its own, until left."""
+        """Sample from a thread until the context is left."""
         stop = threading.Event()
 
         def run() -> None:
@@ -82,9 +83,9 @@ class ProgramMeter:
                 before = time.thread_time()
                 self._sample()
                 pause = max(SAMPLE_EVERY, 9 * (time.thread_time() - before))
-                if self._uuids and time.monotonic() >= self._next_question:
-                    self._next_question = time.monotonic() + DEVICE_EVERY
-                    self._ask_devices()
+                if self._uuids and time.monotonic() >= self._next_device_reading:
+                    self._next_device_reading = time.monotonic() + DEVICE_EVERY
+                    self._read_devices()
 
         thread = threading.Thread(target=run, name="samples", daemon=True)
         thread.start()
@@ -95,7 +96,7 @@ class ProgramMeter:
             thread.join(timeout=5)
 
     def facts(self) -> dict[str, Any]:
-        """How the figures came about, for the phase's metrics."""
+        """Where the figures come from, for the phase's metrics."""
         facts: dict[str, Any] = {
             "processes": self.processes or None,
             "resident_told_by": HIGH_WATER_MARK if self.processes <= 1 else SAMPLES,
@@ -106,7 +107,7 @@ class ProgramMeter:
         return facts
 
     def reports(self) -> list[dict[str, Any]]:
-        """What the hook wrote, the first to end first. A file that its process died in is left out."""
+        """The hook's reports, in the order in which their processes ended, without those that are damaged."""
         found = []
         for file in self._folder.glob("*.json"):
             with suppress(OSError, ValueError):
@@ -126,8 +127,8 @@ class ProgramMeter:
             self.processes = max(self.processes, len(marks))
             self._resident = max(held, self._resident or 0)
 
-    def _ask_devices(self) -> dict[str, int]:
-        """What is used on each device now. Its highest, and the program's own part of it, are kept."""
+    def _read_devices(self) -> dict[str, int]:
+        """The bytes used on each device now. Keeps the highest, and the program's own part of it."""
         now = {}
         ours = set(processes.family_of(os.getpid())) if self._uuids else set()
         for name, uuid in zip(self._names, self._uuids, strict=False):
@@ -142,7 +143,7 @@ class ProgramMeter:
         return now
 
     def _after_the_end(self, readings: Mapping[str, Reading], failed: bool) -> None:
-        """What is known only then: the mark of the largest process that was reaped, and the hook's reports."""
+        """Add what is known only after the end: the mark of the largest reaped process, and the hook's reports."""
         reaped = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         host = readings[self._names[0]]
         if reaped > max(self._reaped, cpu.status_lines().get("VmHWM", 0)):
@@ -164,9 +165,9 @@ class ProgramMeter:
             reading.alloc_retries, reading.num_ooms = highest["alloc_retries"], highest["num_ooms"]
 
     def _is(self, device: Mapping[str, Any], index: int) -> bool:
-        """Whether what a process reports of a device is of ours: it may have hidden some from itself, or from a child.
+        """Whether a device in a process's report is the one at `index`; the program may hide devices from itself.
 
-        torch has the UUID without the driver's prefix. Where it has none, or ours is not known, the order decides.
+        torch has the UUID without the driver's prefix. Where either UUID is missing, the order decides.
         """
         if device["uuid"] is not None and index < len(self._uuids) and self._uuids[index].startswith("GPU-"):
             return self._uuids[index].endswith(str(device["uuid"]))

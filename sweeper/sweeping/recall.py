@@ -56,7 +56,7 @@ def recall(
         number += 1
         if folder.settled() is None:
             continue
-        then = folder.asked()
+        then = folder.attempt()
         outcome = outcome_in(folder, then)
         if outcome.status in {*NEVER_RECALLED, *keys.retry}:
             continue

@@ -248,7 +248,7 @@ class Sweep:
             lane.forked.add(attempt.point.id)
         folder = self.run_folder.attempt_folder(attempt)
         self.run_folder.check()
-        folder.ask(attempt)
+        folder.create(attempt)
         engine.start(attempt, folder, lane.seat)
         lane.running = attempt
         self.show.began(lane.device.name, attempt.point)

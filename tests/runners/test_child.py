@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-from runners import launch_command
-from runners.outcome import Status
+from runners import journal
+from runners.outcome import Status, outcome_of
+from runners.point import AttemptFolder
 from tests.measuring import MIB, Lab
 
+ROOT = Path(__file__).parents[2]
 BARE = "import torch; print(next(line for line in open('/proc/self/status') if line.startswith('VmRSS')).split()[1])"
 
 
@@ -25,11 +29,40 @@ def test_a_warm_child_measures_the_same_tensors_and_is_a_process_of_its_own(lab:
     assert len({each.outcome.pid for each in (cold, warm, warmer)}) == 3
 
 
-def test_any_attempt_can_be_run_again_by_hand(lab: Lab) -> None:
+def by_hand(*folders: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "runners.child", *map(str, folders)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_an_attempt_can_be_run_again_by_hand_in_a_copy_of_its_folder(lab: Lab, tmp_path: Path) -> None:
+    measured = lab.measure("faulty:good", start="cold")
+    copy = AttemptFolder(tmp_path / "copy")
+    shutil.copytree(measured.folder.path, copy.path)
+    copy.journal.unlink()
+    again = by_hand(copy.path)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+    outcome = outcome_of(copy.attempt(), journal.read(copy.journal), copy.settled())
+    assert (outcome.status, outcome.metrics) == (Status.OK, measured.outcome.metrics)
+    assert outcome.peak("tensor") == measured.outcome.peak("tensor")
+    assert outcome.environment == measured.outcome.environment
+
+
+def test_by_hand_a_folder_that_has_a_journal_or_no_request_is_refused_in_one_line(lab: Lab, tmp_path: Path) -> None:
     measured = lab.measure("faulty:good")
-    measured.folder.journal.unlink()
-    subprocess.run(launch_command.command(sys.executable, "child", str(measured.folder.path)), cwd=lab.cwd, check=True)
-    assert '"finished"' in measured.folder.journal.read_text()
+    before = measured.folder.journal.read_bytes()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "point.json").write_text("{")
+    for folder, reason in (
+        (measured.folder.path, "journal.jsonl: the attempt was made already"),
+        (tmp_path, "point.json: cannot be read as a request (FileNotFoundError"),
+        (tmp_path / "damaged", "point.json: cannot be read as a request (JSONDecodeError"),
+    ):
+        refused = by_hand(folder)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert reason in refused.stderr
+        assert refused.stderr.count("\n") == 1
+    assert by_hand().stderr == "usage: python -m runners.child FOLDER\n"
+    assert measured.folder.journal.read_bytes() == before
 
 
 def test_an_attempt_as_a_whole_is_one_phase_with_the_same_peak_of_tensors(lab: Lab) -> None:

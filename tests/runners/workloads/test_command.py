@@ -88,9 +88,13 @@ def test_python_is_the_measured_interpreter_and_any_other_word_a_program(run: An
 
 
 def test_the_peak_of_one_process_is_exact_however_short_it_was(run: Any) -> None:
-    """Given back at once, and between two samples: the kernel's mark has it all the same."""
-    held = [run(f"bytearray({mib} * 2**20)").outcome.peak("resident") for mib in (0, 300)]
-    assert held[1] - held[0] == pytest.approx(300 * MIB, abs=MIB)
+    """Given back at once, and between two samples: the kernel's mark has it all the same.
+
+    Both programs are larger than the measuring process, below which samples alone show a peak: on a busy machine the
+    last sample of an empty program comes before its last 3 MiB.
+    """
+    held = [run(f"bytearray({mib} * 2**20)").outcome.peak("resident") for mib in (0, 100, 400)]
+    assert held[2] - held[1] == pytest.approx(300 * MIB, abs=MIB)
     assert 5 * MIB < held[0] < 40 * MIB
 
 

@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> Iterator[RunFolder]:
 def attempted(run: RunFolder, last: dict[str, Any] | None, number: int = 1, torch: str = "2.13") -> None:
     attempt = Attempt(point=POINT, device=CPU, number=number, identity={"torch": torch})
     folder = run.attempt_folder(attempt)
-    folder.ask(attempt)
+    folder.create(attempt)
     if last is not None:
         leave(folder, last)
 
