@@ -41,7 +41,7 @@ class CpuRules:
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
 
-    def takes_a_handle(self, operator: Any) -> bool:
+    def uses_workspace(self, operator: Any) -> bool:
         return False
 
 
@@ -76,7 +76,7 @@ class CudaRules:
         rule = self._temporaries.get(operator)
         return () if rule is None else rule(args, kwargs, result)
 
-    def takes_a_handle(self, operator: Any) -> bool:
+    def uses_workspace(self, operator: Any) -> bool:
         return is_matmul(operator)
 
     def _attention(self, *given: Any) -> torch.Tensor:
