@@ -110,8 +110,8 @@ class _CardMemory:
     """The caching allocator with what the context, the libraries and other processes leave of the card."""
 
     def __init__(self, card: Card, budget: int | None, unlimited: bool) -> None:
+        from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
         from runners.simulation.kernels.torch_products import workspace_bytes
-        from runners.simulation.torch_device_rules import gpu_architecture
 
         self._workspace = workspace_bytes(gpu_architecture(card))
         self._outside = card.outside_bytes

@@ -41,7 +41,6 @@ aten = torch.ops.aten
 class Rules(Protocol):
     """How a device differs from tensors without data."""
 
-    device: str  # the type of the torch.device
     host_counts: bool  # whether tensors in host memory count: only on a CPU
 
     def applied(self) -> Any:

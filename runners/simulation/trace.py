@@ -133,11 +133,10 @@ class _MemoryJournal:
 
 def rules_of(card: Card) -> Any:
     """The rules that a workload is traced by for this card, a torch_tracer.Rules."""
-    from runners.simulation import torch_device_rules
+    from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
+    from runners.simulation.torch_device_rules import CpuRules, CudaRules
 
-    if card.is_host:
-        return torch_device_rules.CpuRules()
-    return torch_device_rules.CudaRules(torch_device_rules.gpu_architecture(card))
+    return CpuRules() if card.is_host else CudaRules(gpu_architecture(card))
 
 
 def _check_dtypes(attempt: Attempt) -> None:
@@ -146,8 +145,7 @@ def _check_dtypes(attempt: Attempt) -> None:
     if card.is_host:
         return
     from runners.models.torch_models import dtype_named
-    from runners.simulation.kernels.torch_gpu_architecture import why_unsupported
-    from runners.simulation.torch_device_rules import gpu_architecture
+    from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture, why_unsupported
 
     architecture = gpu_architecture(card)
     for name in (point["dtype"], point.get("workload.precision")):
