@@ -191,5 +191,5 @@ def test_what_moves_memory_and_is_not_imitated_is_a_mistake(monkeypatch: pytest.
 
 def test_an_allocators_setting_that_cannot_be_imitated_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
-    with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not followed"):
+    with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not simulated"):
         devices.resolve(("sim:h100",), never, print, CARDS)
