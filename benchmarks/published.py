@@ -165,7 +165,7 @@ def _training(row: Row, card: str, model: Mapping[str, Any], rules: tuple[str, .
     if "logits.sum()" in row["notes"]:
         rules = (*rules, "sum_of_logits_as_loss")
     if model["model_type"] == "gpt_neox":
-        rules = ("first_keys_as_they_are", "gpt_neox_with_float32_positions", *rules)
+        rules = ("first_keys_not_copied", "gpt_neox_with_float32_positions", *rules)
     return Case(values=values_of(row, model, "train", **options), card=card, rules=rules, phases=phases)
 
 
