@@ -494,7 +494,7 @@ def _medians(scored: Sequence[Scored]) -> bool:
     for each in scored:
         kind = each.row.kind
         if each.row.counter == "max_reserved":
-            kind += ", growing cache" if each.row.grows else ", other"
+            kind += ", grown cache" if each.row.grows else ", other"
         groups[kind, each.row.counter, each.row["confidence"]].append(each)
     other = [each for each in scored if each.row.counter == "max_reserved" and not each.row.grows]
     groups["all, other", "max_reserved", "high"] = [each for each in other if each.row["confidence"] == "high"]
@@ -527,7 +527,7 @@ def _growing(scored: Sequence[Scored]) -> bool:
         and each.row.id.replace("max_reserved", "max_allocated") in rows
     ]  # fmt: skip
     if pairs:
-        print("\nreserved less allocated, growing caches (target: at least half of the published)")
+        print("\nreserved less allocated, grown caches (target: at least half of the published)")
     for allocated, reserved in pairs:
         published = reserved.row.bytes - allocated.row.bytes
         calculated = reserved.calculated - allocated.calculated

@@ -153,7 +153,7 @@ class Soak:
         self._await_processes()
 
     def _run_once(self, may_be_killed: bool) -> SweepRun:
-        """One process of the sweep, killed shortly after a random number of attempts or, one in four, at a random time."""
+        """One process of the sweep, killed after a random number of attempts or, one in four, at a random time."""
         attempts = self.chance.randint(1, max(2, 2 * self.points // (self.kills + 1)))
         moment = self.chance.uniform(0, 0.2)
         while_it_starts = self.chance.random() < 0.25
