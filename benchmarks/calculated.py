@@ -1,15 +1,15 @@
-"""Is what `devices=[sim:cpu]` calculates what PyTorch's own CPU counter counts?
+"""Compare what `devices=[sim:cpu]` calculates with PyTorch's own CPU counter.
 
-    python benchmarks/calculated.py            # every row
-    python benchmarks/calculated.py bert phi3  # those with one of these words in their command line
+    python benchmarks/calculated.py            # all rows
+    python benchmarks/calculated.py bert phi3  # rows whose command line contains one of these words
 
-PyTorch's counter is the profiler's: after each allocation of c10, all that is allocated. Its largest value over a run,
-less what there was before the workload, is held against the largest `tensor` of the same point's calculated journal.
-Both are taken in processes of their own, forked from one that has imported the libraries.
+PyTorch's counter is the profiler's: the bytes that c10 has allocated, after each allocation. Its maximum over a run,
+less its value before the workload, is compared with the maximum of `tensor` in the point's calculated journal. Both
+come from processes of their own, forked from one that has imported the libraries.
 
-The counter has each size as it was asked for, and the calculation as the allocator aligns it, to 64 bytes. It has also
-what kernels take for themselves within an operator, which is no tensor's and not in `tensor`, measured or calculated.
-Where that decides a peak, the row is an exception, and SCRATCH has the rules that tell by how much.
+The counter sums requested sizes, the calculation sums sizes aligned to 64 bytes as by the allocator. The counter also
+includes memory that kernels allocate within an operator. It belongs to no tensor and is not in `tensor`, neither
+measured nor calculated. Where it decides a peak, the row is an exception, and the rules in SCRATCH predict its size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MIB = 2**20
 TOLERANCE = 0.1 * MIB
 MOST_EXCEPTIONS = 3
 
-# The first four are the rows of an earlier study, whose figures the counter has to give again.
+# Rows of an earlier study with its figures in MiB, which the counter must reproduce.
 STUDY = {
     "train smollm2-135m batch=1 context=256 workload.set_to_none=false": 2537.488,
     "train smollm2-135m batch=8 context=256 workload.set_to_none=false": 5830.764,
@@ -98,10 +98,10 @@ MORE = """
 @dataclass(frozen=True, slots=True)
 class Compared:
     row: str
-    counted: int
-    calculated: int | None
-    with_scratch: int | None = None  # where the two differ
-    why: str = ""  # there is no calculated one
+    counted: int  # bytes, as the next two
+    calculated: int | None  # None if the point could not be calculated
+    with_scratch: int | None = None  # calculated with kernels' own memory, where the two differ
+    why: str = ""  # why the point could not be calculated
 
     @property
     def equal(self) -> bool:
@@ -116,14 +116,14 @@ class Compared:
         return self.row not in STUDY or abs(self.counted / MIB - STUDY[self.row]) < 0.001
 
     def __str__(self) -> str:
-        told = self.row if self.as_studied else f"{self.row}  <- the study counted {STUDY[self.row]:.3f}"
+        row = self.row if self.as_studied else f"{self.row}  <- the study counted {STUDY[self.row]:.3f}"
         if self.calculated is None:
-            return f"{self.counted / MIB:9.3f}          -          -  {told}  <- {self.why}"
-        off = self.calculated - self.counted
-        figures = f"{self.counted / MIB:9.3f}  {self.calculated / MIB:9.3f}  {off / MIB:9.3f}  {told}"
+            return f"{self.counted / MIB:9.3f}          -          -  {row}  <- {self.why}"
+        difference = self.calculated - self.counted
+        figures = f"{self.counted / MIB:9.3f}  {self.calculated / MIB:9.3f}  {difference / MIB:9.3f}  {row}"
         if self.with_scratch is None:
             return figures
-        return f"{figures}  <- with the kernels' own {self.with_scratch / MIB:.3f}"
+        return f"{figures}  <- with the kernels' own memory {self.with_scratch / MIB:.3f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,24 +138,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exceptions = [each for each in compared if not each.equal]
     print(
         f"{len(compared) - len(exceptions)} of {len(compared)} equal within {TOLERANCE / MIB} MiB, "
-        f"{sum(each.explained for each in exceptions)} more with what kernels take for themselves, "
+        f"{sum(each.explained for each in exceptions)} more with the kernels' own memory, "
         f"{time.perf_counter() - began:.0f} s"
     )
-    fine = all(each.explained and each.as_studied for each in compared)
-    return 0 if fine and len(exceptions) <= MOST_EXCEPTIONS else 1
+    explained = all(each.explained and each.as_studied for each in compared)
+    return 0 if explained and len(exceptions) <= MOST_EXCEPTIONS else 1
 
 
 def each_compared(rows: Sequence[str]) -> Iterator[Compared]:
-    importlib.import_module("torch._dynamo")  # which the first optimizer would import, in every process anew
+    importlib.import_module("torch._dynamo")  # the first optimizer would import it, in each process again
     for row in rows:
         point = point_of(row)
         for module in workload_of(point).imports(point.values):
             importlib.import_module(module)
-        counted = apart(counter, point)
-        calculated, why = apart(calculation, point)
+        counted = in_a_process(counter, point)
+        calculated, why = in_a_process(calculation, point)
         compared = Compared(row, counted, calculated, why=why)
         if calculated is not None and not compared.equal:
-            compared = replace(compared, with_scratch=apart(calculation_with_scratch, point)[0])
+            compared = replace(compared, with_scratch=in_a_process(calculation_with_scratch, point)[0])
         print(compared, flush=True)
         yield compared
 
@@ -172,7 +172,7 @@ def workload_of(point: Point) -> Any:
     return importlib.import_module(f"runners.workloads.{point['workload']}")
 
 
-def apart(function: Callable[[Point], Any], point: Point) -> Any:
+def in_a_process(function: Callable[[Point], Any], point: Point) -> Any:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as process:
         return process.submit(function, point).result()
 
@@ -181,13 +181,13 @@ def apart(function: Callable[[Point], Any], point: Point) -> Any:
 
 
 def counter(point: Point) -> int:
-    """The most that c10 had allocated at once."""
+    """The highest number of bytes that c10 had allocated, less those before the workload."""
     from torch.profiler import ProfilerActivity, profile
 
     workload, values = workload_of(point), point.values
     workload.prepare(values, "cpu")
-    nowhere = Nowhere()
-    phases = Phases(nowhere, nowhere)  # type: ignore[arg-type]
+    ignored = Ignored()
+    phases = Phases(ignored, ignored)  # type: ignore[arg-type]
     phases.open()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         workload.run(values, "cpu", phases)
@@ -199,20 +199,20 @@ def counter(point: Point) -> int:
 
 
 def allocations_of(recorded: Any) -> Iterator[Any]:
-    """In their order in time: in the tree they are below the operators that made them."""
+    """All allocations in order of time. The profiler has them in a tree, below their operators."""
     from torch._C._profiler import _EventType
 
-    waiting, found = list(recorded.profiler.kineto_results.experimental_event_tree()), []
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
+    pending, found = list(recorded.profiler.kineto_results.experimental_event_tree()), []
+    while pending:
+        event = pending.pop()
+        pending += event.children
         if event.tag == _EventType.Allocation:
             found.append(event)
     return (event.extra_fields for event in sorted(found, key=lambda event: event.start_time_ns))
 
 
-class Nowhere:
-    """The meter and the journal of a run whose phases nobody reads."""
+class Ignored:
+    """The meter and the journal of a run whose phases are not needed."""
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
         return {}
@@ -223,17 +223,18 @@ class Nowhere:
         pass
 
 
-# --- the same, calculated ---------------------------------------------------------------------------------------------
+# --- the calculation ---------------------------------------------------------------------------------------------
 
 
 def calculation(point: Point) -> tuple[int | None, str]:
-    from runners.simulation.replay import device_of, replay
-    from runners.simulation.trace import trace
+    """The highest `tensor` in bytes; or None, and why there is none."""
+    from runners.simulation.replay import memory_of, replay
+    from runners.simulation.trace import trace_workload
 
     attempt = Attempt(point=point, device=Device(name="sim:cpu", card=CPU_CARD))
-    followed = trace(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
+    trace = trace_workload(attempt, workload_of(point), lambda error: {"why": f"{type(error).__name__}: {error}"})
     largest = 0
-    for line in replay(followed, attempt.device.name, device_of(CPU_CARD, None)):
+    for line in replay(trace, attempt.device.name, memory_of(CPU_CARD, None)):
         if line["kind"] == "failed":
             return None, line["why"]
         if line["kind"] == "ended":
@@ -241,11 +242,11 @@ def calculation(point: Point) -> tuple[int | None, str]:
     return largest, ""
 
 
-# --- what kernels of a CPU take for themselves ------------------------------------------------------------------------
+# --- memory that CPU kernels allocate for themselves ------------------------------------------------------------------
 
 
 def calculation_with_scratch(point: Point) -> tuple[int | None, str]:
-    """In a process of its own: the rules stay in force."""
+    """The same with kernels' own memory. It changes CpuRules for the whole process."""
     from runners.simulation.torch_device_rules import CpuRules
 
     CpuRules.temporaries = lambda self, *call: scratch(*call)  # type: ignore[method-assign]
@@ -253,26 +254,26 @@ def calculation_with_scratch(point: Point) -> tuple[int | None, str]:
 
 
 def scratch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-    """Bytes beside the results, at most at once."""
+    """The most bytes that a kernel holds at once, beside its results."""
     rule = SCRATCH.get(str(operator))
     return () if rule is None else (rule(args, kwargs, result),)
 
 
-def of_a_loss(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """Every element's once more, before the mean of them (aten/src/ATen/native/Loss.cpp)."""
+def loss_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """The losses of all elements, before their mean (aten/src/ATen/native/Loss.cpp)."""
     return int(args[0].nbytes) if result.ndim == 0 else 0
 
 
-def of_a_convolution(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """oneDNN computes in a layout of blocks of channels, then copies: the output is there twice, and before that beside
-    the input and the weights in that layout."""
+def convolution_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """oneDNN computes in a layout of blocks of channels, then copies. First the input and the weights exist in that
+    layout beside the output, then a second output."""
     image, weight = args[:2]
     return max(int(result.nbytes), blocked(image, args[8]) + int(weight.nbytes))
 
 
-def of_a_convolutions_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """The same for the gradients of the input and of the weights, one after the other. The input's is copied twice
-    where the kernel steps over positions."""
+def convolution_backward_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """The same for the gradient of the input and then of the weights. With a stride the input's gradient is copied
+    twice."""
     gradient, image, weight = args[:3]
     read = int(gradient.nbytes) + blocked(image, args[9]) + partial_sums(gradient, image, weight, args[4], args[9])
     made = blocked(image, args[9]) * (2 if max(args[4]) > 1 else 1)
@@ -281,67 +282,70 @@ def of_a_convolutions_backward(args: Sequence[Any], kwargs: Mapping[str, Any], r
 
 
 def blocked(image: Any, groups: int) -> int:
-    """Images of few channels, and those of groups, are read as they are."""
+    """Bytes of a copy in blocks of channels. With few channels or several groups the image is read without a copy."""
     return int(image.nbytes) if groups == 1 and image.shape[1] % 8 == 0 else 0
 
 
 def partial_sums(gradient: Any, image: Any, weight: Any, stride: Sequence[int], groups: int) -> int:
-    """Bytes in which threads sum up the gradient of the weights, one buffer for each group of images but the first.
+    """Bytes in which threads sum the gradient of the weights: a buffer for each group of images after the first.
 
-    Only oneDNN's kernel for AVX-512 shares images between threads; on AVX2 and with one thread the result itself is the
-    only sum. oneDNN 3.12, src/cpu/x64/jit_avx512_common_conv_kernel.cpp, init_scratchpad: weights and biases in float32
-    with channels in blocks of 16, 128 bytes to align them, and a barrier of 4096 bytes aligned to 4096.
+    Only oneDNN's kernel for AVX-512 divides images between threads. On AVX2, or with one thread, there is no buffer.
+    Source: oneDNN 3.12, src/cpu/x64/jit_avx512_common_conv_kernel.cpp, init_scratchpad. A buffer has weights and biases
+    in float32, with channels rounded up to 16. All together add 128 bytes of alignment and a barrier of 4096 bytes,
+    aligned to 4096. Kernels of 1 x 1 have an implementation of their own, and their buffers are not in here.
     """
     import torch
 
     if groups != 1 or not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return 0
+    positions = math.prod(weight.shape[2:])
     outputs, inputs = (-(-channels // 16) for channels in weight.shape[:2])
-    buffers = image_groups(gradient, image, weight, stride, outputs, inputs) - 1
-    one = 4 * 16 * outputs * (16 * inputs * math.prod(weight.shape[2:]) + 1)
-    return int(buffers * one + 128 + 2 * 4096) if buffers else 0
+    buffers = image_groups(gradient, image, positions, math.prod(stride), outputs, inputs) - 1
+    return int(buffers * 4 * 16 * outputs * (16 * inputs * positions + 1) + 128 + 2 * 4096) if buffers else 0
 
 
-def image_groups(gradient: Any, image: Any, weight: Any, stride: Sequence[int], outputs: int, inputs: int) -> int:
-    """How many groups of images oneDNN's threads work on (the same file, balance).
+def image_groups(gradient: Any, image: Any, positions: int, stride: int, outputs: int, inputs: int) -> int:
+    """The number of groups in which oneDNN's threads divide the images (same source, balance).
 
-    Threads are split between images, blocks of output channels and blocks of input channels, so that each reads and
-    writes least, and then so that each computes least within 110 % of that.
+    The threads are split between images, `outputs` and `inputs`, which are blocks of 16 channels: first for the least
+    memory traffic of a thread, then for the least work of a thread at up to 110 % of that traffic.
     """
     import torch
 
-    threads, images = torch.get_num_threads(), image.shape[0]
-    rows_in, rows_out = (each.shape[2] if gradient.shape[2] > 9 else 1 for each in (image, gradient))
-    shares = images * (max(1, rows_out // 9))
+    threads, by_row = torch.get_num_threads(), gradient.shape[2] > 9
+    rows_in, rows_out = (each.shape[2] if by_row else 1 for each in (image, gradient))
+    row_in, row_out = image[0, 0].numel() // rows_in, gradient[0, 0].numel() // rows_out
+    count = len(image)
+    most = min(threads, count * max(1, rows_out // 9))
 
-    def memory(split: tuple[int, int, int]) -> int:
-        over_images, over_outputs, over_inputs = split
-        blocks_out, blocks_in = -(-outputs // over_outputs), -(-inputs // over_inputs)
-        read = -(-images * rows_in // over_images) * blocks_in * 16 * (image[0, 0].numel() // rows_in)
-        written = -(-images * rows_out // over_images) * blocks_out * 16 * (gradient[0, 0].numel() // rows_out)
-        return int(read // math.prod(stride) + written + 8 * blocks_out * blocks_in * 256 * math.prod(weight.shape[2:]))
+    def traffic(split: tuple[int, int, int]) -> int:
+        images, blocks_out, blocks_in = split
+        blocks_out, blocks_in = -(-outputs // blocks_out), -(-inputs // blocks_in)
+        read = -(-count * rows_in // images) * blocks_in * 16 * row_in // stride
+        written = -(-count * rows_out // images) * blocks_out * 16 * row_out
+        return int(read + written + 8 * blocks_out * blocks_in * 256 * positions)
 
     def work(split: tuple[int, int, int]) -> int:
-        over_images, over_outputs, over_inputs = split
-        return -(-images * rows_out // over_images) * -(-outputs // over_outputs) * -(-inputs // over_inputs)
+        images, blocks_out, blocks_in = split
+        return -(-count * rows_out // images) * -(-outputs // blocks_out) * -(-inputs // blocks_in)
 
     splits = [
-        (over_images, over_outputs, min(threads // over_images // over_outputs, inputs))
-        for over_images in range(1, min(threads, shares) + 1)
-        for over_outputs in range(1, min(threads // over_images, outputs) + 1)
+        (images, blocks_out, min(threads // images // blocks_out, inputs))
+        for images in range(1, most + 1)
+        for blocks_out in range(1, min(threads // images, outputs) + 1)
     ]
-    chosen = min(reversed(splits), key=memory)
-    least = memory(chosen)
+    chosen = min(reversed(splits), key=traffic)
+    least = traffic(chosen)
     for split in splits:
-        near = work(split) <= work(chosen) and memory(split) < 1.1 * least
+        near = work(split) <= work(chosen) and traffic(split) < 1.1 * least
         if near or 4 * work(split) <= 3 * work(chosen):
             chosen = split
     groups = chosen[0]
-    return min(shares, threads) if threads / 2 < groups < threads else groups
+    return most if threads // 2 < groups < threads else groups
 
 
-def of_attention(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
-    """For each thread a block of scores, maxima, sums and outputs in float32 (native/cpu/FlashAttentionKernel.cpp)."""
+def attention_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
+    """Each thread has a block of scores, maxima, sums and outputs in float32 (native/cpu/FlashAttentionKernel.cpp)."""
     import torch
 
     query, key = args[:2]
@@ -352,16 +356,13 @@ def of_attention(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) ->
 
 
 SCRATCH: Mapping[str, Callable[[Sequence[Any], Mapping[str, Any], Any], int]] = {
-    "aten.mse_loss.default": of_a_loss,
-    "aten.convolution.default": of_a_convolution,
-    "aten.convolution_backward.default": of_a_convolutions_backward,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": of_attention,
+    "aten.mse_loss.default": loss_bytes,
+    "aten.convolution.default": convolution_bytes,
+    "aten.convolution_backward.default": convolution_backward_bytes,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": attention_bytes,
 }
 
 
 if __name__ == "__main__":
-    os.environ |= {
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "KINETO_LOG_LEVEL": "99",
-    }  # no spinning beside others; the profiler is silent
+    os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "KINETO_LOG_LEVEL": "99"}  # idle threads sleep; a silent profiler
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""What older versions of libraries did in another way than those that are installed, as rules that a row is calculated
-under: each is a context manager, is named for what was done, and names the source that it was read from.
+"""Rules for the behaviour of library versions older than the installed ones.
 
-None of them holds a number that was fitted to what it is compared with.
+Each rule is a context manager that is named after the behaviour and names the source that it was read from. None has a
+number that was fitted to the figures that it is compared with.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @contextmanager
 def attention_replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """And no mask made for it: what such a function needs of one it makes itself."""
+    """Replace an attention function of transformers. No mask is made for it: it makes its own if it needs one."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -40,23 +40,23 @@ def attention_replaced(name: str, function: Callable[..., Any]) -> Iterator[None
 
 
 def rules_of(row: Mapping[str, str], model_type: str, transformers: Version | None) -> list[Rule]:
-    """Those that a row's version of transformers asks for; none for a row that used another library."""
+    """The rules for a row's version of transformers; none for a row that used another library."""
     if transformers is None:
         return []
     generates = row["workload"] in ("generate", "forward")
     attention = row["attention"].partition(" ")[0]
-    asked: list[tuple[bool, Rule]] = [
+    applicable: list[tuple[bool, Rule]] = [
         (attention == "flash_attention_2" and transformers < (4, 48), keys_repeated_for_flash),
         (attention == "flash_attention_2" and transformers >= (4, 48), keys_grouped_for_flash),
         (attention == "eager" and model_type == "llama", eager_softmax_in_one_kernel),
         (generates and transformers < (4, 45), whole_prompt_in_float32),
         (generates and transformers < (4, 42), cache_as_tuples),
-        (transformers < (4, 54), first_keys_as_they_are),
+        (transformers < (4, 54), first_keys_not_copied),
         (model_type in ("llama", "qwen2") and transformers < (4, 39), rope_tables_in_every_layer),
         (row["workload"].startswith("train") and transformers < (4, 49), shifted_logits_copied),
-        (row["workload"].startswith("train") and "accelerate" in row["versions"], loss_within_the_pass),
+        (row["workload"].startswith("train") and "accelerate" in row["versions"], loss_within_the_forward_pass),
     ]
-    return [rule for needed, rule in asked if needed]
+    return [rule for applies, rule in applicable if applies]
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def _flash(
 
 
 def keys_repeated_for_flash() -> AbstractContextManager[None]:
-    """The package flash-attn, given keys and values once for each head of a query: repeat_kv came before it.
+    """The package flash-attn got keys and values repeated for each head of the query, by repeat_kv.
 
     transformers v4.38.2 and v4.46.0, models/qwen2/modeling_qwen2.py, Qwen2FlashAttention2.forward. The package's
     kernel is that of torch's flash attention, which stands for it here.
@@ -95,7 +95,7 @@ def keys_repeated_for_flash() -> AbstractContextManager[None]:
 
 
 def keys_grouped_for_flash() -> AbstractContextManager[None]:
-    """The package flash-attn, given keys and values as they are: transformers v4.48.1,
+    """The package flash-attn got keys and values without repetition: transformers v4.48.1,
     integrations/flash_attention.py. Its kernel is that of torch's flash attention, which stands for it here."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
@@ -105,9 +105,9 @@ def keys_grouped_for_flash() -> AbstractContextManager[None]:
 
 
 def eager_softmax_in_one_kernel() -> AbstractContextManager[None]:
-    """Scores, their scaling, the mask, softmax in float32 and back: transformers v4.35.2,
-    models/llama/modeling_llama.py, LlamaAttention.forward. On CUDA the softmax of float16 to float32 is one kernel
-    (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype), where tensors without data convert first.
+    """Scores, scaling, mask, softmax in float32 and the conversion back: transformers v4.35.2,
+    models/llama/modeling_llama.py, LlamaAttention.forward. On CUDA a softmax from float16 to float32 is one kernel
+    (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype); tensors without data are converted first.
     """
 
     def attend(
@@ -131,7 +131,7 @@ def eager_softmax_in_one_kernel() -> AbstractContextManager[None]:
 
 @contextmanager
 def built_with(change: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Changes every network and its module where they are built."""
+    """Apply a change to each network and its module when they are built."""
     from runners.models import transformers_models
 
     build = transformers_models.build
@@ -147,9 +147,9 @@ def built_with(change: Callable[[Any, Any], None]) -> Iterator[None]:
 
 @contextmanager
 def whole_prompt_in_float32() -> Iterator[None]:
-    """Logits of every token, in the model's dtype and then in float32: `logits = logits.float()` in forward of
-    LlamaForCausalLM (v4.35.2) and Qwen2ForCausalLM (v4.38.2). The prefill's are kept while the next token is made:
-    generation/utils.py, greedy_search, where `outputs` is one variable.
+    """The prefill computed logits of every token, in the model's dtype and then in float32: `logits = logits.float()`
+    in forward of LlamaForCausalLM (v4.35.2) and Qwen2ForCausalLM (v4.38.2). They stay alive while the next token is
+    computed: generation/utils.py, greedy_search, where `outputs` is one variable.
     """
     from runners.workloads import generate
 
@@ -170,9 +170,9 @@ def whole_prompt_in_float32() -> Iterator[None]:
 
 
 @contextmanager
-def loss_within_the_pass() -> Iterator[None]:
-    """The model computes its loss itself, as it does if it is given labels, so that what the last layer gave is there
-    while the loss is made: transformers' Trainer, compute_loss; v4.48.1, MistralForCausalLM.forward, hidden_states."""
+def loss_within_the_forward_pass() -> Iterator[None]:
+    """The model computed the loss from labels within its forward pass, so that the hidden states of the last layer stay
+    alive: transformers' Trainer, compute_loss; v4.48.1, MistralForCausalLM.forward, hidden_states."""
     from runners.models.transformers_models import Transformer
 
     loss = Transformer.loss
@@ -184,19 +184,19 @@ def loss_within_the_pass() -> Iterator[None]:
 
         module.lm_head.register_forward_hook(held)
 
-    def loss_and_let_go(self: Any, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def loss_and_release(self: Any, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         made = loss(self, output, targets)
         kept.clear()
         return made
 
-    with built_with(hold), replaced(Transformer, loss=loss_and_let_go):
+    with built_with(hold), replaced(Transformer, loss=loss_and_release):
         yield
 
 
 @contextmanager
 def shifted_logits_copied() -> Iterator[None]:
-    """The loss of a decoder shifted its logits, `logits[..., :-1, :].contiguous()`, and not its labels: transformers
-    v4.48.1, loss/loss_utils.py, ForCausalLMLoss."""
+    """The loss of a decoder copied shifted logits, `logits[..., :-1, :].contiguous()`, instead of shifting the labels:
+    transformers v4.48.1, loss/loss_utils.py, ForCausalLMLoss."""
     from transformers.loss import loss_utils
 
     def loss(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: Any) -> torch.Tensor:
@@ -216,8 +216,8 @@ def shifted_logits_copied() -> Iterator[None]:
 
 
 @contextmanager
-def first_keys_as_they_are() -> Iterator[None]:
-    """The cache of a layer began as the prompt's keys and values themselves, without a copy: v4.35.2, LlamaAttention;
+def first_keys_not_copied() -> Iterator[None]:
+    """The cache of a layer began with the prompt's keys and values themselves, without a copy: v4.35.2, LlamaAttention;
     v4.46.0, cache_utils.py, DynamicCache.update."""
     from transformers import cache_utils
 
@@ -236,9 +236,9 @@ def first_keys_as_they_are() -> Iterator[None]:
 
 @contextmanager
 def cache_as_tuples() -> Iterator[None]:
-    """A pass was given the tuples of all layers and returned new ones, so that old and new are there at its end: the
-    old ones live in `model_inputs` until the pass after: v4.35.2, generation/utils.py, greedy_search; v4.38.2 the same,
-    through DynamicCache.from_legacy_cache and back. A forward pass kept and returned them, unasked."""
+    """A pass got the tuples of all layers and returned new ones, so that both exist at its end: the old ones stay in
+    `model_inputs` until the next pass: v4.35.2, generation/utils.py, greedy_search; v4.38.2 the same, through
+    DynamicCache.from_legacy_cache and back. A forward pass kept and returned them by default."""
     from runners.models.transformers_models import Transformer
     from runners.workloads import generate
 
@@ -255,7 +255,7 @@ def cache_as_tuples() -> Iterator[None]:
         try:
             return forward(self, inputs)
         finally:
-            old[0].unhook()
+            old[0].remove()
 
     with (
         replaced(Transformer, forward=forward_with_a_cache),
@@ -266,7 +266,7 @@ def cache_as_tuples() -> Iterator[None]:
 
 
 class _Returned:
-    """Holds all that a module returns."""
+    """Keeps the output of a module."""
 
     def __init__(self, module: nn.Module) -> None:
         self._hook = module.register_forward_hook(self._hold)
@@ -275,7 +275,7 @@ class _Returned:
     def _hold(self, module: nn.Module, args: Any, output: Any) -> None:
         self.output = output
 
-    def unhook(self) -> None:
+    def remove(self) -> None:
         self._hook.remove()
 
 
@@ -283,8 +283,8 @@ class _Returned:
 
 
 def rope_tables_in_every_layer() -> AbstractContextManager[None]:
-    """Cosines and sines of every position the model has, in the model's dtype, in each layer: v4.35.2,
-    LlamaRotaryEmbedding; v4.38.2, Qwen2RotaryEmbedding (cos_cached, sin_cached)."""
+    """Each layer had cosines and sines of all positions, in the model's dtype: v4.35.2, LlamaRotaryEmbedding;
+    v4.38.2, Qwen2RotaryEmbedding (cos_cached, sin_cached)."""
 
     def add(network: Any, module: Any) -> None:
         config = module.config
@@ -297,15 +297,15 @@ def rope_tables_in_every_layer() -> AbstractContextManager[None]:
     return built_with(add)
 
 
-# --- GPT-NeoX before it took part in the library's common attention ---------------------------------------------------
+# --- GPT-NeoX before the common attention of transformers -------------------------------------------------------------
 
 
 @contextmanager
 def gpt_neox_with_float32_positions() -> Iterator[None]:
     """GPT-NeoX of transformers v4.43.4, models/gpt_neox/modeling_gpt_neox.py.
 
-    GPTNeoXRotaryEmbedding keeps its tables in float32, so that queries and keys become float32; sdpa casts them back,
-    eager computes scores, mask and softmax in it. Each layer has a mask of all positions as a buffer, and tables.
+    GPTNeoXRotaryEmbedding kept its tables in float32, so that queries and keys became float32. sdpa cast them back,
+    eager computed scores, mask and softmax in float32. Each layer had tables, and a mask of all positions as a buffer.
     """
     from transformers.models.gpt_neox import modeling_gpt_neox as gpt_neox
 
@@ -347,15 +347,16 @@ def gpt_neox_with_float32_positions() -> Iterator[None]:
         yield
 
 
-# --- what a script did beside the model -------------------------------------------------------------------------------
+# --- scripts ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def sum_of_logits_as_loss() -> Iterator[None]:
     """`outputs = model(**inputs); loss = outputs.logits.sum(); loss.backward()` in a loop, without an optimizer: the
-    outputs of a step, with the keys and values that were not asked away, live until the next step has made its own.
+    outputs of a step, with the keys and values that it returned by default, live until those of the next step.
 
-    The script that the pull requests for sdpa attention quote, as in https://github.com/huggingface/transformers/pull/32092.
+    The script is quoted by the pull requests for sdpa attention, as in
+    https://github.com/huggingface/transformers/pull/32092.
     """
     from runners.models.transformers_models import Transformer
 

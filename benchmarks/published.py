@@ -1,9 +1,9 @@
-"""How near calculated peaks come to what others measured on GPUs and published.
+"""Compare calculated peaks with peaks that others measured on GPUs and published.
 
     python benchmarks/published.py [benchmarks/published/peaks.csv] [--only TEXT] [--as-installed] [--processes 2]
 
-Each row is calculated by the product's own workloads on a card of its kind, under the rules of older_versions.py that
-its versions ask for, and scored with its own counter: max_allocated, max_reserved or nvidia_smi. Nothing is fitted.
+Each row is calculated with sweeper's own workloads on a card of its kind, under the rules of older_versions.py for its
+library versions, and compared by its own counter: max_allocated, max_reserved or nvidia_smi. No number is fitted.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-import older_versions  # noqa: E402 (both work from a checkout that is not installed)
+import older_versions  # noqa: E402 (both paths serve a checkout that is not installed)
 
 from runners.device import Card, Device  # noqa: E402
 from runners.point import Attempt, Point, canonical  # noqa: E402
-from runners.simulation.replay import device_of, replay  # noqa: E402
+from runners.simulation.replay import memory_of, replay  # noqa: E402
 from runners.simulation.torch_tracer import replaced  # noqa: E402
-from runners.simulation.trace import EVENT, AllocationTrace, trace  # noqa: E402
+from runners.simulation.trace import EVENT, AllocationTrace, trace_workload  # noqa: E402
 
 MIB = 2**20
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-UNITS = {"bytes": 1, "MB": 10**6, "GB": 10**9, "MiB": MIB, "GiB": 2**30}  # where the notes do not say
+UNITS = {"bytes": 1, "MB": 10**6, "GB": 10**9, "MiB": MIB, "GiB": 2**30}  # unless the notes give the unit
 COUNTERS = {"max_allocated": "allocated", "max_reserved": "reserved", "nvidia_smi": "used"}
-# A card of the same architecture and memory where the very one is not described.
+# The card that stands for a GPU: the same architecture and memory where that GPU has no file.
 CARDS = {
     "A100-SXM4-40GB": "a100-40gb",
     "A100": "a100-80gb",
-    "rtx3080ti-16GB": "rtx-a4000",  # a laptop's: sm_86 with 16 GB, as the A4000
+    "rtx3080ti-16GB": "rtx-a4000",  # a laptop GPU: sm_86 with 16 GB, like the A4000
 }
-# What NVML's first interface counts as used beside programs: the card's nominal memory less what CUDA may give. Its
-# documentation: `used` of nvmlMemory_t is total less free, with what the driver reserves. nvidia-smi leaves it out.
+# The card's nominal memory. NVML's first interface counts the memory that the driver reserves as used: `used` of
+# nvmlMemory_t is total less free, by its documentation. nvidia-smi leaves the driver's memory out.
 NOMINAL = {"a100-80gb": 81920 * MIB, "a100-40gb": 40960 * MIB}
 
-TARGETS = {  # of rows of high confidence: median and 90th percentile, relative
+TARGETS = {  # relative error of rows of high confidence: median and 90th percentile
     ("train", "max_allocated"): (0.01, 0.04),
     ("forward", "max_allocated"): (0.02, 0.04),
     ("generate", "max_allocated"): (0.02, 0.04),
@@ -70,10 +70,10 @@ SLOPE = 0.02
 class Row:
     """One published peak."""
 
-    told: Mapping[str, str]
+    columns: Mapping[str, str]
 
     def __getitem__(self, column: str) -> str:
-        return self.told[column] or ""
+        return self.columns[column] or ""
 
     @property
     def id(self) -> str:
@@ -94,12 +94,12 @@ class Row:
 
     @property
     def kind(self) -> str:
-        """As it is reported: training full and with adapters alike."""
+        """The workload in the report: full training and training of adapters are one."""
         return "train" if self["workload"].startswith("train") else self["workload"]
 
     @property
     def grows(self) -> bool:
-        """Whether it is a cache grown by concatenation."""
+        """Whether the cache grows by concatenation."""
         return self["workload"] == "generate" and "static" not in self["attention"]
 
     def version(self, library: str) -> tuple[int, ...] | None:
@@ -109,27 +109,27 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is followed for a row, and which of its phases count."""
+    """What is calculated for a row, and which of its phases count."""
 
     values: Mapping[str, Any]
     card: str
     rules: tuple[str, ...] = ()
-    phases: tuple[str, ...] = ()  # parts of their names; empty for all
-    steps: int | None = None  # passes of the decode that are extended to
-    at_end: bool = False  # nvidia_smi is read when the phase has ended
+    phases: tuple[str, ...] = ()  # parts of the names of phases that count; empty for all
+    steps: int | None = None  # passes of the decode to extend the trace to
+    at_end: bool = False  # whether nvidia_smi is read after the phase
 
     @property
     def key(self) -> str:
-        """Of what is followed and decided: rows that differ in their counter share it."""
+        """Identifies the calculation: rows that differ in their counter only share it."""
         return canonical([self.values, self.card, self.rules, self.phases, self.steps])
 
 
 class NotCalculated(Exception):
-    """A row that the product has no workload for."""
+    """A row that no workload of sweeper stands for."""
 
 
 def cases(row: Row) -> list[Case]:
-    """What is calculated for a row: the largest of these counts."""
+    """The calculations for a row, of which the largest counts. Raises NotCalculated."""
     workload, kind = row["workload"], row["workload"].partition("_")[0]
     card = next((card for gpu, card in CARDS.items() if row["gpu"].startswith(gpu)), "a100-80gb")
     if workload == "op_fwd_bwd":
@@ -140,7 +140,7 @@ def cases(row: Row) -> list[Case]:
     if workload == "weights_only":
         return [Case(values=values_of(row, model, "forward", batch=1, context=8), card=card, phases=("model_load",))]
     rules = tuple(
-        rule.__name__ for rule in older_versions.rules_of(row.told, model["model_type"], row.version("transformers"))
+        rule.__name__ for rule in older_versions.rules_of(row.columns, model["model_type"], row.version("transformers"))
     )
     if kind == "train":
         return [_training(row, card, model, rules)]
@@ -165,7 +165,7 @@ def _training(row: Row, card: str, model: Mapping[str, Any], rules: tuple[str, .
     if "logits.sum()" in row["notes"]:
         rules = (*rules, "sum_of_logits_as_loss")
     if model["model_type"] == "gpt_neox":
-        rules = ("first_keys_as_they_are", "gpt_neox_with_float32_positions", *rules)
+        rules = ("first_keys_not_copied", "gpt_neox_with_float32_positions", *rules)
     return Case(values=values_of(row, model, "train", **options), card=card, rules=rules, phases=phases)
 
 
@@ -177,19 +177,20 @@ def _generation(row: Row, card: str, model: Mapping[str, Any], rules: tuple[str,
     case = Case(values=values, card=card, rules=rules, phases=("cold_",), steps=new - 1, at_end=_by_nvml(row))
     if row["attention"].startswith("eager"):
         return [case]
-    # How flash attention cuts the keys jumps with their number, so that no pass is like the one before: the prefill,
-    # and the last passes by themselves. Of allocated nothing else counts; reserved would want every pass.
+    # The split of the keys in flash attention depends on their number, so passes differ and cannot be extrapolated.
+    # The prefill and the last passes are traced separately: enough for allocated, while reserved needs every pass.
     if row.counter != "max_allocated":
-        raise NotCalculated(f"{row.counter} of a generation that is followed in two parts")
+        raise NotCalculated(f"{row.counter} of a generation that is traced in two parts")
     first = replace(case, values=values_of(row, model, "generate", new_tokens=1), phases=("prefill",), steps=None)
     long = values_of(row, model, "generate", context=context + new - 4, new_tokens=4)
-    # Its prefill is not the real one's: neither are the logits that it would leave.
+    # The prefill of this part is longer than the real one, so its logits must not stay.
     rules = tuple(rule for rule in rules if rule != "whole_prompt_in_float32")
     return [first, replace(case, values=long, rules=rules, phases=("decode",), steps=None)]
 
 
 def _by_nvml(row: Row) -> bool:
-    """Read once after the phase: optimum-benchmark at that commit, trackers/memory.py, _cuda_memory."""
+    """Whether nvidia_smi was read once after the phase: optimum-benchmark at that commit, trackers/memory.py,
+    _cuda_memory."""
     return row.counter == "nvidia_smi" and "py3nvml" in row["notes"]
 
 
@@ -197,7 +198,7 @@ def _operator(row: Row, card: str) -> Case:
     sizes = dict(re.findall(r'"(\w)": (\d+)', row["notes"]))
     vocabulary = re.search(r"V=(\d+)", row["context"])
     if "cross_entropy" not in row["model"] or "huggingface" not in row["id"] or not vocabulary:
-        raise NotCalculated("an operator of a library that is not here")
+        raise NotCalculated("an operator of a library that is not installed")
     params = {"rows": int(sizes["B"]) * int(sizes["T"]), "vocabulary": int(vocabulary[1])}
     return Case(values=custom(row, "cross_entropy_forward_backward", params), card=card, phases=("forward_backward",))
 
@@ -208,7 +209,7 @@ def _lit_gpt(row: Row, card: str, sizes: Mapping[str, Any]) -> Case:
 
 
 def _torchao(row: Row, card: str, model: Mapping[str, Any]) -> Case:
-    """Published by torchao of a decoder of its own: read after the generation, from the first prefill on."""
+    """Published by torchao for its own decoder. The counter covers all from the first prefill to the end."""
     size = re.search(r"cache_size (\d+)", row["context"])
     if "pytorch/ao" not in row["source_url"] or not size:
         raise NotCalculated("a static cache of an unknown decoder")
@@ -232,7 +233,7 @@ def _sizes(row: Row) -> dict[str, int]:
 
 
 def values_of(row: Row, model: Mapping[str, Any], workload: str, **options: Any) -> dict[str, Any]:
-    """A point's values: the workload's own defaults, and what the row says."""
+    """A point's values: the workload's defaults, overridden by the row."""
     conf = yaml.safe_load((ROOT / "conf" / "workload" / f"{workload}.yaml").read_text())["workload"]
     keys = {key: value for key, value in conf.items() if key not in ("uses", "choices", "at_least", "only_with")}
     sizes = {name: options.pop(name, size) for name, size in _sizes(row).items()}
@@ -250,9 +251,9 @@ def values_of(row: Row, model: Mapping[str, Any], workload: str, **options: Any)
 
 
 def _attention(row: Row) -> str:
-    """The package flash-attn is not here: torch's kernel stands for it, as a rule in sdpa's place."""
-    asked = row["attention"].partition(" ")[0]
-    return "sdpa" if asked == "flash_attention_2" else asked
+    """The package flash-attn is not installed: torch's kernel stands for it, through a rule that replaces sdpa."""
+    name = row["attention"].partition(" ")[0]
+    return "sdpa" if name == "flash_attention_2" else name
 
 
 def model_named(name: str) -> dict[str, Any]:
@@ -267,12 +268,12 @@ def model_named(name: str) -> dict[str, Any]:
 
 # --- calculating ------------------------------------------------------------------------------------------------------
 
-MARK = 7_777_777  # bytes that are born and die where a pass of the decode begins, and then taken out of the events
+MARK = 7_777_777  # bytes, allocated and freed where a pass of the decode begins; removed from the events later
 
 
 @dataclass(frozen=True, slots=True)
 class Calculated:
-    """Counters of the phases that count: the highest peak, and what is held as the last one ends."""
+    """Counters of the phases that count, in bytes: the highest peak, and the value at the end of the last phase."""
 
     peak: Mapping[str, int] = field(default_factory=dict)
     end: Mapping[str, int] = field(default_factory=dict)
@@ -280,6 +281,7 @@ class Calculated:
     seconds: float = 0.0
 
     def counter(self, name: str, case: Case) -> int:
+        """Bytes. At the end of a phase `used` includes the driver's memory (see NOMINAL)."""
         if name == "used" and case.at_end:
             reserve = NOMINAL[case.card] - (card_named(case.card).total_bytes or 0)
             return self.end[name] + int(reserve)
@@ -291,7 +293,7 @@ def card_named(name: str) -> Card:
 
 
 def calculate(case: Case) -> Calculated:
-    """Follow and decide one case, in a process of its own."""
+    """Trace and replay one case, in a process of its own."""
     from runners.child import failure_facts
 
     began = time.perf_counter()
@@ -305,19 +307,19 @@ def calculate(case: Case) -> Calculated:
             rules.enter_context(getattr(older_versions, name)())
         if case.steps is not None:
             rules.enter_context(_passes_marked())
-        followed = trace(attempt, workload, failure_facts)
-    failure = next((line for line in followed.lines if line["kind"] == "failed"), None)
+        trace = trace_workload(attempt, workload, failure_facts)
+    failure = next((line for line in trace.lines if line["kind"] == "failed"), None)
     if failure is not None:
         return Calculated(failed=f"{failure['chain'][0]['message']}\n{failure['traceback']}")
     if case.steps is not None:
-        followed = extended(followed, case.steps)
-    return _read(case, followed, card, began)
+        trace = extended(trace, case.steps)
+    return _read(case, trace, card, began)
 
 
-def _read(case: Case, followed: AllocationTrace, card: Card, began: float) -> Calculated:
+def _read(case: Case, trace: AllocationTrace, card: Card, began: float) -> Calculated:
     peak: dict[str, int] = {}
     end: dict[str, int] = {}
-    for line in replay(followed, "sim", device_of(card, None)):
+    for line in replay(trace, "sim", memory_of(card, None)):
         if line["kind"] == "failed":
             return Calculated(peak, end, f"{line['chain'][0]['message']}", time.perf_counter() - began)
         if line["kind"] != "ended" or (line["phase"] == "between" and case.phases):
@@ -331,6 +333,7 @@ def _read(case: Case, followed: AllocationTrace, card: Card, began: float) -> Ca
 
 
 def _passes_marked() -> Any:
+    """Mark the start of each pass of a decode in the events."""
     import torch
 
     from runners.workloads import generate
@@ -344,76 +347,77 @@ def _passes_marked() -> Any:
     return replaced(generate.Generation, _logits=marked)
 
 
-def extended(followed: AllocationTrace, passes: int) -> AllocationTrace:
-    """With as many passes of the decode as were asked for, where it was followed for a few.
+def extended(trace: AllocationTrace, passes: int) -> AllocationTrace:
+    """Extend the trace of a few passes of a decode to `passes` passes, and drop what follows the decode.
 
-    From pass to pass the same storages are born and die in the same order, and their sizes grow by the same bytes; an
-    error where the last three whole passes are not so. What came after the decode is left out.
+    Each pass allocates and frees the same storages in the same order, and their sizes grow by the same bytes. Raises
+    ValueError if the last three whole passes differ in that.
     """
-    events, marks, ends = _unmarked(followed)
-    last = next(index for index, line in enumerate(followed.lines) if line.get("phase") == "cold_decode" and
+    events, marks, ends = _unmarked(trace)
+    last = next(index for index, line in enumerate(trace.lines) if line.get("phase") == "cold_decode" and
                 line["kind"] == "ended")  # fmt: skip
     whole = [_Pass.of(events, start, stop) for start, stop in pairwise(marks[1:])]
     one, two, three = whole[-3:]
     if not (one.shape == two.shape == three.shape and two.growth(one) == three.growth(two)):
         raise ValueError("the passes of a decode are not alike")
     made = array("q", events[: marks[-1]])
-    growth, births, done = three.growth(two), three.first + three.births, len(whole)
+    growth, allocations, done = three.growth(two), three.first + three.allocations, len(whole)
     for step in range(1, passes - done + 1):
-        made.extend(three.later(step, growth, births))
-        births += three.births
+        made.extend(three.later(step, growth, allocations))
+        allocations += three.allocations
     lines = [
         {**line, EVENT: ends[index] if index < last else len(made)}
-        for index, line in enumerate(followed.lines[: last + 1])
+        for index, line in enumerate(trace.lines[: last + 1])
     ]
     return AllocationTrace(lines, made)
 
 
-def _unmarked(followed: AllocationTrace) -> tuple[array[int], list[int], list[int]]:
-    """The events without the marks, where the marks were, and where each line stands now."""
+def _unmarked(trace: AllocationTrace) -> tuple[array[int], list[int], list[int]]:
+    """The events without the marks, the places of the marks, and the new place of each line."""
     events: array[int] = array("q")
     marks: list[int] = []
-    number: list[int] = []  # of each birth, without the marks
+    numbers: list[int] = []  # the new number of each allocation
     place = [0]
-    born = 0
-    for event in followed.events:
+    allocated = 0
+    for event in trace.events:
         if event == MARK:
             marks.append(len(events))
-            number.append(-1)
+            numbers.append(-1)
         elif event >= 0:
-            number.append(born)
-            born += 1
+            numbers.append(allocated)
+            allocated += 1
             events.append(event)
-        elif number[-event - 1] >= 0:
-            events.append(-number[-event - 1] - 1)
+        elif numbers[-event - 1] >= 0:
+            events.append(-numbers[-event - 1] - 1)
         place.append(len(events))
-    return events, marks, [place[line[EVENT]] for line in followed.lines]
+    return events, marks, [place[line[EVENT]] for line in trace.lines]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One pass of a decode: sizes of births, and below zero deaths as numbers of births before the pass's first."""
+    """The events of one pass of a decode, as MetaTracer.events."""
 
     events: list[int]
-    first: int  # the number of its first birth
-    births: int
+    first: int  # the number of its first allocation
+    allocations: int
 
     @classmethod
     def of(cls, events: Sequence[int], start: int, stop: int) -> _Pass:
         first = sum(event >= 0 for event in events[:start])
-        births = sum(event >= 0 for event in events[start:stop])
-        return cls(list(events[start:stop]), first, births)
+        allocations = sum(event >= 0 for event in events[start:stop])
+        return cls(list(events[start:stop]), first, allocations)
 
     @property
     def shape(self) -> list[int | None]:
-        """Which birth dies where, counted from this pass's first."""
+        """The number that each event frees, counted from this pass's first allocation; None for an allocation."""
         return [None if event >= 0 else -event - 1 - self.first for event in self.events]
 
     def growth(self, before: _Pass) -> list[int]:
         return [now - then if now >= 0 else 0 for now, then in zip(self.events, before.events, strict=True)]
 
-    def later(self, steps: int, growth: Sequence[int], births: int) -> Iterator[int]:
-        shift = births - self.first
+    def later(self, steps: int, growth: Sequence[int], allocations: int) -> Iterator[int]:
+        """The same pass `steps` passes later, after `allocations` allocations."""
+        shift = allocations - self.first
         for event, more in zip(self.events, growth, strict=True):
             yield event + steps * more if event >= 0 else event - shift
 
@@ -436,7 +440,7 @@ class Scored:
 
 
 def by_formula(row: Row) -> float:
-    """Keys and values of a model that is told in words: `64L, 8 kv heads x 128`, `60L, d6656`."""
+    """Bytes of the keys and values of a model that is given in words: `64L, 8 kv heads x 128`, `60L, d6656`."""
     from transformers import LlamaConfig
 
     from runners.models.transformers_caches import Keeping
@@ -445,7 +449,7 @@ def by_formula(row: Row) -> float:
     heads = re.search(r"(\d+) kv heads x (\d+)", row["model"])
     width = re.search(r"d(\d+)\)", row["model"])
     if not layers or not (heads or width):
-        raise NotCalculated(f"{row['model']} says no layers, heads or width")
+        raise NotCalculated(f"{row['model']} names no layers, heads or width")
     kv, size = (int(heads[1]), int(heads[2])) if heads else (1, int(width[1]) if width else 0)
     config = LlamaConfig(
         num_hidden_layers=int(layers[1]), num_attention_heads=kv, num_key_value_heads=kv,
@@ -454,7 +458,7 @@ def by_formula(row: Row) -> float:
     keeping = Keeping(kind="dynamic", backend=None, config=config, argument="cache", capacity=0)
     positions = int(row["context"])
     elements = keeping.bytes_by_formula(rows=int(row["batch"]), prompt=positions, positions=positions, element=1)
-    # q8_0 of llama.cpp: 32 numbers of a byte and a scale of two.
+    # q8_0 of llama.cpp: 32 numbers of one byte and a scale of two bytes.
     return float(elements or 0) * {"f32": 4, "f16": 2, "q8_0": 34 / 32}[row["weight_dtype"]]
 
 
@@ -464,15 +468,15 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def report(scored: Sequence[Scored], left_out: Mapping[str, str]) -> bool:
-    """Print all of it; whether every target is met."""
+    """Print the report. Returns whether every target is met."""
     readings = sorted({(each.row["unit_as_printed"], each.row.unit_bytes) for each in scored})
-    print("\nunits as the notes read them: " + ", ".join(f"{unit} = {size}" for unit, size in readings))
+    print("\nunits: " + ", ".join(f"{unit} = {size}" for unit, size in readings))
     met = _medians(scored)
     met &= _growing(scored)
     met &= _slopes(scored)
     for row, why in left_out.items():
         print(f"not calculated: {row}: {why}")
-    print("\nthe worst")
+    print("\nlargest errors")
     for each in sorted(scored, key=lambda each: -each.error)[:12]:
         print(_line(each))
     return met
@@ -490,30 +494,30 @@ def _medians(scored: Sequence[Scored]) -> bool:
     for each in scored:
         kind = each.row.kind
         if each.row.counter == "max_reserved":
-            kind += ", cache grown" if each.row.grows else ", easy"
+            kind += ", grown cache" if each.row.grows else ", other"
         groups[kind, each.row.counter, each.row["confidence"]].append(each)
-    easy = [each for each in scored if each.row.counter == "max_reserved" and not each.row.grows]
-    groups["all, easy", "max_reserved", "high"] = [each for each in easy if each.row["confidence"] == "high"]
+    other = [each for each in scored if each.row.counter == "max_reserved" and not each.row.grows]
+    groups["all, other", "max_reserved", "high"] = [each for each in other if each.row["confidence"] == "high"]
     met = True
     for (kind, counter, confidence), members in sorted(groups.items()):
         if not members:
             continue
         errors = [each.error for each in members]
         median, high = statistics.median(errors), percentile(errors, 0.9)
-        name = "any" if kind == "all, easy" else kind
+        name = "any" if kind == "all, other" else kind
         target = TARGETS.get((name, counter)) if confidence == "high" else None
-        told = ""
+        verdict = ""
         if target:
             kept = median <= target[0] and high <= target[1]
             met &= kept
-            told = f"{target[0]:.0%}, {target[1]:.0%}" + ("" if kept else "  MISSED")
+            verdict = f"{target[0]:.0%}, {target[1]:.0%}" + ("" if kept else "  MISSED")
         numbers = f"{len(members):>5}{median:>9.2%}{high:>9.2%}{max(errors):>9.2%}"
-        print(f"{kind:<22}{counter:<16}{confidence:<11}{numbers}  {told}")
+        print(f"{kind:<22}{counter:<16}{confidence:<11}{numbers}  {verdict}")
     return met
 
 
 def _growing(scored: Sequence[Scored]) -> bool:
-    """What is reserved beyond what is allocated, where the same run has both."""
+    """Compare reserved less allocated, for runs that published both."""
     rows = {each.row.id: each for each in scored}
     met = True
     pairs = [
@@ -523,7 +527,7 @@ def _growing(scored: Sequence[Scored]) -> bool:
         and each.row.id.replace("max_reserved", "max_allocated") in rows
     ]  # fmt: skip
     if pairs:
-        print("\nreserved beyond allocated, caches grown (at least half of the published)")
+        print("\nreserved less allocated, grown caches (target: at least half of the published)")
     for allocated, reserved in pairs:
         published = reserved.row.bytes - allocated.row.bytes
         calculated = reserved.calculated - allocated.calculated
@@ -539,9 +543,9 @@ def _slopes(scored: Sequence[Scored]) -> bool:
         if each.row.kind in ("forward", "generate") and each.row.counter == "max_allocated":
             row = each.row
             series[row["model"], row["workload"], row["versions"], row["new_tokens"]].append(each)
-    print("\nslopes of max_allocated (bytes for one more of it, by least squares)")
+    print("\nslopes of max_allocated (bytes for one more unit, by least squares)")
     met = True
-    for told, members in series.items():
+    for (model, workload, *_), members in series.items():
         axis = next((name for name in ("batch", "context") if len({m.row[name] for m in members}) > 1), None)
         if axis is None:
             continue
@@ -551,12 +555,12 @@ def _slopes(scored: Sequence[Scored]) -> bool:
         off = calculated / published - 1
         kept = abs(off) <= SLOPE
         met &= kept
-        name = f"{told[0]} {told[1]}, {axis}"
+        name = f"{model} {workload}, {axis}"
         print(f"{name:<52}{calculated:14.0f} {published:14.0f} {off:+8.2%}{'' if kept else '  MISSED'}")
     return met
 
 
-# --- the run ----------------------------------------------------------------------------------------------------------
+# --- run ----------------------------------------------------------------------------------------------------------
 
 
 def score(rows: Iterable[Row], processes: int, as_installed: bool = False) -> tuple[list[Scored], dict[str, str]]:
@@ -588,12 +592,12 @@ def score(rows: Iterable[Row], processes: int, as_installed: bool = False) -> tu
 
 def _calculated(distinct: Mapping[str, Case], processes: int) -> Iterator[tuple[str, Calculated]]:
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        asked = {pool.submit(calculate, case): key for key, case in distinct.items()}
-        for number, done in enumerate(as_completed(asked), 1):
-            key = asked[done]
+        submitted = {pool.submit(calculate, case): key for key, case in distinct.items()}
+        for number, done in enumerate(as_completed(submitted), 1):
+            key = submitted[done]
             try:
                 result = done.result()
-            except Exception as error:  # of one row: the others still have theirs
+            except Exception as error:  # one row's error leaves the other rows
                 result = Calculated(failed=f"{type(error).__name__}: {error}")
             case = distinct[key]
             name = f"{case.values['model']['name']} {case.values['workload']['name']}"
@@ -605,16 +609,18 @@ def _calculated(distinct: Mapping[str, Case], processes: int) -> Iterator[tuple[
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("path", nargs="?", type=Path, default=HERE / "published" / "peaks.csv")
-    parser.add_argument("--only", default="", help="rows with this in their id")
-    parser.add_argument("--as-installed", action="store_true", help="under no rule: what newer versions would take")
-    parser.add_argument("--processes", type=int, default=2)
-    asked = parser.parse_args(arguments)
-    with asked.path.open(newline="") as file:
-        rows = [Row(told) for told in csv.DictReader(file)]
-    scored, left_out = score(
-        (row for row in rows if re.search(asked.only, row.id)), asked.processes, asked.as_installed
+    parser.add_argument("--only", default="", help="rows whose id matches this regular expression")
+    parser.add_argument(
+        "--as-installed", action="store_true", help="apply no rules: calculate what the installed versions take"
     )
-    print(f"{'row':<52}{'counter':<14}{'':<7}{'calculated':>10} {'published':>10} {'off':>8}   (GB, 10**9 bytes)")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args(arguments)
+    with options.path.open(newline="") as file:
+        rows = [Row(columns) for columns in csv.DictReader(file)]
+    scored, left_out = score(
+        (row for row in rows if re.search(options.only, row.id)), options.processes, options.as_installed
+    )
+    print(f"{'row':<52}{'counter':<14}{'':<7}{'calculated':>10} {'published':>10} {'error':>8}   (GB, 10**9 bytes)")
     for each in scored:
         print(_line(each))
     return 0 if report(scored, left_out) and not left_out else 1

@@ -1,4 +1,4 @@
-"""What published figures were measured on beside models of transformers: called by workload=custom of the product."""
+"""Workloads of published figures other than models of transformers, for workload=custom."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runners.phases import Phases
 
 
 def cross_entropy_forward_backward(device: str, rows: int, vocabulary: int, phase: Phases) -> None:
-    """Loss and gradient of float32 logits twice, the gradient of the first kept: Liger-Kernel,
+    """Loss and gradient of float32 logits, twice, with the gradient of the first pass kept: Liger-Kernel,
     benchmark/scripts/benchmark_cross_entropy.py, bench_memory_cross_entropy."""
     logits = torch.randn(rows, vocabulary, device=device, requires_grad=True)
     targets = torch.randint(vocabulary, (rows,), device=device)
@@ -29,8 +29,8 @@ def cross_entropy_forward_backward(device: str, rows: int, vocabulary: int, phas
 def lit_gpt_lora(
     device: str, dtype: str, batch: int, context: int, rank: int, sizes: Mapping[str, Any], phase: Phases
 ) -> dict[str, Any]:
-    """One micro-batch of finetune/lora.py at https://github.com/Lightning-AI/litgpt/tree/8641822: adapters on queries
-    and values in the model's dtype, logits and losses in chunks of 128 tokens, gradients added up, then an update."""
+    """Two steps of finetune/lora.py at https://github.com/Lightning-AI/litgpt/tree/8641822, each of one micro-batch:
+    adapters on queries and values in the model's dtype, and logits and losses in chunks of 128 tokens."""
     with phase("model_load"):
         with torch.device(device), _default(getattr(torch, dtype)):
             model = _LitGpt(rank=rank, context=context, **sizes)
@@ -41,8 +41,8 @@ def lit_gpt_lora(
         tokens = torch.zeros(batch, context, dtype=torch.long, device=device)
     for index in range(2):
         with phase("forward", index):
-            # Fabric gives what a model in 16 bits returns in torch's default dtype: lightning/fabric/plugins/precision/
-            # half.py, convert_output.
+            # Fabric converts the output of a 16-bit model to torch's default dtype:
+            # lightning/fabric/plugins/precision/half.py, convert_output.
             chunks = [chunk.float() for chunk in model(tokens)]
             chunks[-1] = chunks[-1][:, :-1]
         with phase("loss", index):
@@ -97,9 +97,9 @@ class _LitGpt(nn.Module):
 
 
 class _Norm(nn.Module):
-    """lit_gpt/rmsnorm.py: in the model's dtype throughout."""
+    """lit_gpt/rmsnorm.py, which computes in the model's dtype."""
 
-    in_float32 = False  # as from 6178c7c on: what is kept for the backward pass is then a copy of twice the bytes
+    in_float32 = False  # True from 6178c7c on: the backward pass then keeps a copy of twice the bytes
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class _Attention(nn.Module):
         return attended
 
     def _adapted(self, x: torch.Tensor) -> torch.Tensor:
-        """LoRAQKVLinear: a grouped convolution for queries and values, with zeros in the keys' place."""
+        """LoRAQKVLinear: a grouped convolution for queries and values, with zeros in place of keys."""
         made = self.qkv(x)
         low = functional.linear(self.dropout(x), self.lora_a)
         high = functional.conv1d(low.transpose(-2, -1), self.lora_b.unsqueeze(-1), groups=2).transpose(-2, -1)
@@ -198,13 +198,13 @@ def torchao_generate(
     phase: Phases,
 ) -> None:
     """torchao/_models/llama/generate.py and model.py at https://github.com/pytorch/ao/tree/00109449, not compiled: a
-    prompt of six tokens, room for `cache_size` taken at once, then tokens by the composite attention. Three of them:
-    each takes what the one before took."""
+    prompt of six tokens, a cache of `cache_size` allocated at once, then tokens with the composite attention. Three
+    tokens are enough, since each takes the same memory."""
     with phase("model_load"), torch.device(device), _default(getattr(torch, dtype)):
         model = _Ao(config)
     with torch.inference_mode():
         with phase("caches"), torch.device(device), _default(getattr(torch, dtype)):
-            model.make_room(cache_size, quantized, linear_mask)
+            model.allocate_caches(cache_size, quantized, linear_mask)
         with phase("prefill"):
             token = model(torch.zeros(1, PROMPT, dtype=torch.int, device=device), PROMPT)[:, -1].argmax(
                 -1, keepdim=True
@@ -228,7 +228,7 @@ class _Ao(nn.Module):
         self.norm = _AoNorm(width)
         self.output = nn.Linear(width, vocabulary, bias=False)
 
-    def make_room(self, size: int, quantized: bool, linear_mask: bool) -> None:
+    def allocate_caches(self, size: int, quantized: bool, linear_mask: bool) -> None:
         self.linear = linear_mask
         if linear_mask:
             self.mask = torch.zeros(1, 1, 1, size, dtype=torch.bool)
@@ -236,11 +236,11 @@ class _Ao(nn.Module):
             self.mask = torch.ones(size, size, dtype=torch.bool).tril()
         layer: Any
         for layer in self.layers:
-            layer.make_room(size, quantized)
+            layer.allocate_caches(size, quantized)
         self.frequencies = self._frequencies()
 
     def _frequencies(self) -> torch.Tensor:
-        """model.py, precompute_freqs_cis: of all positions that the model has."""
+        """model.py, precompute_freqs_cis: for all positions of the model."""
         angles = torch.outer(torch.arange(self.positions), torch.empty(self.head // 2, dtype=torch.float32))
         turns = torch.polar(torch.ones_like(angles), angles)
         return torch.stack([turns.real, turns.imag], dim=-1).to(torch.get_default_dtype())
@@ -285,7 +285,7 @@ class _AoLayer(nn.Module):
         self.down = nn.Linear(inner, width, bias=False)
         self.norm, self.norm_2 = _AoNorm(width), _AoNorm(width)
 
-    def make_room(self, size: int, quantized: bool) -> None:
+    def allocate_caches(self, size: int, quantized: bool) -> None:
         shape = (1, self.groups, size, self.head)
         self.kept = [torch.zeros(shape, dtype=torch.int8 if quantized else None) for _ in range(2)]
         self.scales = [torch.ones(*shape[:-1], 1) for _ in range(2)] if quantized else None

@@ -1,13 +1,13 @@
-"""Nothing is lost and nothing is left: many warm attempts that end badly at random, while the sweep itself is killed
-(SIGKILL) at random moments and resumed by the same command until it is done.
+"""A soak test: many warm attempts that fail at random, while the sweep itself is killed (SIGKILL) at random moments and
+resumed by the same command until it is done. No point may be lost, and no process or file may be left.
 
-    python benchmarks/soak.py              # 2,000 points, the sweep killed 20 times
-    python benchmarks/soak.py --quick      # 60 points, 3 times
+    python benchmarks/soak.py              # 2,000 points and 20 kills of the sweep
+    python benchmarks/soak.py --quick      # 60 points and 3 kills
     python benchmarks/soak.py --points 300 --seed 7
 
-Every fault is real: the workload is a file that is written here, in which each batch has its own. Which batch has
-which, and when the sweep is to be killed, hangs on the seed alone. Processes are told by a variable in their
-environment, so that one which left its session or its parent is still found. Linux only: it reads /proc.
+The faults are real: this script writes the workload, which has one fault for each batch. The seed alone decides the
+fault of each batch and the moments of the kills. Processes are recognised by a variable in their environment, which
+also finds those that left their session or parent. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 MARK = "SWEEPER_SOAK"
-TIMEOUT = 5  # seconds; an attempt that does not hang takes some tens of milliseconds
-GONE_WITHIN = 5.0  # seconds that everything below a killed sweep may take to end
-GROWTH = 32 * MIB  # of the orchestrator's peak, from one that begins to one that has all attempts before it
+TIMEOUT = 5  # seconds; an attempt that does not hang takes tens of milliseconds
+GONE_WITHIN = 5.0  # seconds in which all processes of a killed sweep must end
+GROWTH = 32 * MIB  # most that the orchestrator's peak may grow from the first sweep to one that recalls all attempts
 LOOK_EVERY = 0.05
 KNOWN_FILES = {"point.json", "journal.jsonl", "exit.json", "output.log"}
 
-# What a batch does, how many of a thousand do it, and how such a point must end.
+# What a batch does, the number of such batches in a thousand, and the status that such a point must have.
 FAULTS: Mapping[str, tuple[int, str]] = {
-    "nothing": (530, "ok"),  # and what is left over by rounding
+    "nothing": (530, "ok"),  # and the remainder of rounding
     "raises": (120, "error"),
     "leaves": (90, "crashed"),
     "kills_itself": (90, "killed"),
@@ -85,50 +85,50 @@ def hangs():
 
 
 @dataclass
-class Life:
-    """One sweep, from its start to its end or its SIGKILL, as it was seen from outside."""
+class SweepRun:
+    """One process of the sweep, from its start to its end or SIGKILL, as observed from outside."""
 
-    measured: int = 0  # attempts that it said had ended
+    measured: int = 0  # attempts that it reported as ended
     code: int | None = None  # None: killed
     peak_bytes: int = 0
-    descriptors: list[int] = field(default_factory=list)  # of it and its supervisor, after its first attempt
+    descriptors: list[int] = field(default_factory=list)  # open ones, with its supervisor's, after its first attempt
 
     @property
-    def descriptors_more(self) -> int:
-        """How many more are open later than before: the most of many readings, since an attempt holds some."""
+    def descriptor_growth(self) -> int:
+        """How many more are open later than before, by the maximum of many readings, since an attempt holds some."""
         third = len(self.descriptors) // 3
-        # Not the least: one attempt that hangs through the last third would count with its three.
+        # Not the minimum: an attempt that hangs through the whole last third would add its three.
         return max(self.descriptors[-third:]) - max(self.descriptors[:third]) if third >= 5 else 0
 
 
 @dataclass(frozen=True)
-class Found:
+class Check:
     name: str
-    told: str
-    right: bool
+    result: str
+    passed: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=2000)
-    parser.add_argument("--kills", type=int, help="how often the sweep is killed; by default once in 100 points")
+    parser.add_argument("--kills", type=int, help="number of kills; by default one for 100 points")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="60 points and 3 kills")
-    asked = parser.parse_args(arguments)
-    points = 60 if asked.quick else asked.points
+    options = parser.parse_args(arguments)
+    points = 60 if options.quick else options.points
     if points < 2 * len(FAULTS):
-        parser.error(f"--points {points}: {2 * len(FAULTS)} or more, so that every fault is among them")
-    kills = asked.kills if asked.kills is not None else max(3, points // 100)
+        parser.error(f"--points {points}: must be at least {2 * len(FAULTS)}, so that every fault occurs")
+    kills = options.kills if options.kills is not None else max(3, points // 100)
     with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(Path(folder), points, kills, random.Random(asked.seed))
+        soak = Soak(Path(folder), points, kills, random.Random(options.seed))
         began = time.perf_counter()
         soak.run()
         seconds = time.perf_counter() - began
-        print(f"{points} points, seed {asked.seed}, {seconds:.0f} s, the resuming in it")
-        found = list(soak.found())
-        for each in found:
-            print(f"  {each.name:<46}{each.told}{'' if each.right else '  <- wrong'}")
-    return 0 if all(each.right for each in found) else 1
+        print(f"{points} points, seed {options.seed}, {seconds:.0f} s with all resumed sweeps")
+        checks = list(soak.checks())
+        for check in checks:
+            print(f"  {check.name:<46}{check.result}{'' if check.passed else '  <- wrong'}")
+    return 0 if all(check.passed for check in checks) else 1
 
 
 class Soak:
@@ -138,103 +138,105 @@ class Soak:
         self.run_folder = folder / "outputs" / "soak"
         self.temporary = folder / "tmp"
         self.mark = f"{os.getpid()}-{time.time_ns()}"
-        self.lives: list[Life] = []
-        self.slowest_end = 0.0  # seconds until everything below a killed sweep had ended
-        self.outlived: set[int] = set()  # processes that took longer than they may
+        self.runs: list[SweepRun] = []
+        self.slowest_end = 0.0  # seconds until all processes of a killed sweep had ended
+        self.survivors: set[int] = set()  # processes that took longer than GONE_WITHIN
 
     def run(self) -> None:
         self.temporary.mkdir()
         (self.folder / "soaked.py").write_text(WORKLOAD)
         (self.folder / "faults.json").write_text(json.dumps(self.faults))
-        while not self.lives or self.lives[-1].code is None:
-            self.lives.append(self._live(may_be_killed=len(self.lives) < self.kills))
-            if self.lives[-1].code is None:
-                self._await_the_end()
-        self._await_the_end()
+        while not self.runs or self.runs[-1].code is None:
+            self.runs.append(self._run_once(may_be_killed=len(self.runs) < self.kills))
+            if self.runs[-1].code is None:
+                self._await_processes()
+        self._await_processes()
 
-    def _live(self, may_be_killed: bool) -> Life:
-        """One sweep. It is killed after so many attempts and a little, or, one in four, wherever it is by then."""
+    def _run_once(self, may_be_killed: bool) -> SweepRun:
+        """One process of the sweep, killed after a random number of attempts or, one in four, at a random time."""
         attempts = self.chance.randint(1, max(2, 2 * self.points // (self.kills + 1)))
         moment = self.chance.uniform(0, 0.2)
         while_it_starts = self.chance.random() < 0.25
         deadline = time.monotonic() + self.chance.uniform(0.1, 6)
-        life = Life()
-        output = self.folder / f"output-{len(self.lives)}"
+        run = SweepRun()
+        output = self.folder / f"output-{len(self.runs)}"
         with output.open("wb") as written, output.open("rb") as read:
             with subprocess.Popen(self._command(), cwd=self.folder, env=self._environ(), stdout=written) as process:
                 while process.poll() is None:
-                    life.measured += measured_in(read.read())
-                    look_at(process.pid, life)
-                    due = time.monotonic() >= deadline if while_it_starts else life.measured >= attempts
+                    run.measured += measured_in(read.read())
+                    look_at(process.pid, run)
+                    due = time.monotonic() >= deadline if while_it_starts else run.measured >= attempts
                     if may_be_killed and due:
                         time.sleep(moment)
                         process.kill()
                         break
                     time.sleep(LOOK_EVERY)
-            life.measured += measured_in(read.read())
-        life.code = None if process.returncode == -signal.SIGKILL else process.returncode
-        return life
+            run.measured += measured_in(read.read())
+        run.code = None if process.returncode == -signal.SIGKILL else process.returncode
+        return run
 
     def _command(self) -> list[str]:
-        asked = ["workload=custom", "workload.target=soaked:run", f"batch=range(1,{self.points + 1})", "devices=[cpu]"]
-        return [sys.executable, "-m", "sweeper", *asked, "start=warm", f"timeout={TIMEOUT}", "name=soak"]
+        words = ["workload=custom", "workload.target=soaked:run", f"batch=range(1,{self.points + 1})", "devices=[cpu]"]
+        return [sys.executable, "-m", "sweeper", *words, "start=warm", f"timeout={TIMEOUT}", "name=soak"]
 
     def _environ(self) -> dict[str, str]:
-        # TMPDIR: what is left there is ours, and the lock of the cpu is not that of sweeps beside this one.
+        # TMPDIR: files left there are ours, and the lock of the cpu is not shared with other sweeps.
         ours = {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary), MARK: self.mark}
         return {"PATH": "/usr/bin:/bin", **ours}
 
-    def _await_the_end(self) -> None:
+    def _await_processes(self) -> None:
         began = time.monotonic()
         left = set(marked(self.mark))
         while left and time.monotonic() < began + GONE_WITHIN:
             time.sleep(LOOK_EVERY)
             left = set(marked(self.mark))
-        self.outlived |= left
+        self.survivors |= left
         self.slowest_end = max(self.slowest_end, time.monotonic() - began)
 
-    # -- what is found afterwards -------------------------------------------------------------------------------------
+    # --- checks ---
 
-    def found(self) -> Iterator[Found]:
-        killed = sum(life.code is None for life in self.lives)
-        yield Found("sweeps killed, and resumed", f"{killed}", killed > 0)
-        yield Found("exit code of the last", f"{self.lives[-1].code} (3: some points did not tell)", self._ended_well)
+    def checks(self) -> Iterator[Check]:
+        killed = sum(run.code is None for run in self.runs)
+        yield Check("sweeps killed and resumed", f"{killed}", killed > 0)
+        yield Check(
+            "exit code of the last sweep", f"{self.runs[-1].code} (3: some points are undecided)", self._ended_well
+        )
         yield from self._tables()
-        told = f"{len(self.outlived)} after {GONE_WITHIN:g} s, the slowest end {self.slowest_end:.2f} s"
-        yield Found("processes left by a sweep", told, not self.outlived)
-        more = max(life.descriptors_more for life in self.lives)
-        most = max((max(life.descriptors) for life in self.lives if life.descriptors), default=0)
-        yield Found("descriptors more at the end of a sweep", f"{more}, at most {most} open at once", more <= 0)
+        result = f"{len(self.survivors)} after {GONE_WITHIN:g} s, the last ended within {self.slowest_end:.2f} s"
+        yield Check("processes left by a sweep", result, not self.survivors)
+        growth = max(run.descriptor_growth for run in self.runs)
+        most = max((max(run.descriptors) for run in self.runs if run.descriptors), default=0)
+        yield Check("growth of open descriptors", f"{growth}, at most {most} open at once", growth <= 0)
         strays = list(self._strays())
-        yield Found("files and folders left", f"{len(strays)} {' '.join(strays[:3])}".rstrip(), not strays)
+        yield Check("files and folders left", f"{len(strays)} {' '.join(strays[:3])}".rstrip(), not strays)
         yield from self._memory()
 
     @property
     def _ended_well(self) -> bool:
-        return self.lives[-1].code == 3
+        return self.runs[-1].code == 3
 
-    def _tables(self) -> Iterator[Found]:
+    def _tables(self) -> Iterator[Check]:
         import pandas as pd
 
         points = pd.read_parquet(self.run_folder / "points.parquet", columns=["batch", "status", "attempt"])
         attempts = pd.read_parquet(self.run_folder / "attempts.parquet", columns=["batch", "status", "attempt"])
         once = sorted(points["batch"]) == list(range(1, self.points + 1))
-        yield Found("points in points.parquet", f"{len(points)}, {'each once' if once else 'not each once'}", once)
+        yield Check("points in points.parquet", f"{len(points)}, {'each once' if once else 'not each once'}", once)
         counts = ", ".join(f"{count} {status}" for status, count in Counter(points["status"]).most_common())
         wrong = [
             (batch, status)
             for batch, status in zip(points["batch"], points["status"], strict=True)
             if status != FAULTS[self.faults[batch - 1]][1]
         ]
-        yield Found("  with the status of their fault", f"{len(points) - len(wrong)}: {counts}", not wrong)
+        yield Check("  with the status of their fault", f"{len(points) - len(wrong)}: {counts}", not wrong)
         again = attempts.merge(points, on=["batch", "attempt"], how="left", indicator=True, suffixes=("", "_of_point"))
         before: Mapping[str, int] = Counter(again.loc[again["_merge"] == "left_only", "status"])
-        told = ", ".join(f"{count} {status}" for status, count in before.items()) or "none"
+        result = ", ".join(f"{count} {status}" for status, count in before.items()) or "none"
         right = set(before) <= {"interrupted", "lost"} and len(attempts) == len(points) + sum(before.values())
-        yield Found("attempts", f"{len(attempts)}; measured again: {told}", right)
+        yield Check("attempts", f"{len(attempts)}; measured again: {result}", right)
 
     def _strays(self) -> Iterator[str]:
-        """What is neither a lock, nor a table, nor a file of an attempt."""
+        """Files that are no locks, no tables and no files of an attempt."""
         for path in self.temporary.rglob("*"):
             if path.is_file() and path.suffix != ".lock":
                 yield str(path.relative_to(self.folder))
@@ -245,16 +247,18 @@ class Soak:
             if path.name not in KNOWN_FILES:
                 yield str(path.relative_to(self.run_folder))
 
-    def _memory(self) -> Iterator[Found]:
-        """The orchestrator's peak where it began to measure, beside that of a later one with all of it behind it."""
-        peaks = [life.peak_bytes for life in self.lives if life.measured]
+    def _memory(self) -> Iterator[Check]:
+        """The growth of the orchestrator's peak from its first sweep to later ones, which recall more attempts."""
+        peaks = [run.peak_bytes for run in self.runs if run.measured]
         growth = max(peaks) - peaks[0]
-        told = f"{peaks[0] / MIB:.1f} MiB the first, {peaks[-1] / MIB:.1f} the last, {max(peaks) / MIB:.1f} the most"
-        yield Found("the orchestrator's peak, resident", f"{told} (at most {GROWTH // MIB} more)", growth <= GROWTH)
+        result = f"{peaks[0] / MIB:.1f} MiB first, {peaks[-1] / MIB:.1f} last, {max(peaks) / MIB:.1f} highest"
+        yield Check(
+            "the orchestrator's resident peak", f"{result} (at most {GROWTH // MIB} more than first)", growth <= GROWTH
+        )
 
 
 def schedule(points: int, chance: random.Random) -> list[str]:
-    """The fault of each point, in a random order: in the shares of FAULTS, and each of them at least once."""
+    """The fault of each point in random order, by the shares of FAULTS, with each fault at least once."""
     shares = {name: max(1, points * share // 1000) for name, (share, _) in FAULTS.items() if name != "nothing"}
     faults = [name for name, share in shares.items() for _ in range(share)]
     faults += ["nothing"] * (points - len(faults))
@@ -263,29 +267,30 @@ def schedule(points: int, chance: random.Random) -> list[str]:
 
 
 def measured_in(output: bytes) -> int:
-    """Attempts that the lines say have ended, those that are recalled left out."""
+    """The number of attempts that the output reports as ended, without recalled ones."""
     lines = output.splitlines()
     return sum(line.startswith(b"cpu  batch=") and b"(measured before)" not in line for line in lines)
 
 
-def look_at(pid: int, life: Life) -> None:
-    """Read the orchestrator's memory, and what it and its supervisor have open once attempts have ended."""
+def look_at(pid: int, run: SweepRun) -> None:
+    """Read the orchestrator's peak and, after its first attempt, its open descriptors and its supervisor's."""
     try:
-        life.peak_bytes = max(life.peak_bytes, peak_resident(pid))
-        if life.measured:
+        run.peak_bytes = max(run.peak_bytes, peak_resident(pid))
+        if run.measured:
             (supervisor, *_) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            life.descriptors.append(sum(len(os.listdir(f"/proc/{each}/fd")) for each in (pid, supervisor)))
+            run.descriptors.append(sum(len(os.listdir(f"/proc/{each}/fd")) for each in (pid, supervisor)))
     except (OSError, ValueError):
-        pass  # it has just ended, or its supervisor has
+        pass  # it or its supervisor has just ended
 
 
 def peak_resident(pid: int) -> int:
+    """VmHWM in bytes. Raises OSError if the process has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Living processes with our variable in their environment, wherever they hang by now."""
+    """Living processes with the variable in their environment, whatever their parent is now."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():

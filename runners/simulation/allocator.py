@@ -1,16 +1,16 @@
-"""An imitation of PyTorch's caching allocator for CUDA: the same sizes, segments and refusals, and no device.
+"""An imitation of PyTorch's caching allocator for CUDA: the same sizes, segments and refusals, without a device.
 
-What it follows (PyTorch 2.13; c10/cuda/CUDACachingAllocator.cpp, c10/core/AllocatorConfig.h), for one device, eager
-mode and the common pool; no graph captures, no private pools, and no tensor that several streams use:
+It covers one device, eager mode and the common pool (PyTorch 2.13; c10/cuda/CUDACachingAllocator.cpp,
+c10/core/AllocatorConfig.h), without graph captures, private pools and tensors that several streams use:
 
     size        rounded up to 512 bytes, or to a division of a power of two (roundup_power2_divisions)
     pool        small up to 1 MiB, large above; free blocks are kept by pool and stream
-    block       the smallest free one that is large enough, the lowest address among equals; it is split if the rest
-                is worth a block: 512 bytes in the small pool, more than 1 MiB in the large one
-    segment     what the device is asked for when no block fits: 2 MiB for small, 20 MiB below 10 MiB, else the
-                size rounded up to 2 MiB
+    block       the smallest free block that is large enough, at the lowest address among equals; it is split if the
+                rest is large enough: 512 bytes in the small pool, more than 1 MiB in the large pool
+    segment     requested from the device when no block fits: 2 MiB for small sizes, 20 MiB below 10 MiB, else the size
+                rounded up to 2 MiB
     free        the block joins its free neighbours and stays reserved
-    refused     cached segments that nothing uses are given back, and the device is asked again
+    refusal     unused cached segments are released, and the device is asked once more
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 MIB = 2**20
-BLOCK = 512  # what every size is a multiple of
+BLOCK = 512  # bytes; every size is a multiple
 SMALL = MIB  # the largest size of the small pool
 SMALL_SEGMENT = 2 * MIB
-OWN_SEGMENT = 10 * MIB  # from here on, a size gets a segment to its own measure
-PAGE = 2 * MIB  # what such a segment is a multiple of, and what the device hands out
-INTERVALS = 16  # of sizes, each up to the double: from 1 MiB to 64 GiB
-NOTHING = 0  # the handle of no bytes
+OWN_SEGMENT = 10 * MIB  # from this size on, a segment is made for one block
+PAGE = 2 * MIB  # such a segment is a multiple, and so is what the device gives
+INTERVALS = 16  # of sizes, each twice as large as the one before: from 1 MiB to 64 GiB
+NOTHING = 0  # the handle of an allocation of 0 bytes
 
-FOLLOWED = (
+SUPPORTED = (
     "expandable_segments",
     "max_split_size_mb",
     "max_non_split_rounding_mb",
@@ -44,18 +44,18 @@ FOLLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What PYTORCH_ALLOC_CONF changes."""
+    """The settings of PYTORCH_ALLOC_CONF. Sizes are in bytes."""
 
     expandable_segments: bool = False
     max_split_size: int | None = None
-    max_non_split_rounding_size: int | None = None  # None: as large_segment_size
-    roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS  # one for each interval; 0 and 1 round to 512 bytes
-    garbage_collection_threshold: float = 0.0  # of the limit; without a limit nothing is collected
+    max_non_split_rounding_size: int | None = None  # None: large_segment_size
+    roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS  # for each interval; 0 and 1 round to 512 bytes
+    garbage_collection_threshold: float = 0.0  # a share of the limit; without a limit nothing is collected
     large_segment_size: int = 20 * MIB
 
     @classmethod
     def parse(cls, text: str) -> Settings:
-        """The settings of such a text, or a ValueError that says which part cannot be followed, and what could."""
+        """Parse the value of PYTORCH_ALLOC_CONF. Raises ValueError for unsupported settings and wrong values."""
         given = dict(_items(text))
         large = _megabytes(given, "large_segment_size_mb", OWN_SEGMENT // MIB + 1) or cls().large_segment_size
         return cls(
@@ -73,11 +73,11 @@ def _items(text: str) -> Iterator[tuple[str, str]]:
     for item in re.split(r",(?![^\[]*\])", text) if text else ():
         key, _, value = item.partition(":")
         if key == "per_process_memory_fraction":
-            raise ValueError(f"allocator setting {item} is not followed: give its bytes as the limit")
-        if key not in FOLLOWED:  # also what moves no memory here: a setting that does nothing would look followed
-            raise ValueError(f"allocator setting {item} is not followed; what is: {', '.join(FOLLOWED)}")
+            raise ValueError(f"allocator setting {item} is not simulated; use a budget in bytes instead")
+        if key not in SUPPORTED:  # a setting without effect here is refused too: it would look supported
+            raise ValueError(f"allocator setting {item} is not simulated; supported: {', '.join(SUPPORTED)}")
         if key == "backend" and value != "native":
-            raise ValueError(f"allocator setting {item} is not followed; what is: backend:native")
+            raise ValueError(f"allocator setting {item} is not simulated; supported: backend:native")
         yield key, value
 
 
@@ -110,12 +110,12 @@ def _fraction(given: dict[str, str], key: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < 1:
-        raise _wrong(key, value, "a number between 0 and 1, both left out")
+        raise _wrong(key, value, "a number above 0 and below 1")
     return number
 
 
 def _divisions(given: dict[str, str], key: str) -> tuple[int, ...]:
-    """One number for all sizes, or a list like [256:1,512:2,>:8]: MiB where an interval begins, and its divisions."""
+    """One number for all sizes, or a list like [256:1,512:2,>:8] of the starts of intervals in MiB with divisions."""
     value = given.get(key)
     if value is None:
         return (0,) * INTERVALS
@@ -130,12 +130,12 @@ def _divisions(given: dict[str, str], key: str) -> tuple[int, ...]:
     divisions = [0] * INTERVALS
     last: int | None = None
     for start, _, number in pairs:
-        if start == ">":  # all above the last; PyTorch leaves out the first interval if > stands alone
+        if start == ">":  # all intervals above the last; PyTorch skips the first interval if > is the only item
             above = (last or 0) + 1
             divisions[above:] = [int(number)] * (INTERVALS - above)
             continue
         index = min(int(start).bit_length() - 1, INTERVALS - 1)
-        if last is None:  # the first counts for all below it
+        if last is None:  # the first item also applies below its interval
             divisions[:index] = [int(number)] * index
         divisions[index] = int(number)
         last = index
@@ -147,21 +147,22 @@ def _is_power_of_two(text: str) -> bool:
 
 
 class Refused(Exception):
-    """An allocation that found no room. Its message is worded as torch.OutOfMemoryError's, for those who read it."""
+    """An allocation that did not fit. The message has the form of torch.OutOfMemoryError's, which others parse."""
 
     def __init__(self, message: str, requested: int, free: int, allocated: int, reserved: int) -> None:
         super().__init__(message)
-        self.requested = requested  # of the device, as the message has it: a whole segment
+        self.requested = requested  # bytes of the segment that the device was asked for, as in the message
         self.free = free
         self.allocated = allocated
         self.reserved = reserved
 
 
 class CachingAllocator:
-    """Allocates and frees by PyTorch's rules, and counts as torch.cuda.memory_stats does.
+    """Allocates and frees by PyTorch's rules, and counts like torch.cuda.memory_stats. All sizes are in bytes.
 
-    `capacity` is what the device can give to segments and `limit` what may be reserved of it; None is no end.
-    `total` is the card's memory and `outside` what the process holds of it beside segments: for the message.
+    `capacity` is the memory that the device has for segments and `limit` the most that may be reserved; None means
+    unlimited. The message of a refusal also names `total`, the card's memory, and `outside`, the part that the process
+    holds outside segments.
     """
 
     def __init__(
@@ -190,7 +191,7 @@ class CachingAllocator:
             self._large = _Pool(SMALL + BLOCK, settings.max_split_size, settings.large_segment_size)
         self._held: dict[int, _Block] = {}
 
-    # Here a block is free as soon as it is freed, for no other stream uses it: active is allocated.
+    # A block is free as soon as it is freed, since no other stream uses it. So active equals allocated.
     @property
     def active(self) -> int:
         return self.allocated
@@ -200,7 +201,7 @@ class CachingAllocator:
         return self.peak_allocated
 
     def allocate(self, size: int, stream: int = 0) -> int:
-        """The address of `size` bytes, or Refused."""
+        """The address of `size` bytes, which is their handle. Raises Refused."""
         if not size:
             return NOTHING
         rounded = self._rounded(size) if self._rounds else -(-size // BLOCK) * BLOCK
@@ -231,7 +232,7 @@ class CachingAllocator:
         block.pool.join(block)
 
     def empty_cache(self) -> None:
-        """Give back every segment, or page of an expandable one, that nothing uses."""
+        """Release every unused segment, and every unused page of an expandable segment."""
         for pool in (self._large, self._small):
             for block in pool.blocks():
                 if block.room is not None:
@@ -245,7 +246,7 @@ class CachingAllocator:
         self.peak_reserved = self.reserved
 
     def segments(self) -> list[dict[str, Any]]:
-        """As torch.cuda.memory_snapshot() has them; of an expandable one, each stretch that is mapped."""
+        """The segments as in torch.cuda.memory_snapshot(): of an expandable segment, each mapped part."""
         blocks = [*self._held.values(), *self._small.blocks(), *self._large.blocks()]
         first = (block for block in blocks if block.before is None or not block.before.mapped)
         return [self._segment(block) for block in sorted(first, key=lambda block: block.address)]
@@ -286,14 +287,14 @@ class CachingAllocator:
         return -(-size // step) * step
 
     def _fitting(self, pool: _Pool, size: int, stream: int) -> _Block | None:
-        """The free block for this size, taken out of its pool."""
+        """The free block for this size, removed from its pool."""
         pool.searches += self._collects
         free = pool.free[stream]
         index = bisect_left(free, (size,))
         if index == len(free):
             return None
         block: _Block = free[index][2]
-        if block.room is not None:  # then a block counts for what it could grow to
+        if block.room is not None:  # an expandable segment: its blocks are compared by the size that they can grow to
             while index + 1 < len(free) and free[index + 1][2].reach() < block.reach():
                 index += 1
                 block = free[index][2]
@@ -303,7 +304,7 @@ class CachingAllocator:
         return block
 
     def _is_oversize(self, block: _Block, size: int) -> bool:
-        """Whether the block is too large to be given whole, which from max_split_size on it would be."""
+        """Whether the block is too large for the size, given that from max_split_size on it would not be split."""
         whole_from = self._settings.max_split_size
         assert whole_from is not None
         if size < whole_from:
@@ -311,7 +312,7 @@ class CachingAllocator:
         return block.size >= size + (self._settings.max_non_split_rounding_size or self._settings.large_segment_size)
 
     def _obtained(self, pool: _Pool, size: int, stream: int) -> _Block:
-        """A block from the device, after giving back what is cached if it must be."""
+        """A block from the device, after releasing cached segments if necessary. Raises Refused."""
         segment = self._segment_size(size)
         if self._collects:
             self._collect_garbage()
@@ -335,8 +336,8 @@ class CachingAllocator:
         return -(-size // PAGE) * PAGE
 
     def _new(self, pool: _Pool, size: int, segment: int, stream: int) -> _Block | None:
-        # PyTorch's: what counts is the segment that cudaMalloc would be asked for. An expandable one may grow by less,
-        # or by more: its pages can pass the limit.
+        # As in PyTorch, the limit is compared with the segment that cudaMalloc would be asked for. An expandable
+        # segment may grow by less or by more, so that its pages can exceed the limit.
         if self._limit is not None and self.reserved + segment > self._limit:
             return None
         if self._settings.expandable_segments:
@@ -351,14 +352,17 @@ class CachingAllocator:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
     def _release(self, block: _Block) -> None:
-        """Give a whole segment back."""
+        """Release a whole segment."""
         block.pool.remove(block)
         self.reserved -= block.size
         self._device.give_back(block.size)
         self._device.vacate(block.address, block.size)
 
     def _release_oversize(self, pool: _Pool, size: int, stream: int) -> bool:
-        """Give back the free block that max_split_size withholds and that is as large as asked for, or several."""
+        """Release the smallest free oversize block that is large enough, or several that together are.
+
+        Such blocks are withheld by max_split_size. Returns whether the released bytes suffice.
+        """
         if self._settings.max_split_size is None or self._settings.expandable_segments:
             return False
         free = pool.free[stream]
@@ -375,9 +379,9 @@ class CachingAllocator:
         return released >= size
 
     def _collect_garbage(self) -> None:
-        """Above the threshold, give back the whole segments that are as old as the mean or older, until enough is.
+        """Above the threshold, release whole segments of at least the mean age until it is no longer exceeded.
 
-        Age is how many blocks were looked for in the pool since the block was freed.
+        The age is the number of searches in the pool since the block was freed.
         """
         assert self._limit is not None
         excess = self.reserved - int(self._settings.garbage_collection_threshold * self._limit)
@@ -406,10 +410,10 @@ class CachingAllocator:
         )
         return Refused(message, segment, free, self.allocated, self.reserved)
 
-    # Expandable segments: a range of addresses larger than the card, of which pages are mapped as they are needed.
+    # Expandable segments: ranges of addresses larger than the card, whose pages are mapped on demand.
 
     def _grown(self, pool: _Pool, size: int, stream: int) -> _Block | None:
-        """A free block of at least this size, made by mapping the pages that it lacks, at the lowest address."""
+        """A free block of at least this size at the lowest address, after mapping the pages that are missing."""
         block = self._stretch(pool, size, stream)
         if not block.mapped and not self._map(block, min(size, block.size)):
             return None
@@ -418,12 +422,12 @@ class CachingAllocator:
             assert following is not None  # the row is long enough
             if not self._map(following, min(size - block.size, following.size)):
                 return None
-            block = following  # it has joined the one before it
+            block = following  # it has joined the block before it
         pool.remove(block)
         return block
 
     def _stretch(self, pool: _Pool, size: int, stream: int) -> _Block:
-        """The first of a row of free and unmapped blocks that together are large enough."""
+        """The first of adjacent free and unmapped blocks that together are large enough."""
         for _, block in pool.unmapped[stream]:
             first = block.before if block.before is not None and not block.before.allocated else block
             if first.row() >= size:
@@ -447,7 +451,7 @@ class CachingAllocator:
         return True
 
     def _unmap(self, block: _Block) -> None:
-        """Give back the pages that lie wholly in this free block."""
+        """Release the pages that lie entirely in this free block."""
         assert block.room is not None
         pool, page = block.pool, block.pool.page
         offset = block.address - block.room.address
@@ -490,7 +494,7 @@ class _Room(NamedTuple):
 
 
 class _Block:
-    """A stretch of a segment, and its neighbours in it."""
+    """A part of a segment, linked with its neighbours."""
 
     __slots__ = (
         "address",
@@ -523,7 +527,7 @@ class _Block:
         return self.before is None and self.after is None
 
     def cut(self, size: int) -> _Block:
-        """Keep `size` bytes and return the rest as a block of its own."""
+        """Keep `size` bytes and return the rest as a new block."""
         rest = _Block(self.address + size, self.size - size, self.stream, self.pool, self.room)
         rest.mapped = self.mapped
         rest.before, rest.after = self, self.after
@@ -534,6 +538,7 @@ class _Block:
         return rest
 
     def reach(self) -> int:
+        """Bytes with the unmapped block that follows."""
         after = self.after
         return self.size + (after.size if after is not None and not after.mapped else 0)
 
@@ -548,12 +553,12 @@ class _Block:
 
 
 class _Pool:
-    """The free blocks of a kind, by stream, sorted for best fit; those that are not mapped are sorted by address."""
+    """The free blocks of a pool by stream, sorted for best fit, and the unmapped blocks, sorted by address."""
 
     def __init__(self, least_rest: int, whole_from: int | None, page: int) -> None:
-        self.least_rest = least_rest  # a block is split if at least so much would be left
-        self.whole_from = whole_from  # a block for so much is not split
-        self.page = page  # what an expandable segment grows by
+        self.least_rest = least_rest  # bytes; a block is split if the rest is at least as large
+        self.whole_from = whole_from  # bytes; for such a size a block is not split
+        self.page = page  # bytes by which an expandable segment grows
         self.searches = 0
         self.free: defaultdict[int, list[tuple[Any, ...]]] = defaultdict(list)  # (size, address, block)
         self.unmapped: defaultdict[int, list[tuple[int, _Block]]] = defaultdict(list)
@@ -576,7 +581,7 @@ class _Pool:
             self.unmapped[block.stream].remove((block.address, block))
 
     def join(self, block: _Block) -> None:
-        """Insert a block that has become free, mapped or unmapped, as one with its neighbours that are the same."""
+        """Insert a block that has become free, joined with free neighbours that are mapped or unmapped as it is."""
         before, after = block.before, block.after
         if before is not None and not before.allocated and before.mapped == block.mapped:
             self.remove(before)
@@ -595,10 +600,10 @@ class _Pool:
 
 
 class _Device:
-    """Memory to take, and addresses to place it at.
+    """The device's memory and addresses.
 
-    Which addresses cudaMalloc returns is nowhere promised, and best fit prefers the lower of two equals. Assumed is
-    the plain case: multiples of 2 MiB, upwards, and what was given back is used again, the lowest that is large enough.
+    Best fit prefers the lower of two equal blocks, and CUDA does not document the addresses of cudaMalloc. They are
+    assumed to be multiples of 2 MiB, in ascending order, with the lowest gap that is large enough used first.
     """
 
     def __init__(self, capacity: int | None) -> None:
@@ -620,7 +625,7 @@ class _Device:
         self._taken -= -(-size // PAGE) * PAGE
 
     def room(self, total: int, page: int) -> _Room:
-        """Addresses for an expandable segment: for 9/8 of the card, and without a card for more than there will be."""
+        """Addresses for an expandable segment: 9/8 of the card, and without a capacity those of 2**50 bytes."""
         total = max(total, self._capacity or 2**50)
         size = -(-(total + total // 8) // page) * page
         return _Room(self.place(size), size)

@@ -1,4 +1,4 @@
-"""Replay"""
+"""Replay a trace on the imitated memory of a card or a host, which gives the journal's lines their counters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from runners.phases import Reading
 from runners.simulation.allocator import CachingAllocator, Refused, Settings
 from runners.simulation.trace import EVENT, AllocationTrace
 
-ALIGNMENT = 64  # of tensors on a host: c10/core/alignment.h
+ALIGNMENT = 64  # bytes, of tensors on a host: c10/core/alignment.h
 
 
-class Device(Protocol):
-    """What events are handed to. `boundary`: what is held, and the peaks since the last one."""
+class Memory(Protocol):
+    """What a trace is replayed on. Sizes are in bytes; `allocate` returns a handle or raises Refused."""
 
     @property
     def alloc_retries(self) -> int | None: ...
@@ -29,25 +29,94 @@ class Device(Protocol):
     @property
     def empty_cache(self) -> Callable[[], None]: ...
     def workspace_bytes(self) -> int: ...
-    def boundary(self) -> Reading: ...
+
+    def boundary(self) -> Reading:
+        """The counters now, and their peaks since the last boundary."""
+        ...
 
 
-def device_of(card: Card, budget: int | None, endless: bool = False) -> Device:
-    """Under a budget; or without any end, to see what a point that was refused would have taken."""
-    return _Host(budget) if card.is_host else _Card(card, budget, endless)
+def memory_of(card: Card, budget: int | None, unlimited: bool = False) -> Memory:
+    """The card's memory under a budget in bytes, or without any limit, which shows the demand of a refused point.
+
+    Raises ValueError if the card's allocator settings cannot be simulated.
+    """
+    return _HostMemory(budget) if card.is_host else _CardMemory(card, budget, unlimited)
 
 
-class _Card:
-    """A card with its allocator: what is left of it beside the context, the libraries and others."""
+def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict[str, Any]]:
+    """The journal's lines with the counters of `memory`, under the name `device`. A refusal ends them."""
+    handles: list[int] = []
+    done, before = 0, memory.boundary()
+    phase: dict[str, Any] = {"phase": BETWEEN, "run_index": None}
+    for line in trace.lines:
+        retries, ooms = memory.alloc_retries, memory.num_ooms
+        line = dict(line)
+        until = line.pop(EVENT)
+        try:
+            _apply(trace.events, done, until, memory, handles)
+        except Refused as refused:
+            yield {
+                **{"kind": "ended", **phase, "completed": False, "elapsed_s": None},
+                "counters": {device: _counters(before, memory.boundary(), memory, retries, ooms)},
+            }
+            yield {"kind": "failed", "chain": [_error_of(refused, memory)], "traceback": None}
+            return
+        done = until
+        if line["kind"] == "ended":
+            after = memory.boundary()
+            line |= {"counters": {device: _counters(before, after, memory, retries, ooms)}, "elapsed_s": None}
+            before, phase = after, {"phase": BETWEEN, "run_index": None}
+        elif line["kind"] == "began":
+            line["counters"] = {device: {"baseline": before.now}}
+            phase = {"phase": line["phase"], "run_index": line["run_index"]}
+        yield line
 
-    def __init__(self, card: Card, budget: int | None, endless: bool) -> None:
+
+def _apply(events: array[int], first: int, end: int, memory: Memory, handles: list[int]) -> None:
+    from runners.simulation.torch_tracer import EMPTY_CACHE, WORKSPACE
+
+    allocate, free = memory.allocate, memory.free
+    for event in events[first:end]:
+        if event < 0:
+            free(handles[-event - 1])
+        elif event < WORKSPACE:
+            handles.append(allocate(event))
+        elif event == EMPTY_CACHE:
+            memory.empty_cache()
+        else:
+            handles.append(allocate(memory.workspace_bytes()))
+
+
+def _counters(before: Reading, after: Reading, memory: Memory, retries: int | None, ooms: int | None) -> dict[str, Any]:
+    def rise(then: int | None, now: int | None) -> int | None:
+        return None if then is None or now is None else now - then
+
+    return {
+        "baseline": before.now,
+        "end": after.now,
+        "peak": after.peak,
+        "alloc_retries": rise(retries, memory.alloc_retries),
+        "num_ooms": rise(ooms, memory.num_ooms),
+    }
+
+
+def _error_of(refused: Refused, memory: Memory) -> dict[str, Any]:
+    """PyTorch's own exception for this refusal, so that the outcome recognises it as for a measured attempt."""
+    kind = "RuntimeError" if isinstance(memory, _HostMemory) else "torch.OutOfMemoryError"
+    return {"type": kind, "bases": ["RuntimeError", "Exception"], "message": str(refused)}
+
+
+class _CardMemory:
+    """The caching allocator with what the context, the libraries and other processes leave of the card."""
+
+    def __init__(self, card: Card, budget: int | None, unlimited: bool) -> None:
+        from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
         from runners.simulation.kernels.torch_products import workspace_bytes
-        from runners.simulation.torch_device_rules import gpu_architecture
 
         self._workspace = workspace_bytes(gpu_architecture(card))
         self._outside = card.outside_bytes
         self._allocator = CachingAllocator(
-            capacity=None if endless or card.total_bytes is None else card.total_bytes - self._outside,
+            capacity=None if unlimited or card.total_bytes is None else card.total_bytes - self._outside,
             total=card.total_bytes or 0,
             limit=budget,
             settings=Settings.parse(card.settings),
@@ -68,37 +137,37 @@ class _Card:
         return self._allocator.num_ooms
 
     def boundary(self) -> Reading:
-        held = self._allocator
-        now = {name: getattr(held, name) for name in ("allocated", "reserved", "requested", "active")}
-        peak = {name: getattr(held, f"peak_{name}") for name in now}
-        held.reset_peaks()
+        allocator = self._allocator
+        now = {name: getattr(allocator, name) for name in ("allocated", "reserved", "requested", "active")}
+        peak = {name: getattr(allocator, f"peak_{name}") for name in now}
+        allocator.reset_peaks()
         used = {"used": self._outside + now["reserved"]}
         return Reading(now=now | used, peak=peak | {"used": self._outside + peak["reserved"]})
 
 
-class _Host:
-    """Tensors on the host, each rounded up to its alignment, under a budget if there is one."""
+class _HostMemory:
+    """Tensors on the host, each rounded up to its alignment. Only a budget refuses."""
 
     alloc_retries = num_ooms = None
 
     def __init__(self, budget: int | None) -> None:
-        self._budget, self._held, self._peak = budget, 0, 0
+        self._budget, self._allocated, self._peak = budget, 0, 0
         self._sizes: list[int] = []
 
     def allocate(self, size: int) -> int:
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        if self._budget is not None and self._held + size > self._budget:
+        if self._budget is not None and self._allocated + size > self._budget:
             raise Refused(
                 f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes (calculated)",
-                size, self._budget - self._held, self._held, self._held,
+                size, self._budget - self._allocated, self._allocated, self._allocated,
             )  # fmt: skip
-        self._held += size
-        self._peak = max(self._peak, self._held)
+        self._allocated += size
+        self._peak = max(self._peak, self._allocated)
         self._sizes.append(size)
         return len(self._sizes) - 1
 
     def free(self, handle: int) -> None:
-        self._held -= self._sizes[handle]
+        self._allocated -= self._sizes[handle]
 
     def empty_cache(self) -> None:
         pass
@@ -107,69 +176,6 @@ class _Host:
         return 0
 
     def boundary(self) -> Reading:
-        reading = Reading(now={"tensor": self._held}, peak={"tensor": self._peak})
-        self._peak = self._held
+        reading = Reading(now={"tensor": self._allocated}, peak={"tensor": self._peak})
+        self._peak = self._allocated
         return reading
-
-
-def replay(followed: AllocationTrace, name: str, device: Device) -> Iterator[dict[str, Any]]:
-    """The journal's lines on that device."""
-    handles: list[int] = []
-    done, before = 0, device.boundary()
-    phase: dict[str, Any] = {"phase": BETWEEN, "run_index": None}
-    for line in followed.lines:
-        retries, ooms = device.alloc_retries, device.num_ooms
-        line = dict(line)
-        until = line.pop(EVENT)
-        try:
-            _hand_over(followed.events, done, until, device, handles)
-        except Refused as refused:
-            yield {
-                **{"kind": "ended", **phase, "completed": False, "elapsed_s": None},
-                "counters": {name: _counters(before, device.boundary(), device, retries, ooms)},
-            }
-            yield {"kind": "failed", "chain": [_refusal(refused, device)], "traceback": None}
-            return
-        done = until
-        if line["kind"] == "ended":
-            after = device.boundary()
-            line |= {"counters": {name: _counters(before, after, device, retries, ooms)}, "elapsed_s": None}
-            before, phase = after, {"phase": BETWEEN, "run_index": None}
-        elif line["kind"] == "began":
-            line["counters"] = {name: {"baseline": before.now}}
-            phase = {"phase": line["phase"], "run_index": line["run_index"]}
-        yield line
-
-
-def _hand_over(events: array[int], first: int, end: int, device: Device, handles: list[int]) -> None:
-    from runners.simulation.torch_tracer import EMPTY_CACHE, WORKSPACE
-
-    allocate, free = device.allocate, device.free
-    for event in events[first:end]:
-        if event < 0:
-            free(handles[-event - 1])
-        elif event < WORKSPACE:
-            handles.append(allocate(event))
-        elif event == EMPTY_CACHE:
-            device.empty_cache()
-        else:
-            handles.append(allocate(device.workspace_bytes()))
-
-
-def _counters(before: Reading, after: Reading, device: Device, retries: int | None, ooms: int | None) -> dict[str, Any]:
-    def rise(then: int | None, now: int | None) -> int | None:
-        return None if then is None or now is None else now - then
-
-    return {
-        "baseline": before.now,
-        "end": after.now,
-        "peak": after.peak,
-        "alloc_retries": rise(retries, device.alloc_retries),
-        "num_ooms": rise(ooms, device.num_ooms),
-    }
-
-
-def _refusal(refused: Refused, device: Device) -> dict[str, Any]:
-    """In the words of the real one, so that it is told apart from other failures in the same place."""
-    kind = "RuntimeError" if isinstance(device, _Host) else "torch.OutOfMemoryError"
-    return {"type": kind, "bases": ["RuntimeError", "Exception"], "message": str(refused)}

@@ -1,8 +1,8 @@
-"""A device that is calculated: a point is followed once without data, then decided for a card from what was followed.
+"""A calculated attempt: trace the point once without data, then replay the trace on the card's imitated allocator.
 
-Followed: the lines of the workload's journal, with the place in the events where each was written, and the events, the
-births and deaths of storages in their order. Decided: the events handed to an imitation of the card's allocator; the
-journal's lines get the counters it had at their places, and end where it refuses.
+The trace has the lines of the workload's journal, each with its place among the events, and the events: allocations
+and frees of storages in order. The replay hands the events to the allocator and gives the lines its counters. The
+journal ends where the allocator refuses.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from runners import facts
 from runners.device import Card
 from runners.journal import Journal
 from runners.point import Attempt
-from runners.simulation.replay import device_of, replay
-from runners.simulation.trace import AllocationTrace, Told, card_of, trace
+from runners.simulation.replay import memory_of, replay
+from runners.simulation.trace import AllocationTrace, DescribeError, card_of, trace_workload
 
 
-def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told) -> None:
-    """Write the journal of an attempt on a card, and how it ends. `told` gives an exception as facts."""
+def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_error: DescribeError) -> None:
+    """Write the journal of a calculated attempt. Raises ValueError for a measured attempt."""
     card = card_of(attempt)
     path = Path(attempt.followed or os.devnull)
-    followed = AllocationTrace.read(path) if attempt.followed else None
-    if followed is None:
-        followed = trace(attempt, workload, told)
-        if attempt.followed and followed.lines[-1]["kind"] == "finished":  # a failure may be gone the next time
-            followed.write(path)
+    trace = AllocationTrace.read(path) if attempt.followed else None
+    if trace is None:
+        trace = trace_workload(attempt, workload, describe_error)
+        if attempt.followed and trace.lines[-1]["kind"] == "finished":  # a failure may not happen again
+            trace.write(path)
     budget = attempt.point.get("budget")
     if budget is not None:
         kind, room = "tensors", budget
@@ -37,16 +37,16 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, told: Told
             kind, room = "allocator", min(budget, card.total_bytes - card.outside_bytes)
         journal.write(facts.Budget(kind, room))
     refused = False
-    for line in replay(followed, attempt.device.name, device_of(card, budget)):
+    for line in replay(trace, attempt.device.name, memory_of(card, budget)):
         journal.write(facts.from_json(line))
         refused = refused or line["kind"] == "failed"
     if refused:
-        unlimited = replay(followed, attempt.device.name, device_of(card, None, endless=True))
+        unlimited = replay(trace, attempt.device.name, memory_of(card, budget=None, unlimited=True))
         journal.write(facts.Unlimited(_peaks(unlimited)))
 
 
 def describe(card: Card) -> dict[str, Any]:
-    """What of a card goes into the environment's record."""
+    """The card's facts for the record of the environment."""
     return {
         "device_name": card.name,
         "device_total_bytes": card.total_bytes,
@@ -56,7 +56,7 @@ def describe(card: Card) -> dict[str, Any]:
 
 
 def _peaks(lines: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """The highest of each counter; nothing if the workload did not come to its end."""
+    """The highest value of each counter in bytes; empty if the workload failed."""
     peaks: list[Mapping[str, int]] = []
     for line in lines:
         if line["kind"] == "failed":

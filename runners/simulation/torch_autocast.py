@@ -1,4 +1,9 @@
-"""Autocast on tensors without data."""
+"""Autocast on tensors without data.
+
+PyTorch's autocast works by the dispatch keys of real devices and leaves tensors without data alone. Here the operators
+that are registered for a device's autocast key are registered for the key of a backend that no build has, with the same
+policies (aten/src/ATen/autocast_mode.h and .cpp), and any caller of an operator reaches them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +22,9 @@ aten = torch.ops.aten
 
 AUTOCAST: Any = torch._C._dispatch_key_parse("AutocastPrivateUse1")
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-ACTIVE: list[_Autocast] = []  # of the device whose rules are applied
+ACTIVE: list[_Autocast] = []  # the last one belongs to the device whose rules are applied
 
-IN_AUTOCAST_DTYPE = frozenset(  # computed in autocast's own dtype
+IN_AUTOCAST_DTYPE = frozenset(  # computed in the dtype of autocast
     (
         *("_convolution", "convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d"),
         *("conv_transpose2d", "conv_transpose3d", "prelu", "addmm", "_addmm_activation", "addmv", "addr", "matmul"),
@@ -30,27 +35,30 @@ IN_AUTOCAST_DTYPE = frozenset(  # computed in autocast's own dtype
         *("cudnn_convolution", "cudnn_convolution_transpose"),
     )
 )
-IN_WIDEST_DTYPE = frozenset(  # in the widest dtype that is given
+IN_WIDEST_DTYPE = frozenset(  # computed in the widest dtype of the arguments
     (
         *("stack", "cat", "index_copy", "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot"),
         *("grid_sampler", "index_put", "tensordot", "scatter_add"),
     )
 )
-OPTIONAL_DTYPE = frozenset(  # told on CUDA to give float32, and given what there is
+OPTIONAL_DTYPE = frozenset(  # on CUDA their `dtype` argument defaults to float32, and their arguments are not cast
     (*("prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum"),)
-)  # all others in float32
+)  # all other operators compute in float32
 
 
 @contextmanager
 def autocast_replaced(device: str) -> Iterator[None]:
+    """Replace torch.autocast by one for `device`, "cpu" or "cuda", that works on tensors without data."""
     cast = _Autocast(device)
-    kind = torch.amp.autocast_mode.autocast  # itself, since its users have imported it by many names
+    kind = (
+        torch.amp.autocast_mode.autocast
+    )  # its methods are replaced, since libraries have imported the class by many names
 
     def enabled(device_type: str | None = None) -> bool:
-        return cast.enabled if cast.is_of(device_type or "cuda") else was_enabled(device_type or "cuda")
+        return cast.enabled if cast.applies_to(device_type or "cuda") else was_enabled(device_type or "cuda")
 
     def dtype(device_type: str) -> torch.dtype:
-        return cast.dtype if cast.is_of(device_type) else was_dtype(device_type)
+        return cast.dtype if cast.applies_to(device_type) else was_dtype(device_type)
 
     def available(device_type: str) -> bool:
         return True
@@ -71,10 +79,10 @@ def autocast_replaced(device: str) -> Iterator[None]:
 
 
 class _Autocast:
-    """What is in force, and the weights that it has cast.
+    """The state of autocast, and its copies of weights.
 
-    A weight is cast once, and its copy kept until the outermost one is left: with every weight's, it is the largest
-    thing that autocast adds.
+    A weight is cast once, and the copy is kept until the outermost context ends: these copies are most of the memory
+    that autocast adds.
     """
 
     def __init__(self, device: str) -> None:
@@ -83,7 +91,7 @@ class _Autocast:
         self.depth = 0
         self.copies: Any = WeakTensorKeyDictionary()
 
-    def is_of(self, device_type: str) -> bool:
+    def applies_to(self, device_type: str) -> bool:
         return device_type in (self.device, "meta")
 
     def set(self, enabled: bool, dtype: torch.dtype) -> None:
@@ -111,27 +119,27 @@ class _Autocast:
         called = getattr(getattr(aten, name), overload or "default")
 
         def in_dtype(*args: Any, **kwargs: Any) -> Any:
-            return self.called(called, self.dtype, args, kwargs)
+            return self.call(called, self.dtype, args, kwargs)
 
         def in_float32(*args: Any, **kwargs: Any) -> Any:
-            return self.called(called, torch.float32, args, kwargs)
+            return self.call(called, torch.float32, args, kwargs)
 
         def in_widest(*args: Any, **kwargs: Any) -> Any:
-            given = [leaf.dtype for leaf in tree_iter((args, kwargs)) if self._casts(leaf)]
-            return self.called(called, torch.float32 if torch.float32 in given else self.dtype, args, kwargs)
+            dtypes = [leaf.dtype for leaf in tree_iter((args, kwargs)) if self._casts(leaf)]
+            return self.call(called, torch.float32 if torch.float32 in dtypes else self.dtype, args, kwargs)
 
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def with_dtype(*args: Any, **kwargs: Any) -> Any:
             place = [argument.name for argument in called._schema.arguments].index("dtype")
             if len(args) <= place and any(self._casts(leaf) for leaf in args):
                 kwargs["dtype"] = kwargs.get("dtype") or torch.float32
-            return self.called(called, None, args, kwargs)
+            return self.call(called, None, args, kwargs)
 
         if name in OPTIONAL_DTYPE and self.device != "cpu":
-            return told
+            return with_dtype
         return in_dtype if name in IN_AUTOCAST_DTYPE else in_widest if name in IN_WIDEST_DTYPE else in_float32
 
-    def called(self, function: Any, to: torch.dtype | None, args: Any, kwargs: Any) -> Any:
-        """Cast, and without autocast: it does not look into an operator that it has cast for."""
+    def call(self, function: Any, to: torch.dtype | None, args: Any, kwargs: Any) -> Any:
+        """Call the function on cast arguments, with autocast disabled within it."""
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(AUTOCAST)):
             if to is not None:
                 args, kwargs = tree_map(partial(self._cast, to), (args, kwargs))
@@ -163,7 +171,7 @@ def _init(
     enabled: bool = True,
     cache_enabled: bool | None = None,
 ) -> None:
-    """In the place of torch.autocast's own methods: this one, and the two below."""
+    """This and the two functions below replace the methods of torch.autocast."""
     context.device, context.fast_dtype = device_type, dtype or torch.get_autocast_dtype(device_type)
     context._enabled = enabled and context.fast_dtype in (torch.bfloat16, torch.float16)
 
@@ -172,7 +180,7 @@ def _enter(context: Any) -> Any:
     cast = ACTIVE[-1]
     context.prev = cast.enabled, cast.dtype
     cast.depth += 1
-    if cast.is_of(context.device):
+    if cast.applies_to(context.device):
         cast.set(context._enabled, context.fast_dtype)
     return context
 

@@ -1,11 +1,10 @@
-"""What a device would do in other ways than tensors without data: which kernels it chooses, what autocast casts.
+"""How devices differ from tensors without data: the kernels that they choose, and what autocast casts.
 
-Each rule is named for what it stands for, and is in force while a workload is followed.
+Each rule is a context manager that is entered while a workload is traced.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from runners.device import Card
 from runners.simulation.kernels.torch_attention import attention
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.kernels.torch_products import is_matmul
@@ -27,10 +25,11 @@ COMPOSITE = functional.scaled_dot_product_attention
 
 
 class CpuRules:
-    """The CPU's: one attention kernel, no optimizer over lists of tensors, and no memory that a dispatch mode misses
-    but for what torch_tensors names."""
+    """The rules of a CPU: one attention kernel, and optimizers that update one tensor at a time.
 
-    device = "cpu"
+    There are no temporaries, since `tensor` is measured without them too (meters/torch_tensors.py).
+    """
+
     host_counts = True
 
     def applied(self) -> AbstractContextManager[Any]:
@@ -41,21 +40,13 @@ class CpuRules:
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
 
-    def takes_a_handle(self, operator: Any) -> bool:
+    def uses_workspace(self, operator: Any) -> bool:
         return False
 
 
-def gpu_architecture(card: Card) -> GpuArchitecture:
-    """Of a card's file: sm_90 is compute capability 9.0, sm_120 is 12.0."""
-    found = re.fullmatch(r"sm_(\d+)(\d)", card.architecture)
-    capability = (int(found[1]), int(found[2])) if found else None
-    return GpuArchitecture(card.vendor, capability)
-
-
 class CudaRules:
-    """CUDA's, for cards of one architecture."""
+    """The rules of CUDA cards of one architecture."""
 
-    device = "cuda"
     host_counts = False
 
     def __init__(self, architecture: GpuArchitecture) -> None:
@@ -76,11 +67,11 @@ class CudaRules:
         rule = self._temporaries.get(operator)
         return () if rule is None else rule(args, kwargs, result)
 
-    def takes_a_handle(self, operator: Any) -> bool:
+    def uses_workspace(self, operator: Any) -> bool:
         return is_matmul(operator)
 
-    def _attention(self, *given: Any) -> torch.Tensor:
-        return attention(self._architecture, *given)
+    def _attention(self, *arguments: Any) -> torch.Tensor:
+        return attention(self._architecture, *arguments)
 
 
 @contextmanager
@@ -95,10 +86,11 @@ def all_entered(*rules: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def attention_replaced(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
-    """On tensors without data the composite of products and a softmax would run: the memory of eager attention.
+    """Replace scaled_dot_product_attention, which on tensors without data would run as products and a softmax, with the
+    memory of eager attention.
 
-    The function itself is replaced, and no mode is entered for it: Tensor.backward leaves such modes, and layers that
-    recompute would attend in another way than they had.
+    The function itself is replaced rather than intercepted by a mode: Tensor.backward leaves such modes, and
+    checkpointed layers would recompute with another kernel.
     """
 
     def attend(
@@ -114,11 +106,11 @@ def attention_replaced(kernel: Callable[..., torch.Tensor]) -> AbstractContextMa
         if not query.is_meta:
             options: Any = {"scale": scale, "enable_gqa": enable_gqa}
             return COMPOSITE(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        given = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         cast = ACTIVE[-1] if ACTIVE else None
         if cast is None or not cast.enabled:
-            return kernel(*given)
-        attended: torch.Tensor = cast.called(kernel, cast.dtype, given, {})
+            return kernel(*arguments)
+        attended: torch.Tensor = cast.call(kernel, cast.dtype, arguments, {})
         return attended
 
     return replaced(functional, scaled_dot_product_attention=attend)
@@ -134,14 +126,14 @@ def _attention_on_cpu(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """What the CPU's own choice is, asked of tensors of these shapes that take no memory."""
+    """Attention by the kernel that a CPU chooses for tensors of these shapes."""
     with _disable_current_modes():
         q, k, v = (_without_memory(each) for each in (query, key, value))
         m = None if mask is None else _without_memory(mask)
         flash = torch._fused_sdp_choice(q, k, v, m, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     if not flash:
         return COMPOSITE(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    if mask is not None and mask.dtype == torch.bool:  # what the composite does before its kernel
+    if mask is not None and mask.dtype == torch.bool:  # as the composite operator before its kernel
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     output: torch.Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
@@ -150,21 +142,16 @@ def _attention_on_cpu(
 
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of this shape on the CPU with one row of data."""
     last = tensor.shape[-1] if tensor.ndim else 1
     return torch.empty(last, dtype=tensor.dtype).expand(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
-# --- autocast ---------------------------------------------------------------------------------------------------------
-# torch's own goes by the dispatch keys of real devices, and leaves tensors without data alone. So what is registered
-# for the device's key is registered once more, for the key of a backend that no build here has, with the same policies
-# (aten/src/ATen/autocast_mode.h and .cpp). Whoever calls an operator reaches them.
-
-
-# --- lists of tensors -------------------------------------------------------------------------------------------------
+# --- optimizers and norms ---------------------------------------------------------------------------------------------
 
 
 def foreach_optimizers() -> AbstractContextManager[None]:
-    """On CUDA optimizers go over lists of tensors unless told otherwise, which holds a copy of the parameters."""
+    """On CUDA optimizers use foreach kernels by default, which hold a copy of the parameters."""
     from torch.optim import optimizer
 
     def supported() -> list[str]:
@@ -176,7 +163,7 @@ def foreach_optimizers() -> AbstractContextManager[None]:
 
 
 def fused_optimizers() -> AbstractContextManager[None]:
-    """A CPU has them, and goes over lists only if it is told to."""
+    """A CPU has fused optimizers, and uses foreach kernels only on request."""
     from torch.optim import optimizer
 
     def supported() -> list[str]:
@@ -186,7 +173,7 @@ def fused_optimizers() -> AbstractContextManager[None]:
 
 
 def foreach_norms() -> AbstractContextManager[None]:
-    """The norm of all gradients is of a list of tensors on CUDA and on the CPU."""
+    """The norm of all gradients uses foreach kernels on CUDA and on a CPU."""
     from torch.nn.utils import clip_grad
 
     def supported(*_: Any, **__: Any) -> bool:
@@ -199,8 +186,8 @@ def foreach_norms() -> AbstractContextManager[None]:
 
 
 def fused_dropout() -> AbstractContextManager[None]:
-    """On CUDA dropout is one kernel that keeps a mask of a byte each (aten/src/ATen/native/Dropout.cpp,
-    is_fused_kernel_acceptable); elsewhere it keeps what it multiplied by, in the input's dtype."""
+    """On CUDA dropout is one kernel that keeps a mask of one byte an element (aten/src/ATen/native/Dropout.cpp,
+    is_fused_kernel_acceptable). Elsewhere it keeps the factors, in the input's dtype."""
     composite, variants = torch.dropout, vars(functional)["_VF"]
 
     def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
@@ -216,8 +203,8 @@ def fused_dropout() -> AbstractContextManager[None]:
 
 
 def fused_softmax() -> AbstractContextManager[None]:
-    """Of float16 to float32, as eager attention asks for it, CUDA's kernel converts as it goes; elsewhere the scores
-    are there in float32 too (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype: of float16 alone)."""
+    """On CUDA a softmax from float16 to float32, as in eager attention, converts within its kernel. Elsewhere it
+    converts the scores first (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype: float16 only)."""
 
     def one_kernel(composite: Any, kernel: Any) -> Any:
         def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:

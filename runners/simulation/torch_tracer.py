@@ -1,11 +1,11 @@
-"""Follows a workload on tensors without data: which bytes it would take and give back, in which order.
+"""Trace a workload on tensors without data: which bytes it allocates and frees, in which order.
 
-Every storage that an operator returns is an event when it is born and another when the last tensor of it dies, whatever
-views share it; so are a kernel's own temporaries and the workspace of the first matrix product, as the device's rules
-have them. Nothing is computed, except whole numbers that depend on nothing but other whole numbers (positions, masks,
-lengths), and single numbers likewise (a loss's scale): libraries ask for those to decide what to do next.
+A storage that an operator returns is one event when it is allocated and one when its last tensor is freed, whatever
+views share it. The device's rules add the temporaries of kernels and the workspace of the first matrix product.
+Nothing is computed, except whole numbers that depend on whole numbers only (positions, masks, lengths) and single
+numbers likewise (the scale of a loss), which libraries read to decide what to do next.
 
-What cannot be followed raises Unavailable with the operator's name: a number would be a guess.
+What cannot be traced raises Unavailable with the operator's name, since any number would be a guess.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torch.utils._pytree import tree_iter, tree_map
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
 
-WORKSPACE = 2**62  # in the place of a size: what a matrix product's handle takes, which the card decides
-EMPTY_CACHE = 2**62 + 1  # torch.cuda.empty_cache()
-LARGEST_VALUE = 2**23  # bytes of whole numbers that are computed: positions and masks, but no mask of a length squared
+WORKSPACE = 2**62  # an event in place of a size: the workspace of a matrix product's handle, which depends on the card
+EMPTY_CACHE = 2**62 + 1  # an event: torch.cuda.empty_cache()
+LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
-ALONE = (4, 2)  # references to a tensor and its storage where autograd has the only one: the others are this call's
+SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
-EMPTY, ON_HOST = -1, -2  # in the place of a birth's number: of what has no bytes, and none on the device
+EMPTY, ON_HOST = -1, -2  # in place of an allocation's number: a storage without bytes, or without bytes on the device
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
 
@@ -39,57 +39,57 @@ aten = torch.ops.aten
 
 
 class Rules(Protocol):
-    """What a device does in other ways than tensors without data would."""
+    """How a device differs from tensors without data."""
 
-    device: str  # its type, as torch calls it
-    host_counts: bool  # whether tensors in the host's memory are on the device: they are on a CPU
+    host_counts: bool  # whether tensors in host memory count: only on a CPU
 
     def applied(self) -> Any:
         """A context manager, entered around the workload."""
         ...
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-        """Bytes of each of what the kernel has for itself at its fullest, and gives back as it ends."""
+        """Bytes of each buffer that the kernel holds at its peak, beside its results, and frees when it ends."""
         ...
 
-    def takes_a_handle(self, operator: Any) -> bool:
-        """Whether it is a matrix product, for which the library has a workspace."""
+    def uses_workspace(self, operator: Any) -> bool:
+        """Whether it is a matrix product, for which the library keeps a workspace."""
         ...
 
 
 class MetaTracer(UnseenByDynamo):
-    """Entered around a workload on the device `meta`. `events`: bytes of a birth, and below zero the death of one.
+    """Trace a workload that runs on the device `meta`.
 
-    The births are numbered from 0 in their order, and the death of number n is -(n + 1).
+    `events` has the bytes of each allocation. Allocations are numbered from 0, and the event -(n + 1) frees number n.
     """
 
     def __init__(self, rules: Rules) -> None:
         super().__init__()
         self.events = array("q")
-        self.lost: str | None = None  # why what comes now means nothing: an operator that could not be followed
-        self.lost_at = 0  # how many events there were before
+        self.failure: str | None = None  # why the events are worthless from some point on: what could not be traced
+        self.failure_event = 0  # the number of events before that point
         self._rules = rules
-        self._births = 0
-        # By the address of a live StorageImpl: its bytes, its number, and the reference that tells when it dies.
+        self._allocations = 0
+        # By the address of a live StorageImpl: its bytes, its number, and the weak reference that reports its end.
         self._storages: dict[int, tuple[int, int, Any]] = {}
-        self._values: dict[int, torch.UntypedStorage] = {}  # by the same: the whole numbers in it, where they are known
-        self._calls: dict[Any, _Call] = {}
-        self._on_host = False  # whether what is made now is in the host's memory
-        self._handles: set[bool] = set()  # in backward or not: autograd's thread of a device has a handle of its own
+        self._values: dict[int, torch.UntypedStorage] = {}  # by the same: its whole numbers, where known
+        self._calls: dict[Any, _CachedCall] = {}
+        self._on_host = False  # whether new tensors are in host memory
+        self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
-        with self._rules.applied(), _without_inference_mode(), self._constants_known(), self._refusing(), self:
+        """Enter around the workload. Raises Unavailable at the end if the workload caught that exception before."""
+        with self._rules.applied(), _without_inference_mode(), self._remember_constants(), self._refuse_unseen(), self:
             yield
-        if self.lost is not None:  # raised before, and caught by the workload
-            raise Unavailable(self.lost)
+        if self.failure is not None:
+            raise Unavailable(self.failure)
 
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
 
     @contextmanager
     def made_on_host(self) -> Iterator[None]:
-        """Around what is made in the host's memory and then moved: only what is left at the end is on the device."""
+        """Enter around what is built in host memory and then moved: only what is left at the end reaches the device."""
         self._on_host = not self._rules.host_counts
         try:
             yield
@@ -97,228 +97,232 @@ class MetaTracer(UnseenByDynamo):
             self._on_host = False
             for key, (size, number, reference) in list(self._storages.items()):
                 if number == ON_HOST:
-                    self._storages[key] = size, self._born(size), reference
+                    self._storages[key] = size, self._allocate(size), reference
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in NUMBERS and args[0].is_meta:
+        if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
-        if is_composite(func):  # in inference mode they come whole, and the mode would not see what they are made of
+        if is_composite(func):  # in inference mode they are not decomposed before they reach a dispatch mode
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
-            return self._copied(args[0], kwargs)
+            return self._copy_value(args[0], kwargs)
         if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
-            return func(*args, **kwargs)  # nothing is born, and no kernel runs
-        if torch.Tag.dynamic_output_shape in func.tags and _asks_values(func, args):
-            return self._by_values(func, args, kwargs)
-        accumulated = func is aten.add.Tensor and _is_last_of_a_gradient(*args)
+            return func(*args, **kwargs)  # no allocation, no kernel
+        if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
+            return self._data_dependent(func, args, kwargs)
+        accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
         signature = _signature(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
-            result = self._called(func, args, kwargs)
+            result = self._call(func, args, kwargs)
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
-            call = _Call(_made(func, args, result), self._rules.takes_a_handle(func), temporaries)
+            call = _CachedCall(_shapes_of(func, args, result), self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
-            result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else _again(call.made)
-        if call.takes_a_handle:
-            self._take_handle()
+            result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else _recreate(call.made)
+        if call.uses_workspace:
+            self._allocate_workspace()
         if accumulated:
-            self._take_over(args[0], result)
-        self._follow_all(result, func, args, kwargs)
-        self._take(call.temporaries)
+            self._transfer_storage(args[0], result)
+        self._trace_all(result, func, args, kwargs)
+        self._allocate_temporaries(call.temporaries)
         return result
 
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return INSTEAD.get(func, func)(*args, **kwargs)
+            return REPLACEMENTS.get(func, func)(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
-                raise self._cannot(func, str(error).partition("\n")[0]) from error
+                raise self._unavailable(func, str(error).partition("\n")[0]) from error
             raise
 
-    def _take(self, sizes: Sequence[int]) -> None:
-        """What a kernel has for itself, beside its results: all of it at once."""
+    def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
+        """All temporaries of a kernel are alive at once."""
         if self._on_host:
             return
-        births = []
+        numbers = []
         for size in sizes:
             self.events.append(size)
-            births.append(self._next_birth())
-        for birth in births:
-            self.events.append(-birth - 1)
+            numbers.append(self._next_number())
+        for number in numbers:
+            self.events.append(-number - 1)
 
-    def _follow_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
+    def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
-            self._follow(result, func, args, kwargs)
+            self._trace(result, func, args, kwargs)
         elif result is None or (isinstance(result, (list, tuple)) and not result):
-            self._changed(func, args)
+            self._forget_values(func, args)
         else:
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
-                    self._follow(leaf, func, args, kwargs)
+                    self._trace(leaf, func, args, kwargs)
 
-    def _next_birth(self) -> int:
-        self._births += 1
-        return self._births - 1
+    def _next_number(self) -> int:
+        self._allocations += 1
+        return self._allocations - 1
 
-    def _take_handle(self) -> None:
+    def _allocate_workspace(self) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._handles and not self._on_host:
-            self._handles.add(in_backward)
+        if in_backward not in self._workspaces and not self._on_host:
+            self._workspaces.add(in_backward)
             self.events.append(WORKSPACE)
-            self._next_birth()
+            self._next_number()
 
-    def _follow(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+    def _trace(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
         if not tensor.is_meta:
             if not self._rules.host_counts or tensor.device.type != "cpu":
                 return
         elif tensor.layout is not torch.strided:
-            raise self._cannot(func, "it gives a sparse tensor")
-        key, size = self._held(tensor.untyped_storage())
-        if _may_be_known(tensor):
-            self._compute(key, size, func, args, kwargs)
+            raise self._unavailable(func, "it returns a sparse tensor")
+        key, size = self._registered(tensor.untyped_storage())
+        if _may_have_value(tensor):
+            self._compute_value(key, size, func, args, kwargs)
 
-    def _held(self, storage: torch.UntypedStorage) -> tuple[int, int]:
-        """Its address and bytes, once it is known that it is there."""
+    def _registered(self, storage: torch.UntypedStorage) -> tuple[int, int]:
+        """Its address and bytes. A storage that is new or resized adds its events."""
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is None:
-            reference = weakref.ref(storage, partial(self._died, key))
-            self._storages[key] = size, self._born(size), reference
-        elif known[0] != size:  # resized in its place: the new memory is taken while the old one is there
-            self._storages[key] = size, self._born(size), known[2]
-            self._freed(known[1])
+            reference = weakref.ref(storage, partial(self._storage_died, key))
+            self._storages[key] = size, self._allocate(size), reference
+        elif known[0] != size:  # resized in place: the old memory is freed after the new is allocated
+            self._storages[key] = size, self._allocate(size), known[2]
+            self._free(known[1])
         return key, size
 
-    def _take_over(self, old: torch.Tensor, new: torch.Tensor) -> None:
-        """With data, autograd adds to a gradient in its place: the sum has its storage."""
+    def _transfer_storage(self, old: torch.Tensor, new: torch.Tensor) -> None:
+        """With data, autograd accumulates a gradient in place: the sum has the storage of the first gradient."""
         key, storage = old.untyped_storage()._cdata, new.untyped_storage()
         size, number, reference = self._storages[key]
         self._storages[key] = 0, EMPTY, reference
-        self._storages[storage._cdata] = size, number, weakref.ref(storage, partial(self._died, storage._cdata))
+        self._storages[storage._cdata] = size, number, weakref.ref(storage, partial(self._storage_died, storage._cdata))
 
-    def _born(self, size: int) -> int:
+    def _allocate(self, size: int) -> int:
         if self._on_host:
             return ON_HOST
         if not size:
             return EMPTY
         self.events.append(size)
-        return self._next_birth()
+        return self._next_number()
 
-    def _died(self, key: int, _: Any) -> None:
+    def _storage_died(self, key: int, _: Any) -> None:
         self._values.pop(key, None)
-        self._freed(self._storages.pop(key)[1])
+        self._free(self._storages.pop(key)[1])
 
-    def _freed(self, number: int) -> None:
+    def _free(self, number: int) -> None:
         if number >= 0:
             self.events.append(-number - 1)
 
     @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        """What would go on without being seen: threads, in which no mode is, and layers that run in other kernels."""
+    def _refuse_unseen(self) -> Iterator[None]:
+        """Raise Unavailable where the tracer sees nothing: in threads, which no dispatch mode reaches, and in recurrent
+        layers, whose kernels are cuDNN's or oneDNN's own."""
 
         def refused(what: str, why: str) -> Any:
             def refuse(*_: Any, **__: Any) -> Any:
-                raise self._cannot(what, why)
+                raise self._unavailable(what, why)
 
             return refuse
 
         recurrent = {name: refused(f"aten.{name}", "its kernels are cuDNN's or oneDNN's own") for name in RECURRENT}
-        start = refused("threading.Thread.start", "what a thread makes is not seen")
+        start = refused("threading.Thread.start", "tensors of another thread are not traced")
         with replaced(torch._VF, **recurrent), replaced(threading.Thread, start=start):
             yield
 
-    # --- whole and single numbers ---
+    # --- values of whole and single numbers ---
 
     @contextmanager
-    def _constants_known(self) -> Iterator[None]:
-        """Numbers from Python: torch leaves them out on `meta`, before any operator."""
+    def _remember_constants(self) -> Iterator[None]:
+        """Keep the values of tensors made from Python numbers: on `meta` torch drops them before any operator."""
 
-        def knowing(make: Any, given: int) -> Any:
+        def remembering(make: Any, first: int) -> Any:
             def made(*args: Any, **kwargs: Any) -> Any:
                 tensor = make(*args, **kwargs)
-                if _may_be_known(tensor) and not any(
-                    isinstance(each, torch.Tensor) for each in tree_iter(args[given:])
+                if _may_have_value(tensor) and not any(
+                    isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
                 ):
                     with _disable_current_modes():
-                        value = torch.tensor(*args[given:], **{**kwargs, "device": HOST, "dtype": tensor.dtype})
-                    key, _ = self._held(tensor.untyped_storage())
+                        value = torch.tensor(*args[first:], **{**kwargs, "device": HOST, "dtype": tensor.dtype})
+                    key, _ = self._registered(tensor.untyped_storage())
                     self._values[key] = value.untyped_storage()
                 return tensor
 
             return made
 
-        makers = {"tensor": knowing(torch.tensor, 0), "as_tensor": knowing(torch.as_tensor, 0)}
-        with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=knowing(torch.Tensor.new_tensor, 1)):
+        makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
+        with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
 
     def _item(self, tensor: torch.Tensor) -> Any:
-        return self._known(tensor, aten._local_scalar_dense.default).item()
+        return self._value(tensor, aten._local_scalar_dense.default).item()
 
-    def _copied(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-        copy: torch.Tensor = self._known(tensor, aten._to_copy.default).clone().to(options.get("dtype"))
+    def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+        copy: torch.Tensor = self._value(tensor, aten._to_copy.default).clone().to(options.get("dtype"))
         return copy
 
-    def _known(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
+    def _value(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
         value = self._values.get(tensor.untyped_storage()._cdata)
         if value is None:
-            raise self._cannot(func, "it asks for numbers (.item(), .cpu()) that are not computed")
+            raise self._unavailable(func, "it reads numbers (.item(), .cpu()) that are not computed")
         return _on_cpu(tensor, value)
 
-    def _by_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an operator gives whose numbers decide how many it gives: of whole numbers that are known."""
+    def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator whose shape depends on values, computed from known whole numbers.
+
+        Raises Unavailable if they are not known.
+        """
         if func is aten.index.Tensor:
             indices, counts = self._without_masks(args[1], func)
             result = func(args[0], indices)
-            self._follow_all(result, func, args, kwargs)
-            self._take(counts)
+            self._trace_all(result, func, args, kwargs)
+            self._allocate_temporaries(counts)
             return result
         if func is aten.masked_select.default:
-            mask = self._known(args[1], func)
+            mask = self._value(args[1], func)
             shape: Any = torch.broadcast_shapes(args[0].shape, mask.shape)  # type: ignore[no-untyped-call]
             result = args[0].new_empty(int(mask.expand(shape).count_nonzero()))
         else:
             if any(leaf.is_floating_point() for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)):
-                raise self._cannot(func, "how much it gives depends on numbers that are not computed")
-            made = func(*tree_map(partial(self._if_known, func), args), **kwargs)
+                raise self._unavailable(func, "the shape of its result depends on numbers that are not computed")
+            made = func(*tree_map(partial(self._value_if_meta, func), args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
-        self._follow_all(result, func, args, kwargs)
+        self._trace_all(result, func, args, kwargs)
         return result
 
     def _without_masks(self, indices: Any, func: Any) -> tuple[list[Any], list[int]]:
-        """Positions in the places of masks, as the kernel makes them, and the bytes that it takes for them."""
+        """The indices with positions in place of masks, as the kernel computes them, and the bytes of those."""
         found: list[Any] = []
         counts = []
         for index in indices:
             if not _is_mask(index):
                 found.append(index)
                 continue
-            count = int(self._known(index, func).count_nonzero())
+            count = int(self._value(index, func).count_nonzero())
             found += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.ndim)]
             counts.append(count * index.ndim * torch.int64.itemsize)
         return found, counts
 
-    def _if_known(self, func: Any, leaf: Any) -> Any:
-        return self._known(leaf, func) if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
+    def _value_if_meta(self, func: Any, leaf: Any) -> Any:
+        return self._value(leaf, func) if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
-    def _changed(self, func: Any, args: Any) -> None:
-        """By an operator that returns nothing: what it changed is not known any more."""
+    def _forget_values(self, func: Any, args: Any) -> None:
+        """The values of what an operator without results has changed are unknown."""
         if func in FINITE:
             return
         for leaf in tree_iter(args):
             if isinstance(leaf, torch.Tensor) and leaf.is_meta:
                 self._values.pop(leaf.untyped_storage()._cdata, None)
 
-    def _compute(self, key: int, size: int, func: Any, args: Any, kwargs: Any) -> None:
-        """The whole numbers of a result, if all that it was made of is known; else they are not known any more."""
+    def _compute_value(self, key: int, size: int, func: Any, args: Any, kwargs: Any) -> None:
+        """Compute the whole numbers of a result if all operands are known; forget them if not."""
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         keys = [leaf.untyped_storage()._cdata for leaf in given if leaf.is_meta]
         if key in keys and not func._schema.is_mutable:
             return  # a view
-        if size > LARGEST_VALUE or not all(each in self._values for each in keys) or _is_unknown(func):
+        if size > LARGEST_VALUE or not all(each in self._values for each in keys) or _is_undefined(func):
             self._values.pop(key, None)
             return
         values = self._values
@@ -331,36 +335,36 @@ class MetaTracer(UnseenByDynamo):
         concrete_args, concrete_kwargs = tree_map(known, (args, kwargs))
         made = func(*concrete_args, **concrete_kwargs)
         if key in values:
-            return  # changed in its place, and the value with it
+            return  # the operator changed the value in place
         if isinstance(made, torch.Tensor) and made.untyped_storage().nbytes() == size:
             values[key] = made.untyped_storage()
 
-    def _cannot(self, func: Any, why: str) -> Unavailable:
-        said = f"{func} cannot be followed without data: {why}"
-        if self.lost is None:
-            self.lost, self.lost_at = said, len(self.events)
-        return Unavailable(said)
+    def _unavailable(self, func: Any, why: str) -> Unavailable:
+        message = f"{func} cannot be traced without data: {why}"
+        if self.failure is None:
+            self.failure, self.failure_event = message, len(self.events)
+        return Unavailable(message)
 
 
-# --- the same call once more ------------------------------------------------------------------------------------------
-# A decoder's layers ask for the same operators on the same shapes, and what an operator gives for shapes takes most of
-# the time here (many are written in Python for `meta`): 11 s of 22 in a profile of a training step.
+# --- repeated calls ---------------------------------------------------------------------------------------------------
+# The layers of a decoder call the same operators on the same shapes. Computing the shapes of results takes most of the
+# time here, since many operators are written in Python for `meta`: 11 s of 22 in a profile of a training step.
 
 IN_PLACE, NOTHING = "in place", "nothing"
-# What changes a tensor's own shape or storage has to be done to each: the tag is not on all of these.
+# These change a tensor's own shape or storage, so they run each time. Not all of them have the tag inplace_view.
 RESHAPES = frozenset({aten.resize_, aten.resize_as_, aten.set_, aten.as_strided_, aten.detach_})
 
 
-class _Call(NamedTuple):
-    """What an operator does for arguments of certain shapes. `made`: its results' shapes; None if they are views."""
+class _CachedCall(NamedTuple):
+    """What an operator does for arguments of certain shapes. `made` has the shapes of its results; None for views."""
 
     made: Any
-    takes_a_handle: bool
+    uses_workspace: bool
     temporaries: tuple[int, ...]
 
 
 def _signature(func: Any, args: Any, kwargs: Any) -> Any:
-    """All that decides the shapes of the results; None where a tensor is none without data, and may have a value."""
+    """What the shapes of the results depend on; None if an argument is a tensor with data, whose values may count."""
     try:
         return func, _described(args), _described(tuple(kwargs.items())) if kwargs else None
     except (ValueError, TypeError):
@@ -378,8 +382,8 @@ def _described(value: Any) -> Any:
     return type(value), value  # 1, 1.0 and True are equal
 
 
-def _made(func: Any, args: Any, result: Any) -> Any:
-    """The shapes of new tensors, in tuples and lists as the operator gives them; None for anything else."""
+def _shapes_of(func: Any, args: Any, result: Any) -> Any:
+    """The shapes of new tensors, nested as the operator returns them; None for anything else."""
     schema = getattr(func, "_schema", None)
     if schema is None or func.is_view:
         return None
@@ -391,45 +395,46 @@ def _made(func: Any, args: Any, result: Any) -> Any:
         return IN_PLACE if args and result is args[0] and isinstance(result, torch.Tensor) else None
     taken = {leaf.untyped_storage()._cdata for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)}
     try:
-        return _shapes(result, taken)
+        return _new_shapes(result, taken)
     except ValueError:
         return None
 
 
-def _shapes(result: Any, taken: set[int]) -> Any:
+def _new_shapes(result: Any, taken: set[int]) -> Any:
     if isinstance(result, torch.Tensor):
         key = result.untyped_storage()._cdata
         if not result.is_meta or key in taken or result.storage_offset() or result.layout is not torch.strided:
             raise ValueError
         taken.add(key)
         made = result.shape, result.stride(), result.dtype
-        if _again(made).untyped_storage().nbytes() != result.untyped_storage().nbytes():
+        if _recreate(made).untyped_storage().nbytes() != result.untyped_storage().nbytes():
             raise ValueError
         return made
     if isinstance(result, (tuple, list)):
-        return [type(result), *(_shapes(each, taken) for each in result)]
+        return [type(result), *(_new_shapes(each, taken) for each in result)]
     if result is not None:
         raise ValueError
     return None
 
 
-def _again(made: Any) -> Any:
+def _recreate(made: Any) -> Any:
     if made is None:
         return None
     if isinstance(made, list):
-        return made[0](map(_again, made[1:]))
+        return made[0](map(_recreate, made[1:]))
     shape, stride, dtype = made
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 def _without_inference_mode() -> AbstractContextManager[None]:
-    """As without gradients, which takes the same memory: in inference mode composite operators arrive whole, and to
-    take them apart here takes four times as long."""
+    """Trace inference mode as no_grad, which takes the same memory: in inference mode composite operators are not
+    decomposed, and to decompose them here takes four times as long."""
     return replaced(torch, inference_mode=torch.no_grad)
 
 
 @contextmanager
 def replaced(where: Any, **names: Any) -> Iterator[None]:
+    """Replace attributes of a module, class or object until the end."""
     before = {name: getattr(where, name) for name in names}
     for name, value in names.items():
         setattr(where, name, value)
@@ -440,26 +445,26 @@ def replaced(where: Any, **names: Any) -> Iterator[None]:
             setattr(where, name, value)
 
 
-def _is_last_of_a_gradient(old: torch.Tensor, new: Any) -> bool:
-    """Whether autograd sums up gradients, and nobody else has the first (torch/csrc/autograd/input_buffer.cpp,
-    can_accumulate_inplace). Under a dispatch mode it does not go by that, and adds to a new tensor."""
+def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:
+    """Whether autograd would accumulate a gradient in place, since nothing else refers to the first one
+    (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace). Under a dispatch mode it adds to a new tensor."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not isinstance(new, torch.Tensor):
         return False
     if old.shape != new.shape or old.dtype != new.dtype or not old.is_meta or not hasattr(old, "_use_count"):
         return False
     storage = old.untyped_storage()
-    alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == ALONE
+    alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == SOLE_REFERENCES
     return alone and storage.nbytes() == old.nbytes
 
 
-def _may_be_known(tensor: torch.Tensor) -> bool:
+def _may_have_value(tensor: torch.Tensor) -> bool:
     if not tensor.is_meta:
         return False
     return tensor.untyped_storage().nbytes() <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())
 
 
-def _asks_values(func: Any, args: Any) -> bool:
-    """Positions give as many as there are; masks as many as are true."""
+def _needs_values(func: Any, args: Any) -> bool:
+    """An index of positions has a result of known shape, a mask does not."""
     return func is not aten.index.Tensor or any(map(_is_mask, args[1]))
 
 
@@ -468,14 +473,14 @@ def _is_mask(index: Any) -> bool:
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """torch's own for tensors without data knows bfloat16 alone, which devices do not insist on."""
+    """torch's own on `meta` accepts bfloat16 only, and devices accept more."""
     groups = () if (a.ndim == 2) != (b.ndim == 2) else (len(offs),) if a.ndim == 2 else (len(a),)
     return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=out_dtype)
 
 
 def _loss_of_elements(operator: Any) -> Any:
-    """The mean of some losses is written into the first of their elements, whose storage it keeps, on any device
-    (aten/src/ATen/native/Loss.cpp): that of a mean squared error is as large as the output."""
+    """The mean of some losses keeps the storage of all their elements, on any device (aten/src/ATen/native/Loss.cpp):
+    that of a mean squared error is as large as the input."""
 
     def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         mean: torch.Tensor = operator(input, target, *args, **kwargs)
@@ -486,11 +491,11 @@ def _loss_of_elements(operator: Any) -> Any:
 
 
 LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
-INSTEAD: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
+REPLACEMENTS: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
 if hasattr(aten, "_grouped_mm"):
-    INSTEAD[aten._grouped_mm.default] = _grouped_mm
-NUMBERS = frozenset({aten._local_scalar_dense.default, aten.item.default})
-# Their numbers mean nothing: memory as it is found, or drawn.
+    REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
+TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
+# Results without defined values: uninitialised memory.
 UNDEFINED = frozenset(
     {
         aten.empty.memory_format,
@@ -503,11 +508,11 @@ UNDEFINED = frozenset(
 
 
 @cache
-def _is_unknown(func: Any) -> bool:
+def _is_undefined(func: Any) -> bool:
     return func in UNDEFINED or torch.Tag.nondeterministic_seeded in func.tags
 
 
-# That the gradients of float16 are finite is assumed: a step with others leaves the update out, and takes no more.
+# Gradients of float16 are assumed to be finite: a step with others skips the update and takes no more memory.
 FINITE = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})
 
 

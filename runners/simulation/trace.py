@@ -1,4 +1,4 @@
-"""Tracing"""
+"""Trace a workload on tensors without data: the lines of its journal, and its allocations in order."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
 
-EVENT = "event"  # in a followed line, in the place of the counters: how many events there were
+EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
-Told = Callable[[BaseException], dict[str, Any]]
+DescribeError = Callable[[BaseException], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationTrace:
-    """What a point does on the cards of an architecture."""
+    """What a point does on every card of an architecture."""
 
-    lines: list[dict[str, Any]]
-    events: array[int]
+    lines: list[dict[str, Any]]  # of the journal, each with its EVENT
+    events: array[int]  # as MetaTracer.events
 
     @classmethod
     def read(cls, path: Path) -> AllocationTrace | None:
+        """None if the file does not exist or is damaged: the point is then traced again."""
         try:
             head, _, packed = path.read_bytes().partition(b"\n")
         except FileNotFoundError:
@@ -40,69 +41,72 @@ class AllocationTrace:
         try:
             events.frombytes(zlib.decompress(packed))
             return cls(json.loads(head), events)
-        except (ValueError, zlib.error):  # not as it was written: it is followed anew
+        except (ValueError, zlib.error):
             return None
 
     def write(self, path: Path) -> None:
-        """Aside, then renamed: a reader sees the whole of it or nothing."""
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        aside.write_bytes(json.dumps(self.lines).encode() + b"\n" + zlib.compress(self.events.tobytes(), 1))
-        os.replace(aside, path)
+        """Write to a temporary file and rename it, so that a reader never sees a part."""
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(json.dumps(self.lines).encode() + b"\n" + zlib.compress(self.events.tobytes(), 1))
+        os.replace(temporary, path)
 
 
 def card_of(attempt: Attempt) -> Card:
-    """The card of a calculated attempt. Raises ValueError for one that is measured."""
+    """The card of a calculated attempt. Raises ValueError for a measured attempt."""
     if attempt.device.card is None:
         raise ValueError(f"{attempt.device.name} has no card to calculate with")
     return attempt.device.card
 
 
-def trace(attempt: Attempt, workload: ModuleType, told: Told) -> AllocationTrace:
-    """Run the workload on tensors without data, in this process."""
+def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: DescribeError) -> AllocationTrace:
+    """Run the workload in this process, on the device `meta`.
+
+    The workload's exceptions become the last line, a failure described by `describe_error`.
+    """
     from runners.simulation.torch_tracer import MetaTracer
 
-    values, follower = attempt.point.values, MetaTracer(_rules(card_of(attempt)))
-    meter = _Place(attempt.device.name, follower.events)
-    lines = _Lines(meter)
+    values, tracer = attempt.point.values, MetaTracer(rules_of(card_of(attempt)))
+    meter = _EventMeter(attempt.device.name, tracer.events)
+    journal = _MemoryJournal(meter)
     try:
         if hasattr(workload, "measure"):
             name = attempt.point["workload"]
-            raise Unavailable(f"workload={name}: a program of its own cannot be followed without data")
-        _refuse_what_it_lacks(attempt)
+            raise Unavailable(f"workload={name}: a separate program cannot be traced without data")
+        _check_dtypes(attempt)
         workload.prepare(values, "meta")
-        phases = Phases(meter, lines, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
+        phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
         phases.open()
-        with _told_to(follower), follower.around_workload():
+        with _workload_hooks(tracer), tracer.around_workload():
             if values.get("phases") == WHOLE:
                 with phases(WHOLE):
                     finished = workload.run(values, "meta", phases)
             else:
                 finished = workload.run(values, "meta", phases)
         phases.close(completed=True)
-        lines.add({"kind": "finished", **finished})
+        journal.add({"kind": "finished", **finished})
     except BaseException as error:
-        lines.add({"kind": "failed", **told(_of_this_machine(error))})
-    if follower.lost is None:
-        return AllocationTrace(lines.lines, follower.events)
-    # Wherever it went from there, it went by what nobody knows.
-    until = follower.lost_at
-    known = [line for line in lines.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
-    failed = {"kind": "failed", **told(Unavailable(follower.lost)), EVENT: until}
-    return AllocationTrace([*known, failed], follower.events[:until])
+        journal.add({"kind": "failed", **describe_error(_without_machine_errors(error))})
+    if tracer.failure is None:
+        return AllocationTrace(journal.lines, tracer.events)
+    # The workload may have caught the exception and continued on a path that depends on unknown numbers.
+    until = tracer.failure_event
+    known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
+    failed = {"kind": "failed", **describe_error(Unavailable(tracer.failure)), EVENT: until}
+    return AllocationTrace([*known, failed], tracer.events[:until])
 
 
-def _of_this_machine(error: BaseException) -> BaseException:
-    """What says something of the machine that follows, and nothing of the device: that it has no such device, no
-    compiler for it, or no room for the whole numbers that are really there."""
+def _without_machine_errors(error: BaseException) -> BaseException:
+    """Unavailable in place of an error that is about the tracing machine and not about the card: no CUDA, no compiler,
+    or no memory for the tensors that do have data."""
     if "not compiled with CUDA" in str(error) or type(error).__module__.startswith("torch._dynamo"):
-        return Unavailable(f"it asks for more than the device it is given, which has no data: {error}")
+        return Unavailable(f"the workload needs a real device, and is traced without data: {error}")
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
-        return Unavailable(f"there is no room here to follow it: {error}")
+        return Unavailable(f"this machine has too little memory to trace the workload: {error}")
     return error
 
 
-class _Place:
-    """The meter of a workload that is followed: instead of counters it reads how many events there were."""
+class _EventMeter:
+    """The meter of a traced workload. Its only counter is the number of events so far."""
 
     def __init__(self, device: str, events: array[int]) -> None:
         self._device, self._events = device, events
@@ -117,36 +121,35 @@ class _Place:
         return len(self._events)
 
 
-class _Lines:
-    """A journal in memory."""
+class _MemoryJournal:
+    """A journal in memory, whose lines have the number of events before them."""
 
-    def __init__(self, place: _Place) -> None:
+    def __init__(self, meter: _EventMeter) -> None:
         self.lines: list[dict[str, Any]] = []
-        self._place = place
+        self._meter = meter
 
     def write(self, *written: facts.Fact) -> None:
         self.add(*map(facts.to_json, written))
 
     def add(self, *lines: dict[str, Any]) -> None:
-        self.lines += [{**line, EVENT: self._place.now} for line in lines]
+        self.lines += [{**line, EVENT: self._meter.now} for line in lines]
 
 
-def _rules(card: Card) -> Any:
-    from runners.simulation import torch_device_rules
+def rules_of(card: Card) -> Any:
+    """The rules that a workload is traced by for this card, a torch_tracer.Rules."""
+    from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
+    from runners.simulation.torch_device_rules import CpuRules, CudaRules
 
-    if card.is_host:
-        return torch_device_rules.CpuRules()
-    return torch_device_rules.CudaRules(torch_device_rules.gpu_architecture(card))
+    return CpuRules() if card.is_host else CudaRules(gpu_architecture(card))
 
 
-def _refuse_what_it_lacks(attempt: Attempt) -> None:
-    """Bytes alone do not make it fit: a card without the dtype is no place for the point."""
+def _check_dtypes(attempt: Attempt) -> None:
+    """Raise Unavailable if the card does not compute in the point's dtypes, whether or not its bytes fit."""
     card, point = card_of(attempt), attempt.point
     if card.is_host:
         return
     from runners.models.torch_models import dtype_named
-    from runners.simulation.kernels.torch_gpu_architecture import why_unsupported
-    from runners.simulation.torch_device_rules import gpu_architecture
+    from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture, why_unsupported
 
     architecture = gpu_architecture(card)
     for name in (point["dtype"], point.get("workload.precision")):
@@ -154,9 +157,10 @@ def _refuse_what_it_lacks(attempt: Attempt) -> None:
             raise Unavailable(f"{attempt.device.name}: {why}")
 
 
-def _told_to(follower: Any) -> contextlib.AbstractContextManager[None]:
-    """What workloads do and no operator shows: `cache=empty`, and that a model is made elsewhere before it moves."""
+def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
+    """Report to the tracer what no operator shows: that a workload empties the cache (`cache=empty`), and that it
+    builds a model on the host before it moves the model."""
     from runners.models import torch_models
     from runners.simulation.torch_tracer import replaced
 
-    return replaced(torch_models, empty_cache=lambda device: follower.empty_cache(), made_on_host=follower.made_on_host)
+    return replaced(torch_models, empty_cache=lambda device: tracer.empty_cache(), made_on_host=tracer.made_on_host)

@@ -1,4 +1,4 @@
-"""Benchmarks run, small, and find what they claim."""
+"""Small runs of the benchmarks meet their targets."""
 
 from __future__ import annotations
 

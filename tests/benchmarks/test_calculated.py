@@ -1,4 +1,4 @@
-"""What kernels take for themselves, by the benchmark's rules and by PyTorch's own counter."""
+"""Memory of CPU kernels themselves, by the benchmark's rules and by PyTorch's own counter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from benchmarks import calculated
 from runners.simulation.torch_device_rules import CpuRules
-from tests.following import counted, peak
+from tests.tracing import counted, peak
 
 
 def image(device: str, channels: int) -> torch.Tensor:
@@ -40,7 +40,7 @@ def attend(device: str, length: int) -> None:
         (lambda device: functional.mse_loss(image(device, 16), image(device, 16)), 256),
         (lambda device: functional.mse_loss(image(device, 16), image(device, 16), reduction="none"), 256),
         (lambda device: convolve(device, 16), 256),
-        (lambda device: convolve(device, 3), 4096),  # a weight of few channels is padded
+        (lambda device: convolve(device, 3), 4096),  # the weight is padded to a block of channels
         (lambda device: convolve(device, 16, groups=4), 65536),
         (learn_to_convolve, 256),
         (lambda device: learn_to_convolve(device, of_input=True), 256),
@@ -48,13 +48,13 @@ def attend(device: str, length: int) -> None:
         (
             lambda device: learn_to_convolve(device, stride=2, of_input=True),
             32768,
-        ),  # the weights' gradient, not yet there
+        ),  # the gradient of the weights does not exist yet
         (lambda device: attend(device, 1024), 256),
         (lambda device: attend(device, 256), 256),
         (lambda device: attend(device, 16), 256),
     ],
 )
-def test_a_kernels_own_memory_is_as_its_rule_tells(
+def test_a_kernels_own_memory_follows_its_rule(
     work: Callable[[str], Any], within: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuRules, "temporaries", lambda self, *call: calculated.scratch(*call))
@@ -65,7 +65,7 @@ def test_a_kernels_own_memory_is_as_its_rule_tells(
 def test_partial_sums_of_a_weights_gradient_grow_with_the_threads_that_share_images(
     threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On AVX-512; a processor without it has none, with any number of threads."""
+    """Only on AVX-512: a processor without it has no partial sums, whatever its number of threads."""
     monkeypatch.setattr(CpuRules, "temporaries", lambda self, *call: calculated.scratch(*call))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -77,7 +77,7 @@ def test_partial_sums_of_a_weights_gradient_grow_with_the_threads_that_share_ima
         torch.set_num_threads(before)
 
 
-def test_a_row_is_told_by_its_difference_and_explained_by_scratch() -> None:
+def test_a_row_prints_its_difference_and_the_kernels_own_memory_explains_it() -> None:
     row = calculated.Compared("train mlp", 10 * 2**20, 8 * 2**20, with_scratch=10 * 2**20)
     assert (row.equal, row.explained) == (False, True)
-    assert str(row) == "   10.000      8.000     -2.000  train mlp  <- with the kernels' own 10.000"
+    assert str(row) == "   10.000      8.000     -2.000  train mlp  <- with the kernels' own memory 10.000"

@@ -1,4 +1,4 @@
-"""What is calculated, against the card itself: the allocator event by event, and whole points."""
+"""The calculation compared with a real card: the allocator event by event, and whole points."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 MIB = 2**20
 SETTINGS = ["", "max_split_size_mb:32", "roundup_power2_divisions:4", "expandable_segments:True"]
 
-# Takes and gives back blocks as it is told, and says after each what the allocator counts.
+# Allocates and frees the blocks of a history, and prints the allocator's counters after each.
 HISTORY = """
 import json, sys, torch
 COUNTED = [f"{name}_bytes.all.current" for name in ("requested", "allocated", "reserved")]
-told, held = json.load(sys.stdin), {}
-for number, size in told:
+events, held = json.load(sys.stdin), {}
+for number, size in events:
     if size is None:
         del held[number]
     else:
@@ -35,32 +35,37 @@ for number, size in told:
 pytestmark = pytest.mark.gpu
 
 
-def history(seed: int, events: int = 600) -> list[tuple[int, int | None]]:
-    """Births with their size and deaths without, of sizes from every rule of the allocator."""
+def history(seed: int, length: int = 600) -> list[tuple[int, int | None]]:
+    """Numbered allocations with their sizes, for every rule of the allocator, and frees without a size."""
     draw = random.Random(seed)
     held: list[int] = []
-    told: list[tuple[int, int | None]] = []
-    for number in range(events):
+    events: list[tuple[int, int | None]] = []
+    for number in range(length):
         if held and draw.random() < 0.45:
-            told.append((held.pop(draw.randrange(len(held))), None))
+            events.append((held.pop(draw.randrange(len(held))), None))
         else:
             largest = draw.choice([2**10, MIB, 9 * MIB, 64 * MIB])
-            told.append((number, draw.randint(1, largest)))
+            events.append((number, draw.randint(1, largest)))
             held.append(number)
-    return told
+    return events
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_the_imitated_allocator_counts_at_every_event_what_the_real_one_counts(settings: str, seed: int) -> None:
-    told = history(seed)
+def test_the_imitated_allocator_has_the_counters_of_the_real_one_at_every_event(settings: str, seed: int) -> None:
+    events = history(seed)
     environ = {**os.environ, "PYTORCH_ALLOC_CONF": settings} if settings else dict(os.environ)
     done = subprocess.run(
-        [sys.executable, "-c", HISTORY], input=json.dumps(told), env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", HISTORY],
+        input=json.dumps(events),
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     real = [json.loads(line) for line in done.stdout.splitlines()]
     imitated, handles, counted = CachingAllocator(None, settings=Settings.parse(settings)), dict[int, int](), []
-    for number, size in told:
+    for number, size in events:
         if size is None:
             imitated.free(handles.pop(number))
         else:
@@ -79,7 +84,7 @@ def test_the_imitated_allocator_counts_at_every_event_what_the_real_one_counts(s
     ],
     ids=" ".join,
 )
-def test_a_point_takes_what_was_calculated_for_its_card(words: list[str], tmp_path: Path) -> None:
+def test_a_measured_point_has_the_calculated_peaks_of_its_card(words: list[str], tmp_path: Path) -> None:
     import torch
 
     properties = torch.cuda.get_device_properties(0)
@@ -99,6 +104,10 @@ def test_a_point_takes_what_was_calculated_for_its_card(words: list[str], tmp_pa
     import pandas as pd
 
     points = pd.read_parquet(tmp_path / "run" / "points.parquet").set_index("device")
-    for column, off in (("peak_requested_bytes", 0.01), ("peak_allocated_bytes", 0.01), ("peak_reserved_bytes", 0.08)):
+    for column, tolerance in (
+        ("peak_requested_bytes", 0.01),
+        ("peak_allocated_bytes", 0.01),
+        ("peak_reserved_bytes", 0.08),
+    ):
         measured, calculated = points[column]["cuda:0"], points[column]["sim:this"]
-        assert calculated == pytest.approx(measured, rel=off), column
+        assert calculated == pytest.approx(measured, rel=tolerance), column

@@ -1,4 +1,4 @@
-"""Calculated devices on the command line: whole sweeps, and what a person gets of them."""
+"""Calculated devices on the command line: whole sweeps and their results."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def rows(folder: Path, table: str = "points") -> pd.DataFrame:
 def three_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("three")
     devices = "devices=[sim:h100-80gb,sim:a100-80gb,sim:a100-40gb]"
-    said = sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", devices).stdout
-    return folder, said
+    output = sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", devices).stdout
+    return folder, output
 
 
-def test_one_run_tells_on_which_cards_each_point_fits(three_cards: tuple[Path, str]) -> None:
+def test_one_run_decides_on_which_cards_each_point_fits(three_cards: tuple[Path, str]) -> None:
     points = rows(three_cards[0])
     fits = points.pivot_table(index=["batch", "context"], columns="device", values="fits", aggfunc="first")
     assert fits.loc[(8, 4096)].all()
@@ -45,7 +45,7 @@ def test_one_run_tells_on_which_cards_each_point_fits(three_cards: tuple[Path, s
     assert not fits.loc[(8, 2097152)].any()
 
 
-def test_every_row_says_that_it_is_calculated_and_has_nothing_that_was_not(three_cards: tuple[Path, str]) -> None:
+def test_every_row_is_calculated_and_has_no_measured_counters(three_cards: tuple[Path, str]) -> None:
     points, phases = rows(three_cards[0]), rows(three_cards[0], "phases")
     assert set(points.kind) == {"calculated"}
     assert points.peak_allocated_bytes.notna().all()
@@ -55,7 +55,7 @@ def test_every_row_says_that_it_is_calculated_and_has_nothing_that_was_not(three
     assert three_cards[1].count("(calculated, not measured)") == 3
 
 
-def test_nothing_of_what_was_followed_is_left(three_cards: tuple[Path, str]) -> None:
+def test_no_trace_is_left_in_the_run_folder(three_cards: tuple[Path, str]) -> None:
     assert not (three_cards[0] / "run" / "followed").exists()
 
 
@@ -65,38 +65,40 @@ def test_the_environment_names_the_card_and_its_bytes(three_cards: tuple[Path, s
     assert set(environment.allocator_backend) == {"calculated"}
 
 
-def test_the_same_again_calculates_nothing(three_cards: tuple[Path, str]) -> None:
+def test_the_same_command_again_calculates_nothing(three_cards: tuple[Path, str]) -> None:
     folder, _ = three_cards
     before = sorted(path.name for path in (folder / "run" / "points").glob("*/*"))
     sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", "devices=[sim:h100-80gb,sim:a100-80gb]")
     assert sorted(path.name for path in (folder / "run" / "points").glob("*/*")) == before
 
 
-def test_a_search_asks_a_calculated_device_nothing_twice_and_begins_a_measured_one_at_its_edge(tmp_path: Path) -> None:
+def test_a_search_calculates_no_point_twice_and_starts_measuring_at_the_calculated_edge(tmp_path: Path) -> None:
     words = ["batch=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16", "context=2048", "budget=200MiB", "start=warm"]
     sweep(tmp_path, *MLP, *words, "design=frontier", "devices=[cpu,sim:cpu]", "allocator=repeatable")
     points, attempts = rows(tmp_path), rows(tmp_path, "attempts")
-    asked = attempts[attempts.device == "sim:cpu"]
-    assert not asked.duplicated("point_id").any()
+    simulated = attempts[attempts.device == "sim:cpu"]
+    assert not simulated.duplicated("point_id").any()
     calculated, measured = (points[points.device == device] for device in ("sim:cpu", "cpu"))
     largest = [frame[frame.fits.fillna(False)].batch.max() for frame in (calculated, measured)]
     assert abs(largest[0] - largest[1]) <= 1
     tried = attempts[attempts.device == "cpu"].batch
-    assert tried.iloc[0] in range(largest[0] - 1, largest[0] + 3)  # not in the middle of what is asked, as without
+    assert tried.iloc[0] in range(
+        largest[0] - 1, largest[0] + 3
+    )  # without the calculation it would start in the middle
 
 
 @pytest.mark.slow
-def test_a_setting_of_the_allocator_moves_what_is_calculated(tmp_path: Path) -> None:
+def test_a_setting_of_the_allocator_changes_the_calculation(tmp_path: Path) -> None:
     def reserved(name: str, **environ: str) -> Any:
         folder = tmp_path / name
         folder.mkdir()
         sweep(folder, *MLP, "batch=1", "context=1500", "devices=[sim:rtx-4090]", **environ)
         return rows(folder).peak_reserved_bytes[0]
 
-    assert reserved("large", PYTORCH_ALLOC_CONF="large_segment_size_mb:64") > reserved("as-it-is")
+    assert reserved("large", PYTORCH_ALLOC_CONF="large_segment_size_mb:64") > reserved("default")
 
 
-def test_a_card_of_ones_own_is_a_file_beside_the_others(tmp_path: Path) -> None:
+def test_a_users_own_card_is_a_file_in_a_configuration_folder(tmp_path: Path) -> None:
     (tmp_path / "mine" / "card").mkdir(parents=True)
     card = {"name": "mine", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2**31, "context_bytes": 2**29}
     (tmp_path / "mine" / "card" / "tiny.yaml").write_text(json.dumps(card))
@@ -104,13 +106,13 @@ def test_a_card_of_ones_own_is_a_file_beside_the_others(tmp_path: Path) -> None:
     assert rows(tmp_path).device_total_bytes[0] == 2**31
 
 
-def test_a_misspelt_card_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_misspelt_card_is_one_line_and_no_run_is_written(tmp_path: Path) -> None:
     done = sweep(tmp_path, *MLP, "devices=[sim:h100-80g]", code=2)
     assert done.stderr.strip().splitlines() == ["sweeper: devices=sim:h100-80g: no such card (did you mean h100-80gb?)"]
     assert not (tmp_path / "run").exists()
 
 
-def test_a_budget_named_after_a_card_is_what_its_allocator_could_reserve(tmp_path: Path) -> None:
+def test_a_budget_named_after_a_card_is_the_capacity_of_its_allocator(tmp_path: Path) -> None:
     sweep(tmp_path, *MLP, "batch=1", "context=64", "budget=card:t4-16gb", "devices=[sim:h100-80gb]")
     row = rows(tmp_path).iloc[0]
     assert 15 * 10**9 < row.budget_bytes < 16 * 10**9

@@ -28,13 +28,16 @@ def attention_kernel(
     is_causal: bool,
     enable_gqa: bool,
 ) -> str:
-    """The first one that takes these tensors: cudnn (on Hopper and B200 only), flash, efficient, math."""
-    given = _Given(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
-    if torch._C._get_cudnn_sdp_enabled() and _takes_cudnn(given):
+    """The first kernel that accepts these tensors: cudnn (on Hopper and B200 only), flash, efficient or math.
+
+    query, key and value are (batch, heads, length, head size). Raises RuntimeError, as PyTorch, if all are disabled.
+    """
+    inputs = _Inputs(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
+    if torch._C._get_cudnn_sdp_enabled() and _takes_cudnn(inputs):
         return "cudnn"
-    if torch._C._get_flash_sdp_enabled() and _takes_flash(given):
+    if torch._C._get_flash_sdp_enabled() and _takes_flash(inputs):
         return "flash"
-    if torch._C._get_mem_efficient_sdp_enabled() and _takes_efficient(given):
+    if torch._C._get_mem_efficient_sdp_enabled() and _takes_efficient(inputs):
         return "efficient"
     if torch._C._get_math_sdp_enabled():
         return "math"
@@ -42,7 +45,7 @@ def attention_kernel(
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Inputs:
     arch: GpuArchitecture
     query: Tensor
     key: Tensor
@@ -58,7 +61,7 @@ class _Given:
 
     @property
     def capability(self) -> tuple[int, int]:
-        return self.arch.capability or (9, 0)  # what an MI300 reports
+        return self.arch.capability or (9, 0)  # as an MI300 reports
 
     @property
     def amd(self) -> bool:
@@ -72,7 +75,7 @@ class _Given:
         return self.query.dtype in dtypes and all(each.dtype == self.query.dtype for each in self.tensors)
 
     def are_batches(self) -> bool:
-        """Four dimensions, one batch, none of them nested, no empty sequence."""
+        """Whether all have four dimensions and the same batch, none is nested, and no sequence is empty."""
         return (
             all(each.dim() == 4 and not each.is_nested for each in self.tensors)
             and len({each.size(0) for each in self.tensors}) == 1
@@ -91,94 +94,94 @@ class _Given:
         return dense and (self.mask is None or self.mask.stride(-1) == 1)
 
 
-def _takes_cudnn(given: _Given) -> bool:
-    # Everywhere but on these, the order puts math before it.
-    if given.amd or given.capability not in ((9, 0), (10, 0), (10, 3)):
+def _takes_cudnn(inputs: _Inputs) -> bool:
+    # On other cards the order of priority puts math before cudnn.
+    if inputs.amd or inputs.capability not in ((9, 0), (10, 0), (10, 3)):
         return False
     if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
         return False
     return (
-        given.are(*HALVES)
-        and given.are_batches()
-        and given.heads_fit(grouped=True, key_as_value=False)
-        and given.last_is_dense(one_is_dense=True)
-        and _mask_suits_cudnn(given)
-        and (given.dropout_p * 16).is_integer()
-        and _shape_suits_cudnn(given)
+        inputs.are(*HALVES)
+        and inputs.are_batches()
+        and inputs.heads_fit(grouped=True, key_as_value=False)
+        and inputs.last_is_dense(one_is_dense=True)
+        and _mask_suits_cudnn(inputs)
+        and (inputs.dropout_p * 16).is_integer()
+        and _shape_suits_cudnn(inputs)
     )
 
 
-def _mask_suits_cudnn(given: _Given) -> bool:
-    mask, query = given.mask, given.query
+def _mask_suits_cudnn(inputs: _Inputs) -> bool:
+    mask, query = inputs.mask, inputs.query
     if mask is None:
         return True
     if mask.requires_grad or mask.dim() not in (2, 4):
         return False
-    full = (*query.shape[:3], given.key.size(2))[-mask.dim() :]
+    full = (*query.shape[:3], inputs.key.size(2))[-mask.dim() :]
     return all(have in (1, want) for have, want in zip(mask.shape, full, strict=True))
 
 
-def _shape_suits_cudnn(given: _Given) -> bool:
-    batch, heads, length, head = given.query.shape
-    head_v = given.value.size(3)
-    hopper = given.capability == (9, 0)
+def _shape_suits_cudnn(inputs: _Inputs) -> bool:
+    batch, heads, length, head = inputs.query.shape
+    head_v = inputs.value.size(3)
+    hopper = inputs.capability == (9, 0)
     limit = 256 if hopper else 192 if (head, head_v) == (192, 128) else 128
     return (
         max(batch, heads) <= 65535
         and max(head, head_v) <= limit
         and head % 8 == head_v % 8 == 0
-        and given.key.size(2) != 1
-        and not (length == 1 and given.dropout_p)
+        and inputs.key.size(2) != 1
+        and not (length == 1 and inputs.dropout_p)
     )
 
 
-def _takes_flash(given: _Given) -> bool:
+def _takes_flash(inputs: _Inputs) -> bool:
     return (
-        given.mask is None
-        and (8, 0) <= given.capability <= (12, 1)
-        and given.are(*HALVES)
-        and given.are_batches()
-        and len({each.size(3) for each in given.tensors}) == 1
-        and given.query.size(3) <= (512 if given.amd else 256)
-        and _backward_suits_flash(given)
-        and not (given.is_causal and given.query.size(2) != given.key.size(2))
-        and given.heads_fit(grouped=True)
-        and given.last_is_dense(one_is_dense=True)
+        inputs.mask is None
+        and (8, 0) <= inputs.capability <= (12, 1)
+        and inputs.are(*HALVES)
+        and inputs.are_batches()
+        and len({each.size(3) for each in inputs.tensors}) == 1
+        and inputs.query.size(3) <= (512 if inputs.amd else 256)
+        and _backward_suits_flash(inputs)
+        and not (inputs.is_causal and inputs.query.size(2) != inputs.key.size(2))
+        and inputs.heads_fit(grouped=True)
+        and inputs.last_is_dense(one_is_dense=True)
     )
 
 
-def _backward_suits_flash(given: _Given) -> bool:
-    """Wide heads need more shared memory than the consumer cards have."""
-    small = not given.amd and ((8, 6) <= given.capability <= (8, 9) or given.capability >= (12, 0))
-    head = given.query.size(3)
-    return not (small and given.trains) or head <= 192 or (head > 224 and given.dropout_p == 0)
+def _backward_suits_flash(inputs: _Inputs) -> bool:
+    """Consumer cards have too little shared memory for wide heads."""
+    small = not inputs.amd and ((8, 6) <= inputs.capability <= (8, 9) or inputs.capability >= (12, 0))
+    head = inputs.query.size(3)
+    return not (small and inputs.trains) or head <= 192 or (head > 224 and inputs.dropout_p == 0)
 
 
-def _takes_efficient(given: _Given) -> bool:
-    bfloat16 = given.capability >= (8, 0)
+def _takes_efficient(inputs: _Inputs) -> bool:
+    bfloat16 = inputs.capability >= (8, 0)
     return (
-        given.are(torch.float16, torch.float32, *([torch.bfloat16] if bfloat16 else []))
-        and (5, 0) <= given.capability <= (12, 1)
-        and given.are_batches()
-        and _heads_suit_efficient(given)
-        and given.heads_fit(grouped=False)
-        and given.last_is_dense(one_is_dense=False)
-        and not (given.amd and given.mask is not None and given.mask.dtype not in (torch.bool, given.query.dtype))
+        inputs.are(torch.float16, torch.float32, *([torch.bfloat16] if bfloat16 else []))
+        and (5, 0) <= inputs.capability <= (12, 1)
+        and inputs.are_batches()
+        and _heads_suit_efficient(inputs)
+        and inputs.heads_fit(grouped=False)
+        and inputs.last_is_dense(one_is_dense=False)
+        and not (inputs.amd and inputs.mask is not None and inputs.mask.dtype not in (torch.bool, inputs.query.dtype))
     )
 
 
-def _heads_suit_efficient(given: _Given) -> bool:
-    query, key, value = (each.size(3) for each in given.tensors)
-    half = given.query.dtype in HALVES
-    if given.amd:
+def _heads_suit_efficient(inputs: _Inputs) -> bool:
+    query, key, value = (each.size(3) for each in inputs.tensors)
+    half = inputs.query.dtype in HALVES
+    if inputs.amd:
         alignment = 8 if half else 4
         return query == key == value <= 512 and query > 0 and query % alignment == 0
-    major = given.capability[0]
+    major = inputs.capability[0]
     alignment = (8 if half else 4) if major >= 8 else 8 if half and major == 7 else 1
     return query == key and query > 0 and value > 0 and query % alignment == value % alignment == 0
 
 
-# ---- What is done around the kernel
+# ---- Operators around the kernel
 # aten/src/ATen/native/transformers/attention.cpp
 
 
@@ -193,7 +196,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """scaled_dot_product_attention as that card would do it, on tensors of any device that need no data."""
+    """scaled_dot_product_attention with the kernel of that card. The tensors may be on any device, without data.
+
+    query is (batch, heads, length, head size); key and value are the same with a length of their own, and with fewer
+    heads if `enable_gqa`. The result has the shape of query. Raises RuntimeError if all kernels are disabled.
+    """
     kernel = attention_kernel(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
     trains = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if kernel == "flash":
@@ -224,13 +231,13 @@ def _pad(tensor: Tensor, to: int = 8) -> Tensor:
 
 
 def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask of booleans as what is added to the scores."""
+    """A mask of booleans as a mask that is added to the scores."""
     zero = torch.scalar_tensor(0.0, dtype=dtype, device=mask.device)
     return torch.where(mask.logical_not(), -math.inf, zero)
 
 
 def _expanded(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """To all batches and heads, its rows beginning at multiples of 8 numbers: else it is copied with room between."""
+    """The mask expanded to all batches and heads. Its rows must begin at multiples of 8 elements: else it is padded."""
     if mask.stride(-1) != 1 or any(stride % 8 for stride in mask.stride()[:-1]):
         last = mask.size(-1)
         mask = torch.nn.functional.pad(mask, (0, 8 - last % 8))[..., :last]
@@ -247,7 +254,7 @@ def _math(
     scale: float | None,
     enable_gqa: bool,
 ) -> Tensor:
-    """As the composite operator, which on tensors without data would not add the mask in place as it does on CUDA."""
+    """The composite operator as on CUDA: without data, PyTorch's own would not add the mask in place."""
     dtype = query.dtype
     if not torch._C._get_math_sdp_allow_fp16_bf16_reduction() and dtype in HALVES:
         query, key, value = query.float(), key.float(), value.float()
@@ -267,7 +274,7 @@ def _math(
     scores = aten._safe_softmax(scores, -1)
     if dropout_p:
         scores = torch.dropout(scores, dropout_p, True)
-    returned = scores.to(dtype)  # the second result, which nobody keeps
+    returned = scores.to(dtype)  # the second result, which is not kept
     out = torch.matmul(scores, value).to(dtype)
     del returned
     return out

@@ -19,7 +19,7 @@ def _rounded_head(head: int) -> int:
 
 
 def _splits(tiles: int, processors: int, blocks: int) -> int:
-    """In how many parts the keys are cut so that few queries keep all multiprocessors busy."""
+    """The number of parts that the keys are split into, so that few queries occupy all multiprocessors."""
     if tiles >= 0.8 * processors:
         return 1
 
@@ -36,11 +36,14 @@ def _splits(tiles: int, processors: int, blocks: int) -> int:
 
 
 def _flash_forward_sizes(arch: GpuArchitecture, query: Tensor, key: Tensor, dropout_p: float) -> list[int]:
-    """float32 statistics and results of the parts that the keys are cut in. All of batch, length, heads, head."""
+    """Statistics and results in float32 of the parts that the keys are split into.
+
+    query and key are (batch, length, heads, head size).
+    """
     batch, length, heads, head = query.shape
     length_k, heads_k = key.shape[1:3]
     if dropout_p:
-        return [16]  # cuts nothing, and makes the seed twice
+        return [16]  # no split, and the seed is made twice
     if length == 1 and heads > heads_k:  # one token: the heads of a group become its queries
         length, heads = heads // heads_k, heads_k
     block = 256 if head <= 64 else 128 if head <= 128 else 64
@@ -50,8 +53,8 @@ def _flash_forward_sizes(arch: GpuArchitecture, query: Tensor, key: Tensor, drop
 
 
 def _flash_backward_sizes(grad: Tensor, query: Tensor, key: Tensor, out: Tensor) -> list[int]:
-    """Of rows in blocks of 128: the sum of each and the gradient of queries, in float32; with grouped heads also the
-    gradients of keys and values for every head. All of batch, length, heads, head."""
+    """A sum for each row and the gradient of queries, in float32, with rows in blocks of 128; with grouped heads also
+    the gradients of keys and values for every head. All tensors are (batch, length, heads, head size)."""
     batch, length, heads, head = query.shape
     rows = batch * heads * round_up(length, 128)
     grouped = [batch * key.size(1) * heads * head * key.element_size()] * 2 if key.size(2) != heads else []
@@ -75,7 +78,7 @@ def flash_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) 
 
 
 def efficient_forward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-    """The result in float32, where a head is too wide for registers and the result is of halves."""
+    """The result in float32, if it is in half precision and a head is too wide for registers."""
     query, _, value = args[:3]
     wide = max(query.size(-1), value.size(-1)) > 128
     return [result[0].numel() * FLOAT] if wide and query.dtype in HALVES else []
@@ -85,8 +88,8 @@ def efficient_forward(args: Sequence[Any], kwargs: Mapping[str, Any], result: An
 
 
 def efficient_backward(arch: GpuArchitecture) -> Rule:
-    """The sum of each row, and for each batch and head a workspace: tiles of the gradient of queries with a lock of 16
-    bytes, and the gradients of keys and values for each part of the keys, where a head is too wide for registers."""
+    """A sum for each row, and a workspace for each batch and head: tiles of the gradient of queries with a lock of 16
+    bytes, and the gradients of keys and values for each part of the keys if a head is too wide for registers."""
 
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         grad, query, key, value = (each.transpose(1, 2) for each in args[:4])
@@ -100,7 +103,7 @@ def efficient_backward(arch: GpuArchitecture) -> Rule:
             sums = parts * columns * (round_up(head, rows) + round_up(value.size(3), rows))
         delta = batch * heads * length * FLOAT
         workspace = batch * heads * round_up(tiles + sums, 4) * FLOAT
-        product = batch * heads * length * value.size(3) * FLOAT  # gradient times result, of which delta is the sum
+        product = batch * heads * length * value.size(3) * FLOAT  # gradient times result, which delta sums
         own = [delta, workspace] if half or product < delta + workspace else [product]
         return [*contiguous_copies(grad), *own]
 
@@ -108,7 +111,7 @@ def efficient_backward(arch: GpuArchitecture) -> Rule:
 
 
 def _tile(arch: GpuArchitecture, half: bool, head: int) -> tuple[int, int]:
-    """Of the first kernel that takes such a head: 64 by 64, or larger with the shared memory of A100 and H100."""
+    """The tile of the first kernel for such a head: 64 x 64, or larger with the shared memory of A100 and H100."""
     large = arch.capability in ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))
     if half and 64 < head <= 96 and arch.capability in ((8, 6), (8, 9)):
         return 128, 64
@@ -125,6 +128,6 @@ def _parts(heads: int, length_k: int, columns: int) -> int:
 
 
 def cudnn_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-    """The gradient of queries and the sum of each row, in float32, in one workspace: its frontend's part of it."""
+    """One workspace: the gradient of queries and a sum for each row, in float32, as the frontend requests."""
     batch, heads, length, head = args[1].shape
     return [batch * heads * length * (head + 1) * FLOAT]

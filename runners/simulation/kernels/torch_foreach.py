@@ -11,7 +11,7 @@ from runners.simulation.kernels.torch_sizes import FLOAT, HALVES, ceil_divide
 
 # aten/src/ATen/native/cuda/ForeachReduceOp.cu, MultiTensorApply.cuh
 def foreach_norm(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-    """One number for each chunk of 65536, as many for each tensor as the largest has."""
+    """One number for each chunk of 65536 elements, for each tensor as many as for the largest."""
     tensors = args[0]
     order = float(args[1]) if len(args) > 1 else 2.0
     one_kind = len({(each.dtype, each.device) for each in tensors}) == 1

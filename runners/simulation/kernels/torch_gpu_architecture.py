@@ -1,13 +1,16 @@
-"""The architecture of a GPU, and the dtypes that it does not compute in."""
+"""The architecture of a GPU, and the dtypes that it computes in."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
-# How many multiprocessors the usual card has: V100, T4, A100, RTX 3090, RTX 4090, H100 SXM, B200, RTX 5090.
+from runners.device import Card
+
+# The number of multiprocessors of the usual card: V100, T4, A100, RTX 3090, RTX 4090, H100 SXM, B200, RTX 5090.
 MULTIPROCESSORS = {
     (7, 0): 80,
     (7, 5): 40,
@@ -24,23 +27,25 @@ MULTIPROCESSORS = {
 class GpuArchitecture:
     vendor: str  # nvidia or amd
     capability: tuple[int, int] | None  # as (9, 0); None on amd
-    multiprocessors: int | None = None  # None: of the usual card of this capability
+    multiprocessors: int | None = None  # None: those of the usual card of this capability
 
     @property
     def processors(self) -> int:
+        """The number of multiprocessors; without a usual card for the capability, that of an A100."""
         return self.multiprocessors or MULTIPROCESSORS.get(self.capability or (0, 0), 108)
 
     @property
     def threads(self) -> int:
-        """Resident on one multiprocessor."""
+        """The most threads that are resident on one multiprocessor."""
         if self.capability == (7, 5):
             return 1024
         small = self.capability is not None and (8, 6) <= self.capability <= (8, 9)
         return 1536 if small or self.capability in ((12, 0), (12, 1)) else 2048
 
 
-# bfloat16: torch.cuda.is_bf16_supported(including_emulation=False); older cards hold it and compute in float32.
-# float8: aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_mm; the types of blocks of 32 and 16 need Blackwell.
+# The compute capability that each dtype needs.
+# bfloat16: torch.cuda.is_bf16_supported(including_emulation=False); older cards store it and compute in float32.
+# float8: aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_mm; dtypes with block scales (32 and 16) need Blackwell.
 NEEDED = {
     "bfloat16": (8, 0),
     "float8_e4m3fn": (8, 9),
@@ -54,7 +59,7 @@ DTYPES: Mapping[torch.dtype, tuple[int, int]] = {
 
 
 def why_unsupported(arch: GpuArchitecture, dtype: torch.dtype) -> str | None:
-    """Why such a card does not compute in that type, if it does not."""
+    """Why such a card does not compute in this dtype; None if it does."""
     needed = DTYPES.get(dtype)
     if arch.capability is None or needed is None or arch.capability >= needed:
         return None
@@ -63,3 +68,10 @@ def why_unsupported(arch: GpuArchitecture, dtype: torch.dtype) -> str | None:
     return f"{name} needs compute capability {need}, and this card has {have}" + (
         ": torch only emulates it there" if dtype is torch.bfloat16 else ""
     )
+
+
+def gpu_architecture(card: Card) -> GpuArchitecture:
+    """The architecture of a card, whose file has for example sm_90, which is compute capability 9.0."""
+    found = re.fullmatch(r"sm_(\d+)(\d)", card.architecture)
+    capability = (int(found[1]), int(found[2])) if found else None
+    return GpuArchitecture(card.vendor, capability)

@@ -15,8 +15,8 @@ from runners.simulation.kernels.torch_sizes import FLOAT, HALVES, contiguous_cop
 
 # aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu
 def embedding_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
-    """Above 3072 tokens: sorted and original positions, where segments of one token begin, how many parts of at most
-    ten rows each has and where those begin, and a row of float32 for each part."""
+    """Above 3072 tokens: sorted and original positions, the starts of segments of one token, the number and the starts
+    of the parts of at most ten rows in each segment, and a row of float32 for each part."""
     grad, indices, weights, _, by_frequency = args[:5]
     count, one = indices.numel(), indices.element_size()
     copies = contiguous_copies(grad)
@@ -35,14 +35,14 @@ def embedding_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: T
 
 # aten/src/ATen/native/cuda/Indexing.cu
 def index_put(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
-    """Accumulating sorts: linear positions, the values if they were expanded, sorted and original positions, a range,
-    and the sort's second buffers of keys and values. Without accumulation nothing."""
+    """Accumulation sorts: linear positions, the values if they were expanded, sorted and original positions, a range,
+    and the second buffers of the sort for keys and values. Without accumulation there are none."""
     tensor, indices, values = args[:3]
     given = [(dim, each) for dim, each in enumerate(indices) if each is not None]
     accumulates = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulates or not given or any(each.dtype in (torch.bool, torch.uint8) for _, each in given):
         return []
-    sizes = zip_longest(*(reversed(each.shape) for _, each in given), fillvalue=1)  # as they broadcast
+    sizes = zip_longest(*(reversed(each.shape) for _, each in given), fillvalue=1)  # of the broadcast indices
     count = math.prod(map(max, sizes))
     dims = [dim for dim, _ in given]
     kept = [size for dim, size in enumerate(tensor.shape) if dim not in dims]
@@ -57,13 +57,14 @@ def index_put(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) ->
 
 # NVIDIA's CUB, device/dispatch/dispatch_radix_sort.cuh
 def _radix_sort(key: int, value: int, count: int, bits: int) -> list[int]:
-    """Of eight bits a pass; more than one needs second buffers."""
+    """A pass sorts eight bits, and more than one pass needs second buffers."""
     return [(key + value) * count] if bits > 8 else []
 
 
 # aten/src/ATen/native/cuda/Sort.h, SortStable.cu
 def sort(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-    """Above 4096 in a row. One row: its positions; a few rows: positions with rows, before and after, and the keys."""
+    """Above 4096 elements in a row. One row: its positions. A few rows: positions and rows, before and after, and the
+    keys. Many rows are sorted by segments."""
     tensor = args[0]
     dim = args[1] if len(args) > 1 else kwargs.get("dim", -1)
     length = tensor.size(dim) if tensor.dim() else 1
@@ -75,12 +76,13 @@ def sort(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequenc
         return [8 * length, *_radix_sort(key, 8, length, 8 * key)]
     if rows < 128:
         return [8 * count, 8 * count, key * count, *_radix_sort(key, 8, count, 8 * key)]
-    return [8 * count, *_radix_sort(key, 8, count, 16)]  # by segments: second buffers for keys of any width
+    return [8 * count, *_radix_sort(key, 8, count, 16)]  # second buffers for keys of any width
 
 
 # aten/src/ATen/native/Distributions.cpp
 def multinomial(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
-    """Without replacement, or one: numbers to divide the probabilities by; the values of the largest if several."""
+    """Without replacement, or for one sample: random numbers that divide the probabilities. For several samples also
+    the largest quotients."""
     weights, samples = args[:2]
     replaces = args[2] if len(args) > 2 else kwargs.get("replacement", False)
     if replaces and samples != 1:
@@ -90,7 +92,7 @@ def multinomial(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) 
 
 # aten/src/ATen/native/cuda/Indexing.cu, IndexKernel.cpp
 def masked_scatter(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
-    """For each place how many before it are masked, and the mask if it was expanded."""
+    """For each element the number of masked elements before it, and the mask if it was expanded."""
     tensor, mask = args[:2]
     full = mask.shape == tensor.shape and mask.is_contiguous()
     return [8 * tensor.numel(), *([] if full else [tensor.numel()])]

@@ -14,7 +14,7 @@ from runners.simulation.kernels.torch_sizes import Rule, ceil_divide, contiguous
 
 # aten/src/ATen/native/transformers/attention.cpp
 def safe_softmax(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
-    """The softmax, what is masked, which rows are wholly so, and two numbers; the result is chosen from these."""
+    """The softmax, the masked elements, the rows that are masked entirely, and two numbers, which make the result."""
     one = result.element_size()
     return [result.nbytes, one, result.numel(), result.numel() // max(result.size(args[1]), 1), one]
 
@@ -27,12 +27,13 @@ def softmax_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Ten
 
 
 def log_softmax_backward(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
+    """Contiguous copies only."""
     return contiguous_copies(*args[:2])
 
 
 # aten/src/ATen/native/cuda/layer_norm_kernel.cu
 def norm_backward(arch: GpuArchitecture, learned: Callable[[Sequence[Any]], Sequence[Tensor | None]]) -> Rule:
-    """Of many short rows: a sum for each block of rows, of each parameter that learns."""
+    """With many short rows: a sum for each block of rows, for each parameter that has a gradient."""
 
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         grad, tensor, shape = args[:3]

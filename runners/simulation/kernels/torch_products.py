@@ -17,12 +17,12 @@ MATMULS = {
 
 
 def is_matmul(op: torch._ops.OpOverload) -> bool:
-    """Whether it takes a cuBLAS handle: the first that does brings the workspace, which then stays."""
+    """Whether the operator uses a cuBLAS handle. The first use allocates its workspace, which then stays."""
     return str(op.overloadpacket) in MATMULS
 
 
 def workspace_bytes(arch: GpuArchitecture) -> int:
-    """Of one handle and stream, which cuBLASLt shares.
+    """Bytes of the workspace of one handle and stream, which cuBLASLt shares.
 
     aten/src/ATen/cuda/CublasHandlePool.cpp: 2 x 4 MiB + 8 x 16 KiB, 32 MiB from Hopper on, 128 MiB on MI300 and MI350.
     """

@@ -19,22 +19,22 @@ from runners.simulation.kernels.torch_sizes import FLOAT, HALVES, Rule, ceil_div
 @dataclass(frozen=True, slots=True)
 class _Dim:
     size: int
-    stride: int  # in the input
-    kept: int  # its stride in the result
+    stride: int  # elements, in the input
+    kept: int  # elements, in the result
 
 
 def _reduction(arch: GpuArchitecture, tensor: Tensor, reduced: Sequence[int], number: int, vector: int) -> list[int]:
-    """Where several blocks share a result: room for what each found, and a counter for each column of blocks.
+    """If several blocks share a result: a buffer for their partial results, and a counter for each column of blocks.
 
-    number is of bytes accumulated in, vector how many neighbours a thread loads. If neighbours are different results,
-    the room is as many times larger as a block is wide, though no more than one in so many is used.
+    `number` is the bytes of a partial result, `vector` the neighbouring elements that a thread loads at once. If
+    neighbours belong to different results, the buffer is as many times larger as a block is wide, and mostly unused.
     """
     inner, outer = _dims(tensor, set(reduced))
     if tensor.numel() == 0 or not inner:
         return []
     inner, outer = _within_32_bits(inner, outer, tensor.element_size())
     results, inputs = (math.prod(each.size for each in dims) for dims in (outer, inner))
-    along = not outer or inner[0].stride < outer[0].stride  # a thread's neighbours are of one result
+    along = not outer or inner[0].stride < outer[0].stride  # neighbouring elements belong to one result
     width_limit, height_limit = (inputs, results) if along else (results, inputs)
     together = 1
     if along and inner[0].stride == 1 and len(inner) == 1 and inputs >= 128:
@@ -60,7 +60,7 @@ def _reduction(arch: GpuArchitecture, tensor: Tensor, reduced: Sequence[int], nu
 
 
 def _dims(tensor: Tensor, reduced: set[int]) -> tuple[list[_Dim], list[_Dim]]:
-    """Reduced and kept, from the fastest on, joined where one goes on as another ends."""
+    """Reduced and kept dimensions, the fastest first, with adjacent dimensions joined."""
     kept, dims = 1, []
     for dim in reversed(range(tensor.dim())):
         size = tensor.size(dim)
@@ -83,7 +83,7 @@ def _joined(dims: list[_Dim]) -> list[_Dim]:
 
 
 def _within_32_bits(inner: list[_Dim], outer: list[_Dim], one: int) -> tuple[list[_Dim], list[_Dim]]:
-    """The half, quarter, ... that one launch takes of what reaches over more than 2 GiB."""
+    """The half, quarter, ... of the dimensions that one launch reduces, if they span more than 2 GiB."""
     inner, outer = list(inner), list(outer)
     while sum((each.size - 1) * each.stride * one for each in inner + outer) >= 2**31:
         dims = max((inner, outer), key=lambda dims: max(((each.size - 1) * each.stride for each in dims), default=0))
@@ -93,12 +93,13 @@ def _within_32_bits(inner: list[_Dim], outer: list[_Dim], one: int) -> tuple[lis
 
 
 def _aligned(tensor: Tensor, inner: list[_Dim], outer: list[_Dim]) -> int:
-    """How many neighbouring results a thread can load at once: 4, 2 or 1."""
+    """The number of neighbouring results that a thread loads at once: 4, 2 or 1."""
     numbers = [tensor.storage_offset(), outer[0].size, *(each.stride for each in [*inner, *outer[1:]])]
     return next(together for together in (4, 2, 1) if all(number % together == 0 for number in numbers))
 
 
 def _block(width_limit: int, height_limit: int, threads: int) -> tuple[int, int]:
+    """The width and height of a block of threads."""
     widest, highest = (
         threads if limit >= threads else 1 << max(limit, 1).bit_length() - 1 for limit in (width_limit, height_limit)
     )
@@ -107,14 +108,14 @@ def _block(width_limit: int, height_limit: int, threads: int) -> tuple[int, int]
 
 
 def _every(tensor: Tensor, dim: Any) -> list[int]:
-    """The dimensions that are reduced: one, some, or all."""
+    """The dimensions that are reduced, given as one, several or none for all."""
     dims = [dim] if isinstance(dim, int) else dim
     return [each % tensor.dim() for each in dims] if dims and tensor.dim() else list(range(tensor.dim()))
 
 
 def sum_or_mean(arch: GpuArchitecture, has_dim: bool) -> Rule:
-    """ReduceSumProdKernel.cu, ReduceMomentKernel.cu. What is not of the result's type is first converted, except halves
-    to float32."""
+    """ReduceSumProdKernel.cu, ReduceMomentKernel.cu. An input of another dtype than the result is converted first,
+    except from half precision to float32."""
 
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
         tensor, wanted = args[0], result.dtype
@@ -139,7 +140,7 @@ def vector_norm(arch: GpuArchitecture) -> Rule:
 
 
 def argmax(arch: GpuArchitecture) -> Rule:
-    """ReduceArgMaxKernel.cu: a number and its place."""
+    """ReduceArgMaxKernel.cu: a value and its index."""
 
     def rule(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
         return _reduction(arch, args[0], _every(args[0], args[1] if len(args) > 1 else kwargs.get("dim")), 16, 4)

@@ -1,4 +1,4 @@
-"""Sizes that the rules of several kernel families compute with."""
+"""Arithmetic of sizes for the rules of several kernel families."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# From the arguments, keyword arguments and result of an operator: the bytes of each temporary of its kernel.
 Rule = Callable[[Sequence[Any], Mapping[str, Any], Any], Sequence[int]]
 
 MIB = 2**20
-FLOAT = 4  # bytes of the type that halves are accumulated in
+FLOAT = 4  # bytes of float32, in which halves are accumulated
 HALVES = (torch.float16, torch.bfloat16)
 
 
 def round_up(number: int, to: int) -> int:
+    """The next multiple of `to`."""
     return ceil_divide(number, to) * to
 
 
@@ -24,5 +26,5 @@ def ceil_divide(number: int, by: int) -> int:
 
 
 def contiguous_copies(*tensors: Tensor) -> list[int]:
-    """Of those that a kernel first makes contiguous."""
+    """The bytes of the copies of tensors that are not contiguous, for kernels that need them so."""
     return [each.nbytes for each in tensors if not each.is_contiguous()]

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def temporaries(arch: GpuArchitecture) -> Mapping[torch._ops.OpOverload, Rule]:
-    """For each operator: the bytes of what its kernel allocates beside its results, all freed when it ends."""
+    """The rule of each operator whose kernel allocates memory beside its results and frees it when it ends."""
     rules: dict[str, Rule] = {
         "_safe_softmax": safe_softmax,
         "_softmax_backward_data": softmax_backward,
@@ -65,7 +65,7 @@ def temporaries(arch: GpuArchitecture) -> Mapping[torch._ops.OpOverload, Rule]:
 
 
 def _operator(name: str) -> torch._ops.OpOverload | None:
-    """None if this release has none of that name."""
+    """None if this release of PyTorch has no such operator."""
     packet, _, overload = name.partition(".")
     op: torch._ops.OpOverload | None = getattr(getattr(aten, packet, None), overload or "default", None)
     return op

@@ -1,4 +1,4 @@
-"""The imitated allocator: PyTorch's rules one by one, histories by those rules, and what holds whatever is asked."""
+"""The imitated allocator: PyTorch's rules one by one, histories by these rules, and invariants of any history."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_block_is_a_multiple_of_512_bytes(size: int, block: int) -> None:
     assert (allocator.requested, allocator.allocated, allocator.active) == (size, block, block)
 
 
-def test_no_bytes_hold_nothing() -> None:
+def test_an_allocation_of_no_bytes_takes_nothing() -> None:
     allocator = CachingAllocator(None)
     handle = allocator.allocate(0)
     assert (allocator.requested, allocator.allocated, allocator.reserved) == (0, 0, 0)
@@ -76,14 +76,14 @@ def test_a_small_segment_holds_4096_of_the_smallest_blocks() -> None:
     assert allocator.reserved == 4 * MIB
 
 
-def test_the_pools_do_not_lend_to_each_other() -> None:
+def test_a_pool_uses_no_blocks_of_the_other() -> None:
     allocator = CachingAllocator(None)
     allocator.free(allocator.allocate(4 * MIB))
     allocator.allocate(MIB)
     assert sizes(allocator) == [20 * MIB, 2 * MIB]
 
 
-def test_the_streams_do_not_lend_to_each_other() -> None:
+def test_a_stream_uses_no_blocks_of_another() -> None:
     allocator = CachingAllocator(None)
     first = allocator.allocate(4 * MIB, stream=1)
     allocator.free(first)
@@ -95,7 +95,7 @@ def test_the_streams_do_not_lend_to_each_other() -> None:
 # Finding, splitting, joining
 
 
-def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
+def test_the_smallest_block_that_is_large_enough_is_used() -> None:
     allocator = CachingAllocator(None)
     handles = [allocator.allocate(size * MIB) for size in (40, 14, 12, 30)]
     for handle in handles:
@@ -105,7 +105,7 @@ def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
 
 
 @pytest.mark.parametrize("settings", [Settings(), EXPANDABLE])
-def test_of_equal_blocks_the_lowest_is_taken(settings: Settings) -> None:
+def test_the_lowest_of_equal_blocks_is_used(settings: Settings) -> None:
     allocator = CachingAllocator(None, settings=settings)
     handles = [allocator.allocate(12 * MIB) for _ in range(7)][::2]  # those between keep them apart
     for handle in reversed(handles[:3]):
@@ -165,7 +165,7 @@ def test_peaks_stay_until_they_are_reset() -> None:
     assert (allocator.peak_active, allocator.peak_reserved) == (512, 2 * MIB)
 
 
-def test_segments_lie_at_multiples_of_2_mib_upwards_and_fill_the_lowest_gap_that_is_large_enough() -> None:
+def test_segments_ascend_in_multiples_of_2_mib_and_fill_the_lowest_gap_that_is_large_enough() -> None:
     allocator = CachingAllocator(None)
     handles = [allocator.allocate(size * MIB) for size in (12, 30, 14, 20)]
     base = handles[0]
@@ -183,7 +183,7 @@ def test_segments_lie_at_multiples_of_2_mib_upwards_and_fill_the_lowest_gap_that
 # Refusals
 
 
-def test_cached_segments_are_given_back_before_a_refusal() -> None:
+def test_cached_segments_are_released_before_a_refusal() -> None:
     allocator = CachingAllocator(40 * MIB)
     allocator.free(allocator.allocate(20 * MIB))
     allocator.allocate(30 * MIB)
@@ -191,7 +191,7 @@ def test_cached_segments_are_given_back_before_a_refusal() -> None:
     assert (allocator.alloc_retries, allocator.num_ooms) == (1, 0)
 
 
-def test_a_segment_in_use_is_not_given_back_and_the_refusal_is_counted() -> None:
+def test_a_segment_in_use_is_not_released_and_the_refusal_is_counted() -> None:
     allocator = CachingAllocator(40 * MIB)
     allocator.allocate(2 * MIB)
     allocator.free(allocator.allocate(5 * MIB))
@@ -202,21 +202,21 @@ def test_a_segment_in_use_is_not_given_back_and_the_refusal_is_counted() -> None
     assert (allocator.alloc_retries, allocator.num_ooms) == (1, 1)
 
 
-def test_the_device_gives_its_last_byte() -> None:
+def test_the_capacity_can_be_used_to_its_last_byte() -> None:
     allocator = CachingAllocator(50 * MIB)
     allocator.allocate(50 * MIB)
     with pytest.raises(Refused):
         allocator.allocate(1)
 
 
-def test_the_device_hands_out_2_mib_at_least() -> None:
+def test_the_device_gives_at_least_2_mib() -> None:
     settings = Settings(large_segment_size=21 * MIB)
     CachingAllocator(22 * MIB, settings=settings).allocate(2 * MIB)
     with pytest.raises(Refused):
         CachingAllocator(21 * MIB, settings=settings).allocate(2 * MIB)
 
 
-def test_the_limit_is_of_what_is_reserved() -> None:
+def test_the_limit_applies_to_reserved_bytes() -> None:
     allocator = CachingAllocator(None, limit=22 * MIB)
     allocator.allocate(2 * MIB)
     allocator.allocate(1)
@@ -226,7 +226,7 @@ def test_the_limit_is_of_what_is_reserved() -> None:
     assert allocator.allocate(8 * MIB)
 
 
-def test_a_refusal_is_worded_as_pytorch_words_it() -> None:
+def test_a_refusal_has_the_message_of_pytorch() -> None:
     allocator = CachingAllocator(1000 * MIB, total=1536 * MIB, limit=900 * MIB, outside=400 * MIB)
     allocator.allocate(1000)
     allocator.allocate(798 * MIB)
@@ -239,12 +239,12 @@ def test_a_refusal_is_worded_as_pytorch_words_it() -> None:
     )
 
 
-def test_without_a_limit_a_refusal_names_none() -> None:
+def test_without_a_limit_the_message_names_none() -> None:
     with pytest.raises(Refused, match=r"memory in use\. Of the allocated memory 0 bytes is"):
         CachingAllocator(0).allocate(1)
 
 
-def test_what_is_free_under_a_limit_alone_is_what_the_card_has_left() -> None:
+def test_under_a_limit_alone_the_message_counts_the_rest_of_the_card_as_free() -> None:
     allocator = CachingAllocator(None, total=GIB, limit=2 * MIB, outside=100 * MIB)
     allocator.allocate(1)
     with pytest.raises(Refused) as refusal:
@@ -253,18 +253,18 @@ def test_what_is_free_under_a_limit_alone_is_what_the_card_has_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "said"),
+    ("limits", "message"),
     [
         ({"capacity": 100 * MIB, "outside": 28 * MIB}, "a total capacity of 128.00 MiB of which 100.00 MiB is free."),
         ({"capacity": None, "limit": 30 * MIB, "outside": MIB}, "a total capacity of 31.00 MiB of which 30.00 MiB is"),
     ],
 )
-def test_a_card_that_is_not_told_is_as_large_as_what_is(ends: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refused, match=said):
-        CachingAllocator(**ends).allocate(102 * MIB)
+def test_the_total_defaults_to_capacity_or_limit_and_what_is_outside(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        CachingAllocator(**limits).allocate(102 * MIB)
 
 
-def test_a_failure_with_such_a_message_is_read_as_a_refusal_of_the_device() -> None:
+def test_such_a_message_is_recognised_as_a_refusal_of_the_device() -> None:
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(3 * MIB)
     failure = Cause("torch.OutOfMemoryError", message=str(refusal.value))
@@ -274,7 +274,7 @@ def test_a_failure_with_such_a_message_is_read_as_a_refusal_of_the_device() -> N
 @given(st.integers(1, GIB))
 @example(MIB + 1)
 @example(GIB)
-def test_the_message_tells_what_was_asked_of_the_device(size: int) -> None:
+def test_the_message_names_the_bytes_requested_from_the_device(size: int) -> None:
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(size)
     assert requested_in(str(refusal.value)) == refusal.value.requested
@@ -304,7 +304,7 @@ def test_each_interval_has_its_own_divisions() -> None:
     assert blocks == [6 * MIB, 48 * MIB, 72 * MIB, 160 * MIB]
 
 
-def test_large_segments_have_the_size_that_is_set() -> None:
+def test_large_segments_have_the_configured_size() -> None:
     allocator = CachingAllocator(None, settings=Settings(large_segment_size=64 * MIB))
     allocator.allocate(9 * MIB)
     allocator.allocate(10 * MIB)
@@ -318,28 +318,28 @@ def test_a_block_of_max_split_size_serves_no_smaller_request() -> None:
     assert sizes(allocator) == [20 * MIB, 12 * MIB]
 
 
-def test_a_request_of_max_split_size_gets_a_block_whole() -> None:
+def test_a_request_of_max_split_size_gets_a_whole_block() -> None:
     allocator = CachingAllocator(None, settings=UNSPLIT)
     allocator.free(allocator.allocate(38 * MIB))
     allocator.allocate(20 * MIB)
     assert (allocator.allocated, allocator.reserved) == (38 * MIB, 38 * MIB)
 
 
-def test_a_block_that_is_20_mib_too_large_is_left_alone() -> None:
+def test_a_block_that_is_20_mib_too_large_is_not_used() -> None:
     allocator = CachingAllocator(None, settings=UNSPLIT)
     allocator.free(allocator.allocate(40 * MIB))
     allocator.allocate(20 * MIB)
     assert sizes(allocator) == [40 * MIB, 20 * MIB]
 
 
-def test_how_much_too_large_can_be_set() -> None:
+def test_the_excess_that_is_too_large_can_be_configured() -> None:
     allocator = CachingAllocator(None, settings=Settings(max_split_size=20 * MIB, max_non_split_rounding_size=30 * MIB))
     allocator.free(allocator.allocate(40 * MIB))
     allocator.allocate(20 * MIB)
     assert allocator.allocated == 40 * MIB
 
 
-def test_on_failure_one_oversize_block_that_is_large_enough_is_given_back_and_no_other() -> None:
+def test_on_failure_only_one_oversize_block_that_is_large_enough_is_released() -> None:
     allocator = CachingAllocator(160 * MIB, settings=UNSPLIT)
     for handle in [allocator.allocate(size * MIB) for size in (60, 70, 12)]:
         allocator.free(handle)
@@ -348,7 +348,7 @@ def test_on_failure_one_oversize_block_that_is_large_enough_is_given_back_and_no
     assert allocator.alloc_retries == 0
 
 
-def test_on_failure_oversize_blocks_are_given_back_from_the_largest_until_they_are_enough() -> None:
+def test_on_failure_oversize_blocks_are_released_from_the_largest_until_they_suffice() -> None:
     allocator = CachingAllocator(120 * MIB, settings=UNSPLIT)
     for handle in [allocator.allocate(size * MIB) for size in (24, 30, 40, 12)]:
         allocator.free(handle)
@@ -357,7 +357,7 @@ def test_on_failure_oversize_blocks_are_given_back_from_the_largest_until_they_a
     assert allocator.alloc_retries == 0
 
 
-def test_when_oversize_blocks_are_not_enough_all_are_given_back() -> None:
+def test_all_oversize_blocks_are_released_if_they_do_not_suffice() -> None:
     allocator = CachingAllocator(50 * MIB, settings=UNSPLIT)
     for handle in [allocator.allocate(size * MIB) for size in (30, 12)]:
         allocator.free(handle)
@@ -366,7 +366,7 @@ def test_when_oversize_blocks_are_not_enough_all_are_given_back() -> None:
     assert allocator.alloc_retries == 1
 
 
-def test_oversize_blocks_are_given_back_for_a_request_that_may_not_have_them() -> None:
+def test_oversize_blocks_are_released_for_a_request_that_cannot_use_them() -> None:
     allocator = CachingAllocator(50 * MIB, settings=UNSPLIT)
     for handle in [allocator.allocate(size * MIB) for size in (20, 30)]:
         allocator.free(handle)
@@ -375,7 +375,7 @@ def test_oversize_blocks_are_given_back_for_a_request_that_may_not_have_them() -
     assert allocator.alloc_retries == 0
 
 
-def test_above_the_threshold_segments_older_than_the_mean_are_given_back() -> None:
+def test_above_the_threshold_segments_older_than_the_mean_are_released() -> None:
     allocator = CachingAllocator(None, limit=100 * MIB, settings=Settings(garbage_collection_threshold=0.5))
     old, young, used = (allocator.allocate(size * MIB) for size in (30, 22, 12))
     allocator.free(old)
@@ -387,7 +387,7 @@ def test_above_the_threshold_segments_older_than_the_mean_are_given_back() -> No
     assert allocator.alloc_retries == 0
 
 
-def test_garbage_is_collected_again_until_enough_is_given_back() -> None:
+def test_garbage_is_collected_until_enough_is_released() -> None:
     allocator = CachingAllocator(None, limit=100 * MIB, settings=Settings(garbage_collection_threshold=0.15))
     old, young, used = (allocator.allocate(size * MIB) for size in (30, 22, 12))
     allocator.free(old)
@@ -419,7 +419,7 @@ def test_nothing_is_collected_without_a_limit_or_at_the_threshold(limit: int | N
         ("max_non_split_rounding_mb:64", Settings(max_non_split_rounding_size=64 * MIB)),
         ("garbage_collection_threshold:0.8", Settings(garbage_collection_threshold=0.8)),
         ("roundup_power2_divisions:4", Settings(roundup_power2_divisions=(4,) * 16)),
-        # the first number also for what is below it, > for all above the last, nothing in between
+        # the first item also applies below it, > applies above the last, and nothing applies in between
         (
             "roundup_power2_divisions:[4:2,16:8,>:1],max_split_size_mb:20",
             Settings(False, 20 * MIB, None, (2, 2, 2, 0, 8) + (1,) * 11),
@@ -428,12 +428,12 @@ def test_nothing_is_collected_without_a_limit_or_at_the_threshold(limit: int | N
         ("roundup_power2_divisions:[>:2]", Settings(roundup_power2_divisions=(0,) + (2,) * 15)),
     ],
 )
-def test_a_text_of_settings_is_read_as_pytorch_reads_it(text: str, settings: Settings) -> None:
+def test_settings_are_parsed_as_by_pytorch(text: str, settings: Settings) -> None:
     assert Settings.parse(text) == settings
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("max_split_size_mb:19", r"max_split_size_mb .* at least 20, got '19'"),
         ("max_split_size_mb:29,large_segment_size_mb:30", r"max_split_size_mb .* at least 30, got '29'"),
@@ -441,21 +441,21 @@ def test_a_text_of_settings_is_read_as_pytorch_reads_it(text: str, settings: Set
         ("large_segment_size_mb:10", r"large_segment_size_mb .* at least 11, got '10'"),
         ("max_non_split_rounding_mb:1.5", r"max_non_split_rounding_mb .* got '1.5'"),
         ("expandable_segments:true", r"expandable_segments must be True or False, got 'true'"),
-        ("garbage_collection_threshold:1", r"between 0 and 1, both left out, got '1'"),
-        ("garbage_collection_threshold:0.0", r"between 0 and 1, both left out, got '0.0'"),
-        ("garbage_collection_threshold:most", r"between 0 and 1, both left out, got 'most'"),
+        ("garbage_collection_threshold:1", r"above 0 and below 1, got '1'"),
+        ("garbage_collection_threshold:0.0", r"above 0 and below 1, got '0.0'"),
+        ("garbage_collection_threshold:most", r"above 0 and below 1, got 'most'"),
         ("roundup_power2_divisions:3", r"a power of two, .* got '3'"),
         ("roundup_power2_divisions:[3:4]", r"of powers of two, got '\[3:4\]'"),
         ("roundup_power2_divisions:[4:3]", r"of powers of two, got '\[4:3\]'"),
         ("roundup_power2_divisions:4:2", r"of powers of two, got '4:2'"),
-        ("backend:cudaMallocAsync", r"backend:cudaMallocAsync is not followed; what is: backend:native"),
-        ("pinned_use_background_threads:True", r"pinned_use_background_threads:True is not followed; what is: exp"),
-        ("max_split_size:20", r"max_split_size:20 is not followed; what is: expandable_segments, max_split_size_mb"),
-        ("per_process_memory_fraction:0.5", r"per_process_memory_fraction:0.5 .* give its bytes as the limit"),
+        ("backend:cudaMallocAsync", r"backend:cudaMallocAsync is not simulated; supported: backend:native"),
+        ("pinned_use_background_threads:True", r"pinned_use_background_threads:True is not simulated; supported: exp"),
+        ("max_split_size:20", r"max_split_size:20 is not simulated; supported: expandable_segments, max_split_size_mb"),
+        ("per_process_memory_fraction:0.5", r"per_process_memory_fraction:0.5 .* use a budget in bytes"),
     ],
 )
-def test_a_setting_that_cannot_be_followed_is_refused_with_its_cure(text: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as refusal:
+def test_an_unsupported_setting_is_refused_with_the_supported_ones(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as refusal:
         Settings.parse(text)
     assert "\n" not in str(refusal.value)
 
@@ -475,20 +475,20 @@ def test_an_expandable_segment_grows_by_2_mib_for_small_and_by_20_mib_for_large(
     assert [segment["is_expandable"] for segment in allocator.segments()] == [True, True]
 
 
-def test_an_expandable_segment_grows_by_what_its_free_end_lacks() -> None:
+def test_an_expandable_segment_grows_by_the_bytes_that_its_free_end_lacks() -> None:
     allocator = CachingAllocator(None, settings=EXPANDABLE)
     first = allocator.allocate(5 * MIB)
     assert allocator.allocate(35 * MIB) == first + 5 * MIB
     assert (allocator.allocated, allocator.reserved) == (40 * MIB, 40 * MIB)
 
 
-def test_in_an_expandable_segment_512_bytes_are_worth_a_block() -> None:
+def test_in_an_expandable_segment_a_rest_of_512_bytes_is_split_off() -> None:
     allocator = CachingAllocator(None, settings=EXPANDABLE)
     allocator.allocate(20 * MIB - 512)
     assert states(allocator) == [[("active_allocated", 20 * MIB - 512), ("inactive", 512)]]
 
 
-def test_in_an_expandable_segment_a_block_that_cannot_grow_is_taken_before_one_that_can() -> None:
+def test_in_an_expandable_segment_a_block_that_cannot_grow_is_used_before_one_that_can() -> None:
     allocator = CachingAllocator(None, settings=EXPANDABLE)
     inner = allocator.allocate(8 * MIB)
     allocator.allocate(5 * MIB)
@@ -496,14 +496,14 @@ def test_in_an_expandable_segment_a_block_that_cannot_grow_is_taken_before_one_t
     assert allocator.allocate(6 * MIB) == inner
 
 
-def test_each_stream_has_expandable_segments_of_its_own() -> None:
+def test_each_stream_has_its_own_expandable_segments() -> None:
     allocator = CachingAllocator(None, settings=EXPANDABLE)
     allocator.allocate(2 * MIB, stream=1)
     allocator.allocate(2 * MIB, stream=2)
     assert sizes(allocator) == [20 * MIB, 20 * MIB]
 
 
-def test_the_pages_of_an_expandable_segment_that_are_wholly_free_are_given_back() -> None:
+def test_the_free_pages_of_an_expandable_segment_are_released() -> None:
     allocator = CachingAllocator(None, settings=EXPANDABLE)
     handles = [allocator.allocate(size * MIB) for size in (5, 70, 5)]
     allocator.free(handles[1])
@@ -515,7 +515,7 @@ def test_the_pages_of_an_expandable_segment_that_are_wholly_free_are_given_back(
     assert allocator.reserved == 40 * MIB
 
 
-def test_a_page_of_an_expandable_segment_that_is_free_in_part_is_kept() -> None:
+def test_a_partly_free_page_of_an_expandable_segment_is_kept() -> None:
     allocator = CachingAllocator(None, settings=EXPANDABLE)
     handles = [allocator.allocate(size * MIB) for size in (5, 30, 5)]
     allocator.free(handles[1])
@@ -528,7 +528,7 @@ def test_a_page_of_an_expandable_segment_that_is_free_in_part_is_kept() -> None:
     )
 
 
-def test_the_addresses_of_an_expandable_segment_are_free_again_with_its_last_page() -> None:
+def test_the_addresses_of_an_expandable_segment_are_released_with_its_last_page() -> None:
     allocator = CachingAllocator(GIB, settings=EXPANDABLE)
     first = allocator.allocate(5 * MIB, stream=1)
     allocator.free(first)
@@ -536,7 +536,7 @@ def test_the_addresses_of_an_expandable_segment_are_free_again_with_its_last_pag
     assert allocator.allocate(5 * MIB, stream=2) == first
 
 
-def test_an_expandable_segment_has_addresses_for_more_than_it_may_map() -> None:
+def test_an_expandable_segment_has_more_addresses_than_it_may_map() -> None:
     allocator = CachingAllocator(None, limit=62 * MIB, settings=EXPANDABLE)
     handles = [allocator.allocate(20 * MIB) for _ in range(3)]
     allocator.free(handles[0])
@@ -544,7 +544,7 @@ def test_an_expandable_segment_has_addresses_for_more_than_it_may_map() -> None:
     assert allocator.allocate(21 * MIB) == handles[2] + 20 * MIB
 
 
-def test_the_pages_of_an_expandable_segment_have_the_size_that_is_set() -> None:
+def test_the_pages_of_an_expandable_segment_have_the_configured_size() -> None:
     allocator = CachingAllocator(None, settings=Settings(expandable_segments=True, large_segment_size=32 * MIB))
     allocator.allocate(33 * MIB)
     assert sizes(allocator) == [64 * MIB]
@@ -581,7 +581,7 @@ def test_an_expandable_segment_grows_over_holes_and_free_blocks_alike() -> None:
     assert allocator.reserved == 80 * MIB
 
 
-def test_pages_are_given_back_to_make_room_for_another_stream() -> None:
+def test_pages_are_released_for_another_stream() -> None:
     allocator = CachingAllocator(60 * MIB, settings=EXPANDABLE)
     allocator.free(allocator.allocate(40 * MIB, stream=1))
     allocator.allocate(60 * MIB, stream=2)
@@ -589,14 +589,14 @@ def test_pages_are_given_back_to_make_room_for_another_stream() -> None:
     assert allocator.alloc_retries == 1
 
 
-def test_a_page_counts_whole_against_the_device() -> None:
+def test_a_whole_page_counts_against_the_capacity() -> None:
     CachingAllocator(40 * MIB, settings=EXPANDABLE).allocate(21 * MIB)
     with pytest.raises(Refused):
         CachingAllocator(39 * MIB, settings=EXPANDABLE).allocate(21 * MIB)
 
 
 @pytest.mark.parametrize(("limit", "fits"), [(50 * MIB, True), (50 * MIB - 1, False)])
-def test_the_limit_counts_a_whole_segment_where_an_expandable_one_grows_by_less(limit: int, fits: bool) -> None:
+def test_the_limit_counts_a_whole_segment_although_an_expandable_one_grows_by_less(limit: int, fits: bool) -> None:
     allocator = CachingAllocator(None, limit=limit, settings=EXPANDABLE)
     allocator.allocate(5 * MIB)
     if fits:
@@ -607,7 +607,7 @@ def test_the_limit_counts_a_whole_segment_where_an_expandable_one_grows_by_less(
             allocator.allocate(30 * MIB)
 
 
-def test_the_pages_of_an_expandable_segment_may_pass_the_limit_as_they_do_in_pytorch() -> None:
+def test_the_pages_of_an_expandable_segment_may_exceed_the_limit_as_in_pytorch() -> None:
     allocator = CachingAllocator(None, limit=62 * MIB, settings=EXPANDABLE)
     allocator.allocate(61 * MIB)
     assert allocator.reserved == 80 * MIB
@@ -634,14 +634,14 @@ def freed(addr: int, size: int) -> list[dict[str, Any]]:
 
 
 def replay(history: Iterable[dict[str, Any]], allocator: CachingAllocator) -> None:
-    """Ask what the history asked, and compare addresses, segments and what is reserved at each of its events.
+    """Repeat the requests of the history, and compare addresses, segments and reserved bytes at each event.
 
-    What the device is asked for stands before the request that it serves. Segments given back with none taken are
-    torch.cuda.empty_cache(), of which a history says no more.
+    A history has the requests to the device before the allocation that they serve. Segments that are released without
+    an allocation of one are torch.cuda.empty_cache(), which has no entry of its own.
     """
-    segments: dict[int, int] = {}  # mapped stretches too
+    segments: dict[int, int] = {}  # and mapped parts
     mapped: set[int] = set()
-    given_back = taken = False
+    released = taken = False
 
     for event in history:
         action, addr, size, stream = event["action"], event["addr"], event["size"], event["stream"]
@@ -652,11 +652,11 @@ def replay(history: Iterable[dict[str, Any]], allocator: CachingAllocator) -> No
             continue
         if action in ("segment_free", "segment_unmap"):
             assert segments.pop(addr) == size
-            given_back = True
+            released = True
             continue
-        if given_back and not taken and action != "oom":
+        if released and not taken and action != "oom":
             allocator.empty_cache()
-        given_back = taken = False
+        released = taken = False
         if action == "alloc":
             assert allocator.allocate(size, stream) == addr
         elif action == "free_requested":
@@ -671,7 +671,7 @@ def replay(history: Iterable[dict[str, Any]], allocator: CachingAllocator) -> No
 
 
 def joined(segments: dict[int, int], mapped: set[int]) -> dict[int, int]:
-    """Segments by address; pages that were mapped beside each other are one."""
+    """Segments by address, with adjacent mapped pages as one."""
     whole: dict[int, int] = {}
     last = 0
     for addr, size in sorted(segments.items()):
@@ -735,15 +735,15 @@ GROWING = [
 @pytest.mark.parametrize(
     ("history", "settings"), [(PLAIN, Settings()), (GROWING, EXPANDABLE)], ids=["plain", "growing"]
 )
-def test_a_history_by_the_rules_is_followed_event_by_event(history: list[dict[str, Any]], settings: Settings) -> None:
+def test_a_history_by_the_rules_is_reproduced_event_by_event(history: list[dict[str, Any]], settings: Settings) -> None:
     replay(history, CachingAllocator(60 * MIB, settings=settings))
 
 
-def test_reserved_is_what_a_real_card_showed_cycle_by_cycle() -> None:
+def test_reserved_equals_a_real_card_cycle_by_cycle() -> None:
     # github.com/pytorch/pytorch/pull/193400 (its table) and github.com/ROCm/legacy-rocm-build/issues/6603 (cycle 115):
-    # PyTorch 2.12 on a card of 16 GiB, 64 MiB held, then cycles of 91, 45.5 and 2 MiB of which the last stays.
+    # PyTorch 2.12 on a card of 16 GiB, 64 MiB held, then cycles of 91, 45.5 and 2 MiB of which the last is kept.
     settings = Settings.parse("max_split_size_mb:128,expandable_segments:True")
-    allocator = CachingAllocator(16_000 * MIB, settings=settings)  # max_reserved there when the first retry came
+    allocator = CachingAllocator(16_000 * MIB, settings=settings)  # max_reserved of that card at its first retry
     allocator.allocate(64 * MIB)
     shown = {}
     for cycle in range(116):
@@ -757,9 +757,9 @@ def test_reserved_is_what_a_real_card_showed_cycle_by_cycle() -> None:
     assert (allocator.peak_reserved, allocator.alloc_retries, allocator.num_ooms) == (16_000 * MIB, 1, 0)
 
 
-# Whatever is asked
+# Invariants of any sequence of actions
 
-ASKED = st.one_of(
+ACTIONS = st.one_of(
     st.tuples(
         st.just("allocate"),
         st.one_of(st.integers(1, 2 * MIB), st.integers(1, 64).map(lambda size: size * MIB), st.integers(1, 48 * MIB)),
@@ -779,18 +779,18 @@ SETTINGS = st.sampled_from(
         Settings(garbage_collection_threshold=0.5),
     ]
 )
-ENDS = st.sampled_from([None, 64 * MIB, 200 * MIB])
+LIMITS = st.sampled_from([None, 64 * MIB, 200 * MIB])
 
 
-class Asking:
-    """An allocator, and what was asked of it and is not freed: sizes by handle."""
+class Client:
+    """An allocator with the sizes of its live allocations by handle."""
 
     def __init__(self, capacity: int | None, limit: int | None, settings: Settings) -> None:
         self.allocator = CachingAllocator(capacity, limit=limit, settings=settings)
         self.live: dict[int, int] = {}
         self.refused = 0
 
-    def ask(self, what: str, number: int, stream: int) -> None:
+    def run(self, what: str, number: int, stream: int) -> None:
         if what == "allocate":
             try:
                 handle = self.allocator.allocate(number, stream)
@@ -807,14 +807,14 @@ class Asking:
             self.allocator.free(handle)
 
 
-@given(st.lists(ASKED, max_size=60), ENDS, ENDS, SETTINGS)
-def test_blocks_fill_the_segments_and_the_counters_are_their_sums(
-    asked: list[tuple[str, int, int]], capacity: int | None, limit: int | None, settings: Settings
+@given(st.lists(ACTIONS, max_size=60), LIMITS, LIMITS, SETTINGS)
+def test_blocks_fill_the_segments_and_counters_are_their_sums(
+    actions: list[tuple[str, int, int]], capacity: int | None, limit: int | None, settings: Settings
 ) -> None:
-    asking = Asking(capacity, limit, settings)
-    allocator = asking.allocator
-    for one in asked:
-        asking.ask(*one)
+    client = Client(capacity, limit, settings)
+    allocator = client.allocator
+    for action in actions:
+        client.run(*action)
         segments = allocator.segments()
         end = 0
         live = {}
@@ -829,54 +829,52 @@ def test_blocks_fill_the_segments_and_the_counters_are_their_sums(
                 if block["state"] == "active_allocated":
                     live[block["address"]] = block["requested_size"]
             assert end == segment["address"] + segment["total_size"]
-        assert live == asking.live
+        assert live == client.live
         assert allocator.requested == sum(live.values()) == sum(segment["requested_size"] for segment in segments)
         assert allocator.allocated == sum(segment["allocated_size"] for segment in segments)
         assert allocator.reserved == sum(segment["total_size"] for segment in segments)
         assert allocator.requested <= allocator.allocated <= allocator.reserved
         assert capacity is None or allocator.reserved <= capacity
-        page = 20 * MIB if settings.expandable_segments else 0  # it may pass the limit
+        page = 20 * MIB if settings.expandable_segments else 0  # bytes by which it may exceed the limit
         assert limit is None or allocator.reserved < limit + max(page, 1)
         assert allocator.peak_requested >= allocator.requested
         assert allocator.peak_allocated >= allocator.allocated
         assert allocator.peak_reserved >= allocator.reserved
-        assert allocator.num_ooms == asking.refused
+        assert allocator.num_ooms == client.refused
 
 
-@given(st.lists(ASKED, max_size=60), ENDS, ENDS, SETTINGS)
+@given(st.lists(ACTIONS, max_size=60), LIMITS, LIMITS, SETTINGS)
 def test_free_neighbours_are_always_one_block(
-    asked: list[tuple[str, int, int]], capacity: int | None, limit: int | None, settings: Settings
+    actions: list[tuple[str, int, int]], capacity: int | None, limit: int | None, settings: Settings
 ) -> None:
-    asking = Asking(capacity, limit, settings)
-    for one in asked:
-        asking.ask(*one)
-        for blocks in states(asking.allocator):
+    client = Client(capacity, limit, settings)
+    for action in actions:
+        client.run(*action)
+        for blocks in states(client.allocator):
             free = [state == "inactive" for state, _ in blocks]
             assert not any(left and right for left, right in pairwise(free))
 
 
-@given(st.lists(ASKED, max_size=60), ENDS, ENDS, SETTINGS)
-def test_all_freed_and_the_cache_emptied_leaves_nothing(
-    asked: list[tuple[str, int, int]], capacity: int | None, limit: int | None, settings: Settings
+@given(st.lists(ACTIONS, max_size=60), LIMITS, LIMITS, SETTINGS)
+def test_freeing_all_and_emptying_the_cache_leaves_nothing(
+    actions: list[tuple[str, int, int]], capacity: int | None, limit: int | None, settings: Settings
 ) -> None:
-    asking = Asking(capacity, limit, settings)
-    for one in asked:
-        asking.ask(*one)
-    for handle in asking.live:
-        asking.allocator.free(handle)
-    asking.allocator.empty_cache()
-    assert asking.allocator.segments() == []
-    assert (asking.allocator.requested, asking.allocator.allocated, asking.allocator.reserved) == (0, 0, 0)
+    client = Client(capacity, limit, settings)
+    for action in actions:
+        client.run(*action)
+    for handle in client.live:
+        client.allocator.free(handle)
+    client.allocator.empty_cache()
+    assert client.allocator.segments() == []
+    assert (client.allocator.requested, client.allocator.allocated, client.allocator.reserved) == (0, 0, 0)
 
 
-@given(st.lists(ASKED, max_size=60), SETTINGS, st.integers(1, 3))
-def test_a_refusal_keeps_what_is_in_use_and_only_the_cache_may_go(
-    asked: list[tuple[str, int, int]], settings: Settings, times: int
-) -> None:
-    asking = Asking(200 * MIB, 180 * MIB, settings)
-    allocator = asking.allocator
-    for one in asked:
-        asking.ask(*one)
+@given(st.lists(ACTIONS, max_size=60), SETTINGS, st.integers(1, 3))
+def test_a_refusal_changes_no_block_in_use(actions: list[tuple[str, int, int]], settings: Settings, times: int) -> None:
+    client = Client(200 * MIB, 180 * MIB, settings)
+    allocator = client.allocator
+    for action in actions:
+        client.run(*action)
     reserved, allocated, peak = allocator.reserved, allocator.allocated, allocator.peak_allocated
     for _ in range(times):
         with pytest.raises(Refused) as refusal:
@@ -884,7 +882,7 @@ def test_a_refusal_keeps_what_is_in_use_and_only_the_cache_may_go(
     assert (refusal.value.allocated, refusal.value.reserved) == (allocator.allocated, allocator.reserved)
     assert (allocator.allocated, allocator.peak_allocated) == (allocated, peak)
     assert allocator.reserved <= reserved
-    assert {block["address"]: block["requested_size"] for block in blocks_in_use(allocator)} == asking.live
+    assert {block["address"]: block["requested_size"] for block in blocks_in_use(allocator)} == client.live
 
 
 def blocks_in_use(allocator: CachingAllocator) -> list[dict[str, Any]]:
@@ -892,14 +890,14 @@ def blocks_in_use(allocator: CachingAllocator) -> list[dict[str, Any]]:
     return [block for block in blocks if block["state"] == "active_allocated"]
 
 
-@given(st.lists(ASKED, max_size=60), st.integers(1, 40 * MIB), st.integers(0, 1))
-def test_the_block_taken_is_the_smallest_and_lowest_that_is_large_enough(
-    asked: list[tuple[str, int, int]], size: int, stream: int
+@given(st.lists(ACTIONS, max_size=60), st.integers(1, 40 * MIB), st.integers(0, 1))
+def test_the_smallest_and_lowest_block_that_is_large_enough_is_used(
+    actions: list[tuple[str, int, int]], size: int, stream: int
 ) -> None:
-    asking = Asking(None, None, Settings())
-    for one in asked:
-        asking.ask(*one)
-    allocator = asking.allocator
+    client = Client(None, None, Settings())
+    for action in actions:
+        client.run(*action)
+    allocator = client.allocator
     rounded = (size + 511) // 512 * 512
     kind = "small" if rounded <= MIB else "large"
     fitting = [

@@ -1,4 +1,4 @@
-"""An attempt on a card that is not there: real processes, real torch, no data."""
+"""Calculated attempts: real processes, real torch, tensors without data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def product(*, batch, device, phase):
     with phase("multiply"):
         weight @ weight
 
-def asks(*, device):
+def reads_a_number(*, device):
     torch.ones(3, device=device).softmax(0).sum().item()
 
 def counts(*, device, phase):
@@ -42,13 +42,13 @@ def counts(*, device, phase):
     with phase("take"):
         torch.empty(taken, 2**20, dtype=torch.uint8, device=device)
 
-def careless(*, device):
+def catches_and_continues(*, device):
     try:
         torch.rand(1, device=device).item()
     except Exception:
         torch.empty(2**30, dtype=torch.uint8, device=device)
 
-def no_room_here(*, device):
+def too_large_for_this_machine(*, device):
     torch.zeros(2**50, dtype=torch.uint8)
 
 def grows(*, device, phase):
@@ -64,17 +64,17 @@ def in_a_thread(*, device):
     thread = threading.Thread(target=lambda: torch.empty(2**20, device=device))
     thread.start()
 
-def compares(*, device):
+def compares_values(*, device):
     ones = torch.empty(5, device=device)
     try:
         torch.allclose(ones, ones)
     except RuntimeError:
         torch.empty(2**30, device=device)
 
-def remembers(*, device):
+def uses_lstm(*, device):
     torch.nn.LSTM(8, 8).to(device)(torch.empty(3, 2, 8, device=device))
 
-def asks_cuda(*, device):
+def needs_cuda(*, device):
     torch.cuda.synchronize()
 
 def fails_once(*, device):
@@ -87,7 +87,7 @@ def wrong(*, device):
 
 def leaves_a_mark(*, batch, device):
     with open("marks", "a") as marks:
-        marks.write("followed\\n")
+        marks.write("traced\\n")
     torch.empty(batch, 2**20, dtype=torch.uint8, device=device)
 """
 
@@ -102,12 +102,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def on_card(
-    lab: Lab, target: str, card: Mapping[str, Any] = CARD, followed: Path | None = None, **settled: Any
+    lab: Lab, target: str, card: Mapping[str, Any] = CARD, trace_path: Path | None = None, **settled: Any
 ) -> Outcome:
     workload = {"name": "custom", "target": f"works:{target}", "params": {}}
     values = {**SETTLED, "model": None, "workload": workload, **settled}
     device = "sim:cpu" if card["architecture"] == "cpu" else "sim:card"
-    attempt = lab.start_values(values, device=device, card=card, followed=followed)
+    attempt = lab.start_values(values, device=device, card=card, followed=trace_path)
     return lab.settle(attempt).outcome
 
 
@@ -115,7 +115,7 @@ def peaks(outcome: Outcome, counter: str) -> dict[str, int]:
     return {phase.name: phase.peak[counter] for phase in outcome.phases if phase.name != "between"}
 
 
-def test_every_phase_has_what_an_allocator_would_count(lab: Lab) -> None:
+def test_every_phase_has_the_counters_of_an_allocator(lab: Lab) -> None:
     outcome = on_card(lab, "block", batch=3)
     assert outcome.status is Status.OK
     assert peaks(outcome, "requested") == {"take": 3 * MIB, "copy": 6 * MIB}
@@ -124,14 +124,14 @@ def test_every_phase_has_what_an_allocator_would_count(lab: Lab) -> None:
     assert outcome.metrics == {"elements": 3 * MIB}
 
 
-def test_nothing_that_was_not_measured_has_a_figure(lab: Lab) -> None:
+def test_counters_that_cannot_be_calculated_are_null(lab: Lab) -> None:
     outcome = on_card(lab, "block", batch=1)
     assert outcome.peak("resident") is None
     assert outcome.process_baseline == {}
     assert {phase.elapsed_s for phase in outcome.phases} == {None}
 
 
-def test_what_is_refused_is_the_cards_and_told_in_the_allocators_words(lab: Lab) -> None:
+def test_a_refusal_is_an_oom_of_the_card_with_pytorchs_message(lab: Lab) -> None:
     outcome = on_card(lab, "block", batch=600)
     assert (outcome.status, outcome.fits, outcome.failed_phase) == (Status.OOM, False, "copy")
     assert outcome.requested_bytes == 600 * MIB
@@ -140,24 +140,24 @@ def test_what_is_refused_is_the_cards_and_told_in_the_allocators_words(lab: Lab)
     assert outcome.error_type == "torch.OutOfMemoryError"
 
 
-def test_a_point_that_is_refused_says_what_it_would_have_taken(lab: Lab) -> None:
+def test_a_refused_point_has_its_peak_without_a_limit(lab: Lab) -> None:
     assert on_card(lab, "block", batch=600).unlimited_peak_bytes == 1200 * MIB
     assert on_card(lab, "block", batch=300).unlimited_peak_bytes == 600 * MIB
 
 
-def test_what_others_use_and_a_budget_are_no_room(lab: Lab) -> None:
+def test_other_processes_and_a_budget_reduce_the_capacity(lab: Lab) -> None:
     assert on_card(lab, "block", batch=400).fits is True
     assert on_card(lab, "block", {**CARD, "used_by_others_bytes": 512 * MIB}, batch=400).fits is False
     assert on_card(lab, "block", batch=400, budget=700 * MIB).fits is False
 
 
 @pytest.mark.parametrize(("architecture", "workspace"), [("sm_80", 8_519_680), ("sm_90", 32 * MIB)])
-def test_the_first_product_brings_the_workspace_of_its_card(lab: Lab, architecture: str, workspace: int) -> None:
+def test_the_first_product_allocates_the_workspace_of_its_card(lab: Lab, architecture: str, workspace: int) -> None:
     outcome = on_card(lab, "product", {**CARD, "architecture": architecture})
     assert peaks(outcome, "requested") == {"make": 4 * MIB, "multiply": 8 * MIB + workspace}
 
 
-def test_on_a_cpu_the_tensors_count_and_nothing_else(lab: Lab) -> None:
+def test_on_a_cpu_only_tensors_count(lab: Lab) -> None:
     cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
     outcome = on_card(lab, "product", cpu)
     assert peaks(outcome, "tensor") == {"make": 4 * MIB, "multiply": 8 * MIB}
@@ -165,28 +165,28 @@ def test_on_a_cpu_the_tensors_count_and_nothing_else(lab: Lab) -> None:
     assert (refused.status, refused.fits, refused.failed_phase) == (Status.OOM, False, "multiply")
 
 
-def test_whole_numbers_that_depend_on_no_data_decide_as_they_would(lab: Lab) -> None:
+def test_control_flow_by_whole_numbers_that_depend_on_no_data_is_traced(lab: Lab) -> None:
     positions = 10 * 8
     assert peaks(on_card(lab, "counts"), "requested") == {"take": 3 * MIB + positions}
 
 
-def test_a_number_that_is_not_computed_makes_the_point_unavailable_with_the_operators_name(lab: Lab) -> None:
-    outcome = on_card(lab, "asks")
+def test_reading_a_number_that_is_not_computed_is_unavailable_with_the_operators_name(lab: Lab) -> None:
+    outcome = on_card(lab, "reads_a_number")
     assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
-    assert "aten._local_scalar_dense.default cannot be followed without data" in (outcome.error_message or "")
+    assert "aten._local_scalar_dense.default cannot be traced without data" in (outcome.error_message or "")
 
 
-def test_a_workload_that_goes_on_after_what_cannot_be_followed_has_no_number_either(lab: Lab) -> None:
-    outcome = on_card(lab, "careless")
+def test_a_workload_that_catches_unavailable_and_continues_is_unavailable(lab: Lab) -> None:
+    outcome = on_card(lab, "catches_and_continues")
     assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
 
 
-def test_an_exception_of_the_workloads_own_is_an_error_as_on_any_device(lab: Lab) -> None:
+def test_an_exception_of_the_workload_is_an_error_as_on_any_device(lab: Lab) -> None:
     outcome = on_card(lab, "wrong")
     assert (outcome.status, outcome.error_message) == (Status.ERROR, "wrong from the start")
 
 
-def test_a_program_of_its_own_is_not_run_in_place_of_being_calculated(lab: Lab, tmp_path: Path) -> None:
+def test_a_separate_program_is_unavailable_and_is_not_run(lab: Lab, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     workload = {"name": "command", "argv": ["touch", str(ran)], "threads": None, "environ": {}}
     attempt = lab.start_values({**SETTLED, "model": None, "workload": workload}, device="sim:card", card=CARD)
@@ -195,25 +195,23 @@ def test_a_program_of_its_own_is_not_run_in_place_of_being_calculated(lab: Lab, 
     assert not ran.exists()
 
 
-def test_a_card_without_the_type_is_no_place_for_the_point_whatever_its_bytes(lab: Lab) -> None:
+def test_a_card_without_the_dtype_is_unavailable_whatever_its_memory(lab: Lab) -> None:
     outcome = on_card(lab, "block", {**CARD, "architecture": "sm_70"}, dtype="bfloat16")
     assert outcome.status is Status.UNAVAILABLE
     assert "bfloat16 needs compute capability 8.0, and this card has 7.0" in (outcome.error_message or "")
 
 
-def test_a_point_is_followed_once_for_all_cards_of_an_architecture(lab: Lab, tmp_path: Path) -> None:
-    shared = tmp_path / "point.followed"
+def test_a_point_is_traced_once_for_all_cards_of_an_architecture(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "point.trace"
     large = on_card(lab, "leaves_a_mark", {**CARD, "total_bytes": 3 * GIB}, shared, batch=1500)
     small = on_card(lab, "leaves_a_mark", CARD, shared, batch=1500)
     assert (large.fits, small.fits) == (True, False)
-    assert (lab.cwd / "marks").read_text() == "followed\n"
+    assert (lab.cwd / "marks").read_text() == "traced\n"
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "cpu"])
-def test_a_model_that_is_made_on_the_host_and_moved_takes_its_weights_alone_of_a_card(
-    lab: Lab, architecture: str
-) -> None:
-    """Making it takes more, of the host: there a tied head is drawn, and then given up for the embedding."""
+def test_a_model_built_on_the_host_and_moved_takes_only_its_weights_on_a_card(lab: Lab, architecture: str) -> None:
+    """Building it takes more on the host, where a tied head is initialised and then replaced by the embedding."""
     card = CARD if architecture == "sm_90" else {**CARD, "architecture": "cpu", "total_bytes": None}
     config = {
         "vocab_size": 4096, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -229,56 +227,56 @@ def test_a_model_that_is_made_on_the_host_and_moved_takes_its_weights_alone_of_a
     counter = "requested" if architecture == "sm_90" else "tensor"
     (load,) = (phase for phase in outcome.phases if phase.name == "model_load")
     head = 4096 * 64 * 4
-    more = load.peak[counter] - load.end[counter]
-    assert more == 0 if architecture == "sm_90" else more >= head
+    freed = load.peak[counter] - load.end[counter]
+    assert freed == 0 if architecture == "sm_90" else freed >= head
     assert load.end[counter] >= outcome.model["parameter_bytes"]
 
 
-def test_no_room_on_this_machine_says_nothing_of_the_device(lab: Lab) -> None:
+def test_too_little_memory_on_this_machine_is_unavailable_and_no_oom(lab: Lab) -> None:
     cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
     for card in (CARD, cpu):
-        outcome = on_card(lab, "no_room_here", card)
+        outcome = on_card(lab, "too_large_for_this_machine", card)
         assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
 
 
-def test_a_tensor_that_grows_in_its_place_grows_each_time(lab: Lab) -> None:
-    assert peaks(on_card(lab, "grows"), "requested") == {"grow": 4 * MIB + 8}  # the last one, while it moves
+def test_resizing_a_tensor_allocates_before_it_frees(lab: Lab) -> None:
+    assert peaks(on_card(lab, "grows"), "requested") == {"grow": 4 * MIB + 8}  # the last one, while it is copied
 
 
 @pytest.mark.parametrize(
-    ("target", "because"),
+    ("target", "reason"),
     [
-        ("in_a_thread", "what a thread makes is not seen"),
-        ("compares", "aten.allclose.default cannot be followed without data"),
-        ("remembers", "aten.lstm cannot be followed without data"),
-        ("asks_cuda", "it asks for more than the device it is given"),
+        ("in_a_thread", "tensors of another thread are not traced"),
+        ("compares_values", "aten.allclose.default cannot be traced without data"),
+        ("uses_lstm", "aten.lstm cannot be traced without data"),
+        ("needs_cuda", "the workload needs a real device"),
     ],
 )
-def test_what_would_go_unseen_has_no_number(lab: Lab, target: str, because: str) -> None:
+def test_what_the_tracer_cannot_see_is_unavailable(lab: Lab, target: str, reason: str) -> None:
     outcome = on_card(lab, target)
     assert outcome.status is Status.UNAVAILABLE
-    assert because in (outcome.error_message or "")
+    assert reason in (outcome.error_message or "")
 
 
-def test_a_failure_is_not_kept_for_the_next_attempt(lab: Lab, tmp_path: Path) -> None:
-    shared = tmp_path / "followed"
+def test_the_trace_of_a_failure_is_not_kept_for_the_next_attempt(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "trace"
     assert on_card(lab, "fails_once", CARD, shared).status is Status.ERROR
     assert on_card(lab, "fails_once", CARD, shared).status is Status.OK
 
 
-def test_what_is_not_as_it_was_written_is_followed_anew(lab: Lab, tmp_path: Path) -> None:
-    shared = tmp_path / "followed"
+def test_a_point_is_traced_again_if_its_trace_is_damaged(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "trace"
     on_card(lab, "block", CARD, shared, batch=3)
     for torn in (b"", b"[]", shared.read_bytes()[:-7]):
         shared.write_bytes(torn)
         assert on_card(lab, "block", CARD, shared, batch=3).peak("requested") == 6 * MIB
 
 
-def test_what_is_followed_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
     from array import array
 
-    followed = AllocationTrace([{"kind": "finished", "event": 2}], array("q", [512, -1]))
-    followed.write(tmp_path / "followed")
-    assert AllocationTrace.read(tmp_path / "followed") == followed
+    trace = AllocationTrace([{"kind": "finished", "event": 2}], array("q", [512, -1]))
+    trace.write(tmp_path / "trace")
+    assert AllocationTrace.read(tmp_path / "trace") == trace
     assert AllocationTrace.read(tmp_path / "nosuch") is None
-    assert [each.name for each in tmp_path.iterdir()] == ["followed"]
+    assert [each.name for each in tmp_path.iterdir()] == ["trace"]

@@ -1,4 +1,4 @@
-"""What a CPU would do with tensors that have data, against what it does."""
+"""The rules of a CPU compared with a CPU, and those of CUDA with its sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CpuRules, CudaRules
 from runners.simulation.torch_tracer import MetaTracer
-from tests.following import peak, real_peak
+from tests.tracing import peak, real_peak
 
 BFLOAT16 = torch.bfloat16
 
@@ -42,14 +42,14 @@ class Block(nn.Module):
 
 @pytest.mark.parametrize(
     "case",
-    ["plain", "causal", "mask", "boolean mask", "grouped", "dropout", "scale", "mask that learns", "flat"],
+    ["plain", "causal", "mask", "boolean mask", "grouped", "dropout", "scale", "mask with gradient", "flat"],
 )
-@pytest.mark.parametrize("learns", [True, False])
-def test_attention_takes_what_the_kernel_takes_that_a_cpu_chooses(case: str, learns: bool) -> None:
+@pytest.mark.parametrize("trains", [True, False])
+def test_attention_takes_the_bytes_of_the_kernel_that_a_cpu_chooses(case: str, trains: bool) -> None:
     def work(device: str) -> None:
         heads = 2 if case == "grouped" else 4
-        query = torch.randn(2, 4, 128, 16, device=device, requires_grad=learns)
-        key, value = (torch.randn(2, heads, 128, 16, device=device, requires_grad=learns) for _ in "kv")
+        query = torch.randn(2, 4, 128, 16, device=device, requires_grad=trains)
+        key, value = (torch.randn(2, heads, 128, 16, device=device, requires_grad=trains) for _ in "kv")
         options: dict[str, Any] = {}
         if case == "causal":
             options["is_causal"] = True
@@ -57,8 +57,8 @@ def test_attention_takes_what_the_kernel_takes_that_a_cpu_chooses(case: str, lea
             options["attn_mask"] = torch.zeros(2, 1, 128, 128, device=device)
         elif case == "boolean mask":
             options["attn_mask"] = torch.ones(128, 128, dtype=torch.bool, device=device).tril()
-        elif case == "mask that learns":
-            options["attn_mask"] = torch.zeros(1, 4, 128, 128, device=device, requires_grad=learns)
+        elif case == "mask with gradient":
+            options["attn_mask"] = torch.zeros(1, 4, 128, 128, device=device, requires_grad=trains)
         elif case == "grouped":
             options["enable_gqa"] = True
         elif case == "dropout":
@@ -68,13 +68,13 @@ def test_attention_takes_what_the_kernel_takes_that_a_cpu_chooses(case: str, lea
         elif case == "flat":
             query, key, value = (each.flatten(0, 1) for each in (query, key, value))
         attended = functional.scaled_dot_product_attention(query, key, value, **options)
-        if learns:
+        if trains:
             attended.sum().backward()
 
     assert peak(work) == pytest.approx(real_peak(work), abs=256)
 
 
-def test_layers_that_recompute_attend_and_cast_as_they_had() -> None:
+def test_checkpointed_layers_recompute_with_the_same_attention_and_casts() -> None:
     def work(device: str) -> None:
         blocks = [Block(device) for _ in range(3)]
         x = torch.randn(2, 256, 64, device=device)
@@ -90,12 +90,13 @@ def test_layers_that_recompute_attend_and_cast_as_they_had() -> None:
 
 
 def in_autocast(*operators: Any, device_type: str = "cpu", rules: Any = None) -> list[torch.dtype]:
-    """What dtype they give for numbers of float32 and bfloat16, on tensors without data."""
+    """The dtypes of the operators' results on tensors without data."""
     with (rules or CpuRules()).applied(), torch.autocast(device_type, dtype=BFLOAT16):
         return [operator("meta").dtype for operator in operators]
 
 
-def really(*operators: Any) -> list[torch.dtype]:
+def in_real_autocast(*operators: Any) -> list[torch.dtype]:
+    """The same on a CPU with data."""
     with torch.autocast("cpu", dtype=BFLOAT16):
         return [operator("cpu").dtype for operator in operators]
 
@@ -127,18 +128,18 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_autocast_gives_the_dtypes_that_it_gives_on_a_cpu(name: str) -> None:
-    assert in_autocast(OPERATORS[name]) == really(OPERATORS[name])
+def test_autocast_has_the_dtypes_of_a_cpu(name: str) -> None:
+    assert in_autocast(OPERATORS[name]) == in_real_autocast(OPERATORS[name])
 
 
-def test_autocast_of_cuda_keeps_more_in_float32_than_that_of_a_cpu() -> None:
+def test_autocast_for_cuda_keeps_more_in_float32() -> None:
     rules = CudaRules(GpuArchitecture("nvidia", (9, 0)))
     names = ("matmul", "softmax", "layer_norm", "exp", "cross_entropy", "add")
     given = in_autocast(*(OPERATORS[name] for name in names), device_type="cuda", rules=rules)
     assert given == [BFLOAT16, torch.float32, torch.float32, torch.float32, torch.float32, torch.float32]
 
 
-def test_autocast_of_another_device_or_one_that_is_disabled_casts_nothing() -> None:
+def test_autocast_for_another_device_or_disabled_casts_nothing() -> None:
     with CpuRules().applied():
         with torch.autocast("cuda", dtype=BFLOAT16):
             assert (square("meta") @ square("meta")).dtype == torch.float32
@@ -149,11 +150,11 @@ def test_autocast_of_another_device_or_one_that_is_disabled_casts_nothing() -> N
             assert torch.is_autocast_enabled("cpu")
             assert torch.get_autocast_dtype("cpu") == BFLOAT16
     assert (square("meta") @ square("meta")).dtype == torch.float32
-    with torch.autocast("cpu", dtype=BFLOAT16):  # the real one is what it was
+    with torch.autocast("cpu", dtype=BFLOAT16):  # the real autocast is restored
         assert (square("cpu") @ square("cpu")).dtype == BFLOAT16
 
 
-def test_autocast_keeps_its_copies_of_weights_until_the_outermost_is_left() -> None:
+def test_autocast_keeps_its_copies_of_weights_until_the_outermost_context_ends() -> None:
     def work(device: str) -> list[int]:
         weight = torch.randn(256, 256, device=device, requires_grad=True)
         frozen = torch.randn(256, 256, device=device)
@@ -170,7 +171,7 @@ def test_autocast_keeps_its_copies_of_weights_until_the_outermost_is_left() -> N
     assert peak(work) == real_peak(work)
 
 
-def test_a_step_under_autocast_takes_what_it_takes_on_a_cpu() -> None:
+def test_a_step_under_autocast_takes_the_bytes_of_a_cpu() -> None:
     def work(device: str) -> None:
         model = nn.Sequential(Block(device), Block(device), nn.Linear(64, 512, device=device))
         optimizer = torch.optim.SGD(model.parameters())
@@ -191,7 +192,7 @@ def test_a_step_under_autocast_takes_what_it_takes_on_a_cpu() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("most", [None, 1.0])
-def test_an_optimizer_takes_what_it_takes_on_a_cpu(options: dict[str, bool], most: float | None) -> None:
+def test_an_optimizer_takes_the_bytes_of_a_cpu(options: dict[str, bool], most: float | None) -> None:
     def work(device: str) -> None:
         layers = nn.Sequential(*(nn.Linear(64, 64, device=device) for _ in range(4)))
         optimizer = torch.optim.AdamW(layers.parameters(), **options)
@@ -204,7 +205,7 @@ def test_an_optimizer_takes_what_it_takes_on_a_cpu(options: dict[str, bool], mos
     assert peak(work) == real_peak(work)
 
 
-def test_a_scaler_of_gradients_is_followed() -> None:
+def test_a_step_with_a_gradient_scaler_is_traced() -> None:
     def work(device: str) -> None:
         layer = nn.Linear(64, 64, device=device)
         optimizer, scaler = torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -221,19 +222,19 @@ def test_a_scaler_of_gradients_is_followed() -> None:
     assert peak(work) == pytest.approx(real_peak(work), abs=512)
 
 
-def test_dropout_on_cuda_keeps_a_byte_for_each_number() -> None:
-    """And on a CPU what it multiplied by, in the input's dtype."""
+def test_dropout_on_cuda_keeps_a_mask_of_one_byte_an_element() -> None:
+    """On a CPU it keeps the factors, in the input's dtype."""
 
     def held(rules: Any) -> int:
         sizes: list[int] = []
-        follower = MetaTracer(rules)
-        with follower.around_workload():
+        tracer = MetaTracer(rules)
+        with tracer.around_workload():
             x = torch.empty(1024, dtype=BFLOAT16, device="meta", requires_grad=True)
             dropped = [functional.dropout(x, 0.1), nn.Dropout(0.1)(x), torch.dropout(x, 0.1, True)]
-            for event in follower.events:
+            for event in tracer.events:
                 sizes += [event] if event >= 0 else []
-            dead = sum(sizes[-event - 1] for event in follower.events if event < 0)
-            held = sum(sizes) - dead - 2 * 1024  # without x
+            freed = sum(sizes[-event - 1] for event in tracer.events if event < 0)
+            held = sum(sizes) - freed - 2 * 1024  # without x
             del dropped
         return held
 
@@ -242,10 +243,10 @@ def test_dropout_on_cuda_keeps_a_byte_for_each_number() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "copies"), [(torch.float16, 0), (BFLOAT16, 1)])
-def test_softmax_to_float32_converts_on_its_way_on_cuda_and_of_float16_alone(dtype: Any, copies: int) -> None:
-    follower = MetaTracer(CudaRules(GpuArchitecture("nvidia", (8, 0))))
-    with follower.around_workload():
+def test_softmax_of_float16_to_float32_converts_in_the_kernel_on_cuda(dtype: Any, copies: int) -> None:
+    tracer = MetaTracer(CudaRules(GpuArchitecture("nvidia", (8, 0))))
+    with tracer.around_workload():
         scores = torch.empty(64, 64, dtype=dtype, device="meta")
         functional.softmax(scores, dim=-1, dtype=torch.float32)
-    born = [event for event in follower.events if event > 0]
-    assert born == [64 * 64 * 2] + [64 * 64 * 4] * (1 + copies)
+    allocated = [event for event in tracer.events if event > 0]
+    assert allocated == [64 * 64 * 2] + [64 * 64 * 4] * (1 + copies)

@@ -56,14 +56,14 @@ def followed(values: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
 
 @cache
 def _followed(values: str) -> dict[str, Mapping[str, int]]:
-    from runners.simulation.replay import device_of, replay
-    from runners.simulation.trace import trace
+    from runners.simulation.replay import memory_of, replay
+    from runners.simulation.trace import trace_workload
     from runners.workloads import forward, train
 
     asked = loads(values)
     attempt = Attempt(point=Point(values=asked), device=Device(name="sim:cpu", card=CPU_CARD))
     workload = {"train": train, "forward": forward}[asked["workload"]["name"]]
-    lines = list(replay(trace(attempt, workload, failed), "sim:cpu", device_of(CPU_CARD, None)))
+    lines = list(replay(trace_workload(attempt, workload, failed), "sim:cpu", memory_of(CPU_CARD, None)))
     ended = {line["phase"]: line["counters"]["sim:cpu"] for line in lines if line["kind"] == "ended"}
     return {
         phase: {reading: counters[reading]["tensor"] for reading in ("baseline", "peak", "end")}

@@ -191,5 +191,5 @@ def test_a_variable_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyP
 
 def test_an_allocator_setting_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
-    with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not followed"):
+    with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not simulated"):
         devices.resolve(("sim:h100",), never, print, CARDS)

@@ -1,4 +1,4 @@
-"""The same work on tensors without data and with data: what follows of it, and what it takes."""
+"""Run the same work with and without data: its events, and its peaks in bytes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from runners.meters.torch_tensors import ALIGNMENT, TensorTracker
 from runners.simulation.torch_device_rules import CpuRules
 from runners.simulation.torch_tracer import MetaTracer
 
-Work = Callable[[str], Any]  # is given the device to make its tensors on
+Work = Callable[[str], Any]  # takes the device for its tensors
 
 
 def events(work: Work) -> list[int]:
-    follower = MetaTracer(CpuRules())
-    with follower.around_workload():
+    tracer = MetaTracer(CpuRules())
+    with tracer.around_workload():
         work("meta")
-    return list(follower.events)
+    return list(tracer.events)
 
 
 def peak(work: Work) -> int:
+    """The traced peak of tensors without data."""
     sizes: list[int] = []
     changes = []
     for event in events(work):
@@ -33,14 +34,15 @@ def peak(work: Work) -> int:
 
 
 def real_peak(work: Work) -> int:
-    """Of tensors, without what kernels have for themselves."""
-    with TensorTracker() as following:
+    """The peak of tensors with data, without memory of the kernels themselves."""
+    with TensorTracker() as tracker:
         work("cpu")
-    return following.peak
+    return tracker.peak
 
 
 def counted(work: Work) -> int:
-    """By PyTorch's own counter, with what kernels have for themselves; a dispatch mode changes how gradients add up."""
+    """The peak by PyTorch's own counter, with memory of the kernels themselves. Without a dispatch mode, since a mode
+    changes how gradients accumulate."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         work("cpu")
     changes = [event.nbytes() for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]

@@ -1,7 +1,7 @@
-"""What calculating takes: a point on one core after the imports, in seconds and memory; a grid on three cards.
+"""The time and memory of calculating: points on one core, without imports, and a grid on three cards.
 
-python benchmarks/following.py            # points, and the grid
-python benchmarks/following.py --points   # points alone
+python benchmarks/tracing.py            # points and the grid
+python benchmarks/tracing.py --points   # points only
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ sys.path.insert(0, str(ROOT))
 
 from runners.child import failure_facts  # noqa: E402
 from runners.point import Attempt  # noqa: E402
-from runners.simulation.replay import device_of, replay  # noqa: E402
-from runners.simulation.trace import _rules, card_of, trace  # noqa: E402
+from runners.simulation.replay import memory_of, replay  # noqa: E402
+from runners.simulation.trace import card_of, rules_of, trace_workload  # noqa: E402
 
 LLAMA = ["model=llama-3.1-8b", "dtype=bfloat16", "context=2048", "batch=1"]
 ONCE = ["repeats=1"]
-# With the most seconds of one core that each may take.
+# Each with its target, seconds of one core.
 POINTS = {
     "training, 135 million": (2.5, ["model=smollm2-135m", "workload=train", "batch=8", "context=256"]),
     "training, 8 billion": (8.0, [*LLAMA, "workload=train"]),
@@ -46,19 +46,19 @@ def main(arguments: list[str]) -> None:
     if arguments[:1] == ["--one"]:
         return one(Path(arguments[1]))
     missed = []
-    print(f"{'':36}{'follow':>8}{'decide':>8}{'at most':>9}{'events':>9}{'memory':>10}")
+    print(f"{'':36}{'trace':>8}{'replay':>8}{'at most':>9}{'events':>9}{'memory':>10}")
     for name, (most, words) in POINTS.items():
         with tempfile.TemporaryDirectory() as folder:
-            made = sweep(folder, [*words, "devices=[sim:h100-80gb]"])
-            (request,) = made.glob("points/*/*/point.json")
-            told = subprocess.run([sys.executable, __file__, "--one", str(request)], capture_output=True, check=True)
-            row = json.loads(told.stdout)
+            run = sweep(folder, [*words, "devices=[sim:h100-80gb]"])
+            (request,) = run.glob("points/*/*/point.json")
+            done = subprocess.run([sys.executable, __file__, "--one", str(request)], capture_output=True, check=True)
+            row = json.loads(done.stdout)
         print(
-            f"{name:36}{row['follow']:6.2f} s{row['decide']:6.2f} s{most:7.1f} s{row['events']:9}"
+            f"{name:36}{row['trace']:6.2f} s{row['replay']:6.2f} s{most:7.1f} s{row['events']:9}"
             f"{row['memory'] / 2**20:6.0f} MiB",
             flush=True,
         )
-        missed += [name] if row["follow"] + row["decide"] > most or row["memory"] > MOST_MEMORY else []
+        missed += [name] if row["trace"] + row["replay"] > most or row["memory"] > MOST_MEMORY else []
     if "--points" in arguments:
         sys.exit(1 if missed else 0)
     began = time.monotonic()
@@ -77,7 +77,7 @@ def sweep(folder: str, words: list[str]) -> Path:
 
 
 def one(request: Path) -> None:
-    """Follow a point alone, on one core, and say what that took."""
+    """Trace and replay one point on one core, and print what that took as JSON."""
     import torch
 
     torch.set_num_threads(1)
@@ -86,15 +86,15 @@ def one(request: Path) -> None:
     for module in workload.imports(attempt.point.values):
         importlib.import_module(module)
     card = card_of(attempt)
-    _rules(card)  # imports
+    rules_of(card)  # imports torch
     began = time.process_time()
-    followed = trace(attempt, workload, failure_facts)
+    trace = trace_workload(attempt, workload, failure_facts)
     middle = time.process_time()
-    lines = list(replay(followed, attempt.device.name, device_of(card, None, endless=True)))
+    lines = list(replay(trace, attempt.device.name, memory_of(card, None, unlimited=True)))
     ended = time.process_time()
     assert lines[-1]["kind"] == "finished", lines[-1]
     print(json.dumps({
-        "follow": middle - began, "decide": ended - middle, "events": len(followed.events),
+        "trace": middle - began, "replay": ended - middle, "events": len(trace.events),
         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }))  # fmt: skip
 
