@@ -10,7 +10,9 @@ integers of stated assumptions. A verdict is about its terms only; everything el
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runners.device import Card
 from sweeper.estimates.memory_terms import weights
@@ -62,75 +64,74 @@ def check_card(
     parameters: int, bits: int, card: Card, name: str = CARD, rank: int = RANK, reserved: int = 0
 ) -> CardCheck:
     """The uses that a card has room for. `reserved`: bytes assumed for everything else, added to each use."""
-    usable = card.usable_bytes
-    also = f" + reserve {reserved:,}" if reserved else ""
-
-    def use(name: str, count: int, verdicts: tuple[str, str], formula: str, assumption: str) -> UseCase:
-        left = usable - count - reserved
-        return UseCase(
-            way=name,
-            bytes=count + reserved,
-            fits=left > 0,  # with 0 bytes left there is no room for anything else
-            verdict=verdicts[0 if left > 0 else 1],
-            left_bytes=left,
-            formula=formula + also,
-            assumption=assumption,
-        )
-
     held = weights(parameters, bits).bytes
-    ways = [
-        use(
-            "run",
-            held,
-            ("fits to run", "does not fit to run"),
-            f"weights {held:,}",
-            "all weights are on the card",
-        )
-    ]
-    missing = []
-    to_train = ("may fit to train", "does not fit to train")
-    if bits in TRAINED:
-        size = bits // 8
-        ways.append(
-            use(
-                "train",
-                ADAM * parameters * size,
-                to_train,
-                f"{ADAM} (weight, gradient, two moments) x {parameters:,} parameters x {size} bytes",
-                f"every parameter is trained with Adam, and all four tensors have {bits} bits",
-            )
-        )
-    else:
-        missing.append(f"train: not estimated, weights of {bits} bits cannot be trained: use bits=16 or bits=32")
-    if bits == 16:
-        ways.append(
-            use(
-                "train in float32",
-                ADAM * parameters * FLOAT32,
-                to_train,
-                f"{ADAM} (weight, gradient, two moments) x {parameters:,} parameters x {FLOAT32} bytes",
-                "weights, gradients and moments are float32; only matrix products are computed in 16 bits (autocast)",
-            )
-        )
-    layers, width = shape(parameters)
-    adapter = ADAPTER_OF_A_LAYER * rank * width * layers
-    ways.append(
-        use(
-            "adapter",
-            held + ADAM * adapter * FLOAT32,
-            ("may fit with an adapter", "does not fit with an adapter"),
-            f"weights {held:,} + {ADAM} (weight, gradient, two moments) x {adapter:,} parameters x {FLOAT32} bytes",
-            f"LoRA of rank {rank} in float32 on every linear layer; {layers} layers of width {width:,}. These are the"
-            f" proportions of a decoder of {PARAMETERS_OF_A_LAYER} x layers x width^2 parameters with a width of"
-            f" {WIDTH_OF_A_LAYER} x layers, not the model's own",
-        )
-    )
+    needs = [_run(held), *_train(parameters, bits), _adapter(parameters, held, rank)]
+    cannot_train = f"train: not estimated, weights of {bits} bits cannot be trained: use bits=16 or bits=32"
     return CardCheck(
         card=name,
-        usable_bytes=usable,
+        usable_bytes=card.usable_bytes,
         usable=f"{card.total_bytes:,} in total less {card.context_bytes:,} for context and libraries",
-        ways=tuple(ways),
-        not_estimated=tuple(missing),
+        ways=tuple(_use_case(need, card.usable_bytes, reserved) for need in needs),
+        not_estimated=() if bits in TRAINED else (cannot_train,),
+    )
+
+
+class Need(NamedTuple):
+    """What a use takes, and its verdicts if that fits and if it does not."""
+
+    use: str
+    bytes: int
+    fits: str
+    does_not_fit: str
+    formula: str
+    assumption: str
+
+
+def _run(held: int) -> Need:
+    return Need("run", held, "fits to run", "does not fit to run", f"weights {held:,}", "all weights are on the card")
+
+
+def _train(parameters: int, bits: int) -> Iterator[Need]:
+    verdicts = "may fit to train", "does not fit to train"
+    tensors = f"{ADAM} (weight, gradient, two moments) x {parameters:,} parameters"
+    if bits in TRAINED:
+        size = bits // 8
+        assumption = f"every parameter is trained with Adam, and all four tensors have {bits} bits"
+        yield Need("train", ADAM * parameters * size, *verdicts, f"{tensors} x {size} bytes", assumption)
+    if bits == 16:
+        assumption = (
+            "weights, gradients and moments are float32; only matrix products are computed in 16 bits (autocast)"
+        )
+        formula = f"{tensors} x {FLOAT32} bytes"
+        yield Need("train in float32", ADAM * parameters * FLOAT32, *verdicts, formula, assumption)
+
+
+def _adapter(parameters: int, held: int, rank: int) -> Need:
+    layers, width = shape(parameters)
+    adapter = ADAPTER_OF_A_LAYER * rank * width * layers
+    return Need(
+        "adapter",
+        held + ADAM * adapter * FLOAT32,
+        "may fit with an adapter",
+        "does not fit with an adapter",
+        f"weights {held:,} + {ADAM} (weight, gradient, two moments) x {adapter:,} parameters x {FLOAT32} bytes",
+        f"LoRA of rank {rank} in float32 on every linear layer; {layers} layers of width {width:,}. These are the"
+        f" proportions of a decoder of {PARAMETERS_OF_A_LAYER} x layers x width^2 parameters with a width of"
+        f" {WIDTH_OF_A_LAYER} x layers, not the model's own",
+    )
+
+
+def _use_case(need: Need, usable: int, reserved: int) -> UseCase:
+    left = usable - need.bytes - reserved
+    fits = left > 0  # with 0 bytes left there is no room for anything else
+    return UseCase(
+        way=need.use,
+        bytes=need.bytes + reserved,
+        fits=fits,
+        verdict=need.fits if fits else need.does_not_fit,
+        left_bytes=left,
+        formula=need.formula + (f" + reserve {reserved:,}" if reserved else ""),
+        assumption=need.assumption,
     )
 
 
