@@ -1,10 +1,10 @@
-"""How long a large sweep's journals take to become Parquet and a frontier, and how much memory: written by hand here.
+"""Time and memory to turn a large sweep's journals into Parquet and a frontier. The sweep is synthetic.
 
     python benchmarks/tables.py [--attempts 100000] [--folder /tmp]
 
-Writes plan.jsonl and one attempt folder a point, as a cpu run leaves them (8 phases and what is between them, 30 lines
-of journal), then times, each in a process of its own, reading all of it back into Parquet, the frontier alone, and
-pandas reading points.parquet. The files were written just before, so that the disk's cache holds what fits in it.
+Writes plan.jsonl and an attempt folder for each point, as a cpu run leaves them (8 phases and a `between` before each,
+30 lines of journal). Then measures, each in its own process: journals to Parquet, the frontier alone, and pandas
+reading the tables. The files have just been written, so the disk's cache holds as many as fit in it.
 """
 
 from __future__ import annotations
@@ -66,10 +66,12 @@ STEPS = {
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    asked.add_argument("--attempts", type=int, default=100_000)
-    asked.add_argument("--folder", type=Path, help="where the synthetic run goes (a new folder below; removed again)")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--attempts", type=int, default=100_000)
+    parser.add_argument(
+        "--folder", type=Path, help="folder in which the synthetic run is created, and removed at the end"
+    )
+    options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tables-", dir=options.folder)) / "synthetic"
     try:
         began = time.perf_counter()
@@ -85,7 +87,7 @@ def main() -> int:
 
 
 def report(name: str, folder: Path) -> bool:
-    """Measure one step, print its line, and say whether it met its target."""
+    """Measure one step, print its line, and return whether it met its target."""
     prepare, work = STEPS[name]
     code = MEASURE.format(root=str(ROOT), folder=str(folder), prepare=prepare, work=work)
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -99,7 +101,7 @@ def report(name: str, folder: Path) -> bool:
 
 
 def write_run(folder: Path, attempts: int) -> int:
-    """Plan and attempt folders of a grid; the bytes written."""
+    """Write the plan and the attempt folders of a grid. Returns the bytes written."""
     folder.mkdir(parents=True)
     written = 0
     with (folder / "plan.jsonl").open("w") as plan:
@@ -107,8 +109,8 @@ def write_run(folder: Path, attempts: int) -> int:
             plan.write(json.dumps(line) + "\n")
         for order, values in enumerate(grid(attempts)):
             point = Point(values=values)
-            asked = {"kind": "asked", "id": point.id, "order": order, "device": None}
-            plan.write(json.dumps({**asked, "changed_from": None, "changed": [], "values": values}) + "\n")
+            line = {"kind": "asked", "id": point.id, "order": order, "device": None}
+            plan.write(json.dumps({**line, "changed_from": None, "changed": [], "values": values}) + "\n")
             attempt = Attempt(point=point, device=device_named("cpu"))
             place = AttemptFolder(folder / "points" / attempt.name)
             place.path.mkdir(parents=True)

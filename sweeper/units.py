@@ -1,4 +1,4 @@
-"""Bytes, counts and durations as a person reads them, and sizes as a person types them."""
+"""Bytes, counts and durations as text, and the sizes that a user types."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 UNITS = {
     "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB, "KB": KB, "MB": MB, "GB": GB, "TB": TB,
 }  # fmt: skip
-SIZE = "24GiB, 24GB, 600MiB or a number of bytes"  # how a size is typed, for messages
+SIZE = "24GiB, 24GB, 600MiB or a number of bytes"  # how to write a size, for messages
 SHOWN = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 def format_bytes(count: int) -> str:
-    """A number of bytes in the largest binary unit that it reaches, to two decimals: `913.00 MiB`."""
+    """Bytes in the largest binary unit that they reach, to two decimals: `913.00 MiB`."""
     unit, name = next(((unit, name) for unit, name in SHOWN if abs(count) >= unit), (1, "bytes"))
     return f"{count} bytes" if unit == 1 else f"{count / unit:.2f} {name}"
 
 
 def format_exact(count: int) -> str:
-    """The same beside the exact number: `913.00 MiB (957,349,888 bytes)`."""
+    """Bytes in binary units and exactly: `913.00 MiB (957,349,888 bytes)`."""
     return f"{format_bytes(count)} ({count:,} bytes)"
 
 
 def format_both(count: int) -> str:
-    """A number of bytes in decimal and in binary gigabytes: `1,000 bytes = 0.00 GB = 0.00 GiB`."""
+    """Bytes exactly, in decimal and in binary gigabytes: `1,000 bytes = 0.00 GB = 0.00 GiB`."""
     return f"{count:,} bytes = {hundredths(count, GB)} GB = {hundredths(count, GIB)} GiB"
 
 
 def hundredths(count: int, unit: int) -> str:
-    """`count / unit` to two decimals, half up. In whole numbers: a float would round some halves down."""
+    """`count / unit` to two decimals, half up. It uses integers, because a float would round some halves down."""
     rounded = (200 * count + unit) // (2 * unit)
     return f"{rounded // 100:,}.{rounded % 100:02d}"
 
@@ -42,12 +42,12 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration to the second, from 100 seconds on to the minute."""
+    """A duration in seconds, or in minutes from 100 seconds on."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def parse_bytes(value: object) -> int | None:
-    """The number of bytes that a size stands for, rounded down: `24GiB`, `1.5GB`, 4096. None if it is no size."""
+    """The bytes of a size such as `24GiB`, `1.5GB` or 4096, rounded down. None if the value is no size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     written = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)?", value) if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""What training a decoder of 135 million parameters costs over running it: figures that were measured before us."""
+"""The memory of training a decoder of 135 million parameters, compared with earlier measurements of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 MIB = 2**20
-# workload, batch, context, set_to_none, what was changed -> MiB: resident over the process baseline, and live tensors
+# workload, batch, context, set_to_none, changed key -> MiB: resident above the process baseline, and live tensors
 BILL = {
     ("train", 1, 256, False, None): (2578, 2537.5),
     ("train", 8, 256, False, None): (5869, 5830.8),
@@ -25,9 +25,9 @@ BILL = {
     ("train", 8, 256, False, "eager"): (6587, 6548.7),
     ("forward", 8, 256, None, None): (931, 901.6),
 }
-TRAINED = {"lora": 460_800}  # of the 134,515,008, which all others train
-# As glibc's malloc has it by default. Not in it: forward b8x256, published as 955-962, which was 993-1065 here in three
-# runs, since the temporaries of the weights' initialisation stay in the heap or not.
+TRAINED = {"lora": 460_800}  # trained parameters; all other training points have 134,515,008
+# With the defaults of glibc's malloc. Without forward b8x256: it was published as 955-962, and was 993-1065 here in
+# three runs, because temporaries of the weights' initialisation may stay in the heap.
 SYSTEM = {
     ("train", 1, 256, False, None): (2835, 2884),
     ("train", 8, 256, False, None): (6481, 6574),
@@ -53,7 +53,7 @@ def points_of(run: Path) -> dict[tuple[object, ...], pd.Series]:
 
 
 def changed(row: pd.Series) -> str | None:
-    """What a row of the bill has beside its sizes, as the bill calls it."""
+    """The name of the key that a row of the bill changes."""
     checkpointing, dtype, method, attention = known(row, VARIANTS)
     if checkpointing:
         return "checkpointing"
@@ -68,7 +68,7 @@ def over_baseline(row: pd.Series) -> float:
     return float(row["peak_resident_bytes"] - row["process_baseline_bytes"]) / MIB
 
 
-def test_the_training_bill_is_what_was_measured_before(tmp_path: Path) -> None:
+def test_the_training_bill_repeats_the_earlier_measurements(tmp_path: Path) -> None:
     run = sweep(tmp_path, "experiment=training_bill")
     points = points_of(run)
     assert set(points) == set(BILL)
@@ -84,7 +84,7 @@ def test_the_training_bill_is_what_was_measured_before(tmp_path: Path) -> None:
     assert 1.3 * 1024 < (second - first) / MIB < 1.7 * 1024
 
 
-def test_the_bill_with_the_systems_own_allocator_is_within_two_percent(tmp_path: Path) -> None:
+def test_the_bill_with_the_system_allocator_is_within_two_percent(tmp_path: Path) -> None:
     points = points_of(sweep(tmp_path, "experiment=training_bill", "allocator=system"))
     for key, (low, high) in SYSTEM.items():
         assert 0.98 * low <= over_baseline(points[key]) <= 1.02 * high, key

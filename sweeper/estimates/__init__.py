@@ -1,1 +1,1 @@
-"""Arithmetic on a point before anything runs. Pure."""
+"""Estimates of a point's memory before anything runs. Pure."""

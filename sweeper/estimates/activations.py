@@ -1,20 +1,21 @@
-"""What a pass itself holds, in closed form: the logits with what a loss makes of them, and what backward needs. Pure.
+"""Closed forms of the memory that a pass holds: the logits, the tensors of the loss, and the activations. Pure.
 
-Each formula is read off the modelling code of transformers and held against the same workload followed without data
-(tests/sweeper/estimates/test_activations.py): exact but for a device's rounding of each tensor. Where it is not,
-there is none.
+The formulas follow the modelling code of transformers. tests/sweeper/estimates/test_activations.py compares them with
+the same workload traced without data: they are exact except for a device's rounding of each tensor. Where a formula
+would not be exact, there is no term.
 
     logits            the model's output
-    logits_float32    the copy that the library's loss computes with, where the logits are of another type
-    log_softmax       what that loss keeps for its backward pass
-    logits_gradients  the gradients of log_softmax and of its input, which are there at once
-    activations       what the layers of a decoder of the llama kind keep for theirs
+    logits_float32    the float32 copy that the library's loss computes with, if the logits have another type
+    log_softmax       the tensor that the loss keeps for its backward pass
+    logits_gradients  the gradients of log_softmax and of its input, which are alive together
+    activations       the tensors that the layers of a llama-type decoder keep for the backward pass
 
-A layer keeps, for N tokens, hidden size H, inner size I, A = heads x head dimension, K = key-value heads x head
-dimension, at E bytes an element: the inputs of its products and of what is not linear. In each of two norms the input
-(a float32 copy where E is not 4), one float32 a token, the normed and the scaled; queries and keys after their
-rotation, values, the attention's output and the logarithm of a sum for each head and token; in the mlp the gate, its
-activation, the other half and their product. Sums keep nothing, rotations only their angles, which all layers share.
+A layer keeps the inputs of its matrix products and non-linear operations. For N tokens, hidden size H, inner size I,
+A = heads x head dimension, K = key-value heads x head dimension and E bytes an element these are: in each of two norms
+the input (a float32 copy if E is not 4), one float32 for each token, the normalised and the scaled input; the rotated
+queries and keys, the values, the attention's output and a log-sum-exp for each head and token; in the mlp the gate, its
+activation, the up projection and their product. Additions keep nothing. Rotations keep their angles, which all layers
+share.
 """
 
 from __future__ import annotations
@@ -28,54 +29,56 @@ from sweeper.estimates.parameter_counts import Layer, Parameters, parameters
 FLOAT32 = 4
 POSITION = 8  # int64
 FROM_LOSS = "transformers.loss.loss_utils.ForCausalLMLoss and torch.nn.functional.cross_entropy"
-SAVED = "what autograd saves of transformers' modelling code"
+SAVED = "tensors that autograd saves in transformers' modelling code"
 ACTIVATIONS = (None, "silu", "swish")
 ROTATIONS = ("default", "linear", "llama3")
 
 
 def logits(values: Mapping[str, Any]) -> list[MemoryTerm]:
-    """The logits of a point that passes forward or trains, and what its loss makes of them."""
+    """The logits of a forward pass or of training, and the tensors of the loss. Raises NoClosedForm."""
     workload = values["workload"]
     vocabulary, size = _vocabulary(values), _computed_bytes(values)
     if workload.get("compile"):
-        raise NoClosedForm("torch.compile decides what is kept of them")
+        raise NoClosedForm("torch.compile decides which tensors are kept")
     if workload["name"] == "forward":
         _are_drawn(values)
         last = workload.get("logits") == "last"
         rows = values["batch"] * (1 if last else values["context"])
         of = "the last token of each sequence" if last else "every token"
-        alive = "alive with the output: from the product that makes them to the end of the pass"
-        return [_of_logits("logits", rows, vocabulary, size, f"of {of}; {alive}", "the model's output", ("forward",))]
+        alive = "alive from the matrix product that computes them to the end of the pass"
+        return [
+            _of_logits("logits", rows, vocabulary, size, f"logits of {of}; {alive}", "the model's output", ("forward",))
+        ]
     rows = _tokens(values)
     made = _of_logits(
         "logits", rows, vocabulary, size,
-        "of every token; from the end of the forward pass until the loss is computed, and given back with the output",
+        "logits of every token; alive from the end of the forward pass until the loss is computed, then freed",
         "the model's output", ("forward", "loss"),
     )  # fmt: skip
     copy = _of_logits(
         "logits_float32", rows, vocabulary, FLOAT32,
-        "a copy, alive while the loss is computed; logits that are float32 are not copied", FROM_LOSS, ("loss",),
+        "a float32 copy, alive while the loss is computed; float32 logits are not copied", FROM_LOSS, ("loss",),
     )  # fmt: skip
     kept = _of_logits(
         "log_softmax", rows, vocabulary, FLOAT32,
-        "in float32 whatever the model computes in; from the loss until its own backward pass", FROM_LOSS,
+        "float32 whatever type the model computes in; alive from the loss until its backward pass", FROM_LOSS,
         ("loss", "backward"),
     )  # fmt: skip
     gradients = _of_logits(
         "logits_gradients", rows, vocabulary, FLOAT32,
-        "of the log-softmax and of its input, float32, at once as the backward pass begins", FROM_LOSS, ("backward",),
-        copies=2,
+        "gradients of the log-softmax and of its input, in float32, alive together as the backward pass begins",
+        FROM_LOSS, ("backward",), copies=2,
     )  # fmt: skip
     return [made, *([copy] if size != FLOAT32 else []), kept, gradients]
 
 
 def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
-    """What is held from the forward pass until the backward pass reaches it, without the logits."""
+    """The tensors held from the forward pass until the backward pass uses them, without logits. Raises NoClosedForm."""
     count, size = parameters(values), element_bits(values) // 8
     if count.layer is None or count.attention is None:
         kind = (values.get("model") or {}).get("model_type") or name_of(values.get("model"))
-        raise NoClosedForm(f"what {kind} keeps for its backward pass has no formula here")
-    _refuse_what_keeps_other(values, count)
+        raise NoClosedForm(f"no formula is known for the tensors that {kind} keeps for its backward pass")
+    _check_exact(values, count)
     tokens, context, layer, attention = _tokens(values), values["context"], count.layer, count.attention
     angles = 2 * context * attention.head_dim * size
     norm, norm_is = _norm(tokens, layer, size)
@@ -90,8 +93,8 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
                     f" + last norm {norm:,} ({norm_is}) + cosines and sines {angles:,} + positions {positions:,}"
                 ),
                 assumption=(
-                    "checkpointing keeps the input of each layer; at the end of the forward pass, before any layer is"
-                    " computed again; the states of random generators are not in it"
+                    "checkpointing keeps the input of each layer; as the forward pass ends, before any layer is"
+                    " recomputed; without the states of random number generators"
                 ),
                 source=SAVED,
                 alive=("forward", "loss", "backward"),
@@ -113,8 +116,8 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
                 f" {angles:,}"
             ),
             assumption=(
-                "saved for the backward pass, at its fullest as the forward pass ends; one fused attention kernel, as"
-                " on cpu and on CUDA in 16 bits (in float32 with grouped heads CUDA has none, and keeps more)"
+                "tensors saved for the backward pass, at their largest as the forward pass ends; with a fused attention"
+                " kernel, as on cpu and on CUDA in 16 bits (in float32 with grouped heads CUDA has none and keeps more)"
             ),
             source=SAVED,
             alive=("forward", "loss", "backward"),
@@ -123,7 +126,7 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
 
 
 def _norm(tokens: int, layer: Layer, size: int) -> tuple[int, str]:
-    """Input, one float32 a token, normed, scaled."""
+    """Bytes that a norm keeps, and their formula: the input, one float32 a token, the normalised, the scaled input."""
     one = tokens * (layer.hidden * (FLOAT32 + 2 * size) + FLOAT32)
     return one, f"{tokens:,} tokens x ({layer.hidden} x ({FLOAT32} + 2 x {size}) + {FLOAT32}) bytes"
 
@@ -157,7 +160,7 @@ def _vocabulary(values: Mapping[str, Any]) -> int:
 
 
 def _tokens(values: Mapping[str, Any]) -> int:
-    """Of one part of a batch. A batch that cannot be cut is refused before it is measured."""
+    """Tokens of one microbatch. The planner refuses a batch that `accumulate` does not divide."""
     _are_drawn(values)
     return int(values["batch"]) // int(values["workload"].get("accumulate") or 1) * int(values["context"])
 
@@ -165,41 +168,39 @@ def _tokens(values: Mapping[str, Any]) -> int:
 def _are_drawn(values: Mapping[str, Any]) -> None:
     inputs = name_of(values.get("inputs"))
     if inputs in ("text", "images"):
-        raise NoClosedForm(f"inputs={inputs} have lengths of their own")
+        raise NoClosedForm(f"samples of inputs={inputs} have different lengths")
 
 
 def _computed_bytes(values: Mapping[str, Any]) -> int:
-    """Of an element of the output: under autocast its precision, and a quantised model computes in its dtype too."""
+    """Bytes of an element of the output: in autocast's precision, or in the dtype. Raises NoClosedForm if quantised."""
     bits = element_bits(values)
     return DTYPE_BITS.get(str(values["workload"].get("precision")), bits) // 8
 
 
-def _refuse_what_keeps_other(values: Mapping[str, Any], count: Parameters) -> None:
+def _check_exact(values: Mapping[str, Any], count: Parameters) -> None:
     workload, config = values["workload"], (values["model"].get("config") or {})
     if workload.get("compile"):
-        raise NoClosedForm("torch.compile decides what is kept")
+        raise NoClosedForm("torch.compile decides which tensors are kept")
     if workload.get("method", "full") != "full":
-        raise NoClosedForm(
-            f"workload.method={workload['method']}: a layer that is not trained keeps less than one that is"
-        )
+        raise NoClosedForm(f"workload.method={workload['method']}: frozen layers keep less than trained ones")
     if workload.get("precision") is not None:
         raise NoClosedForm(
-            f"workload.precision={workload['precision']}: autocast keeps casts of weights and inputs too"
+            f"workload.precision={workload['precision']}: autocast also keeps casts of weights and inputs"
         )
     if values.get("attention") not in (None, "sdpa"):
-        raise NoClosedForm(f"attention={values['attention']} keeps what the fused kernel (sdpa) does not")
+        raise NoClosedForm(f"attention={values['attention']} keeps tensors that the fused kernel (sdpa) does not")
     if config.get("attn_implementation") not in (None, "sdpa"):
-        raise NoClosedForm(f"model.config.attn_implementation={config['attn_implementation']} keeps what sdpa does not")
+        raise NoClosedForm(f"model.config.attn_implementation={config['attn_implementation']} keeps more than sdpa")
     if config.get("hidden_act") not in ACTIVATIONS:
         raise NoClosedForm(f"model.config.hidden_act={config['hidden_act']} may keep other tensors than silu")
     if config.get("attention_dropout"):
-        raise NoClosedForm("model.config.attention_dropout above 0 takes another kernel on cpu, and keeps its mask")
+        raise NoClosedForm("model.config.attention_dropout above 0 uses another kernel on cpu and keeps its mask")
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if (kind := rope.get("rope_type", rope.get("type", "default"))) not in ROTATIONS:
-        raise NoClosedForm(f"model.config.rope_scaling of the kind {kind} is not known here")
+        raise NoClosedForm(f"model.config.rope_scaling of type {kind} is not known here")
     assert count.attention is not None
     window = count.attention.window
     if window is not None and values["context"] >= window:
         raise NoClosedForm(
-            f"{values['context']:,} tokens are no fewer than the sliding window of {window:,}: a mask is kept"
+            f"a context of {values['context']:,} reaches the sliding window of {window:,}: a mask is kept"
         )

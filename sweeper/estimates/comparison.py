@@ -1,10 +1,10 @@
-"""Every point with what was estimated, what was calculated and what was measured of it, side by side. Pure.
+"""Compare the estimated, the calculated and the measured memory of each point. Pure.
 
-Three kinds, which are never added to one another and never averaged. An error is how much one figure is above another
-(below, if it is negative), of one point, and only where both count the same bytes:
+The three kinds are never added and never averaged. An error is the difference between a figure of a point and a
+measured one, negative if the figure is smaller, and only between figures that count the same bytes:
 
-    an estimate  against the bytes of tensors that were measured: `tensor` on cpu, `requested` on CUDA
-    calculated   against what was measured under the same counter's name
+    estimate    less the measured bytes of tensors: `tensor` on cpu, `requested` on CUDA
+    calculated  less the measured counter of the same name
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sweeper.estimates.estimate import Estimate, estimate
 from sweeper.rows import Row
 
 COUNTERS = ("tensor", "requested", "allocated", "reserved", "used", "resident")
-OF_TENSORS = ("tensor", "requested")  # bytes of tensors as they were asked for, before any rounding
-# `used` has the context of one card in it, and `resident` the process: no two kinds of device have the same of either.
+OF_TENSORS = ("tensor", "requested")  # bytes of tensors before any rounding
+# Without `used` and `resident`: they include the card's context and the process, which differ between devices.
 COMPARED = ("tensor", "requested", "allocated", "reserved")
 ESTIMATED = "estimate"
-WITHOUT_AN_END = "what it would take on a device without an end"
-PARTIAL = "partial: it did not come to its end"
+UNLIMITED = "with unlimited memory"
+PARTIAL = "partial: the attempt did not finish"
 NEEDS = (
     *("point_id", "device", "kind", "status", "config", "peak_is_partial", "unlimited_peak_bytes", "environment_id"),
     *(f"peak_{counter}_bytes" for counter in COUNTERS),
@@ -33,7 +33,7 @@ NEEDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The highest of one counter on one device. `note`: what keeps it from being a whole peak."""
+    """The peak of one counter on one device, in bytes. `note` qualifies a figure that is no plain peak."""
 
     kind: str
     device: str | None
@@ -44,13 +44,13 @@ class Figure:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the peak of a workload that came to its end, if only on a device without one."""
-        return self.note in (None, WITHOUT_AN_END)
+        """Whether it is the peak of a workload that finished, or would finish with unlimited memory."""
+        return self.note in (None, UNLIMITED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """How much one figure of a point is above what was measured of it."""
+    """The difference between a figure of a point and a measured one."""
 
     of: Figure
     measured: Figure
@@ -61,25 +61,25 @@ class Deviation:
 
     @property
     def hundredths_of_percent(self) -> int:
-        """Of what was measured, rounded half away from zero. Whole numbers all the way."""
+        """The difference in hundredths of a percent of the measured bytes, rounded half away from zero."""
         size = (20_000 * abs(self.bytes) + self.measured.bytes) // (2 * self.measured.bytes)
         return size if self.bytes >= 0 else -size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointComparison:
-    """One point. `silent`: the devices that gave no figure, and how their attempts ended."""
+    """One point. `without_figures`: the devices that have no figure, with their status."""
 
     point_id: str
     config: Mapping[str, Any]
     estimate: Estimate
     figures: tuple[Figure, ...]
     errors: tuple[Deviation, ...]
-    silent: Mapping[str, str]
+    without_figures: Mapping[str, str]
 
 
 def comparisons(rows: Iterable[Row]) -> Iterator[PointComparison]:
-    """Rows of points.parquet, each device's; the points in the order of their first."""
+    """The comparison of each point, in the order of their first rows. `rows`: those of points.parquet."""
     points: dict[str, list[Row]] = {}
     for row in rows:
         points.setdefault(row["point_id"], []).append(row)
@@ -88,14 +88,14 @@ def comparisons(rows: Iterable[Row]) -> Iterator[PointComparison]:
         found = estimate(config)
         counted = [figure for row in of_point for figure in _figures(row)]
         figures = [*_estimated(found), *sorted(counted, key=lambda figure: figure.kind)]
-        told = {figure.device for figure in figures}
+        with_figures = {figure.device for figure in figures}
         yield PointComparison(
             point_id=id,
             config=config,
             estimate=found,
             figures=tuple(figures),
             errors=tuple(_errors(figures)),
-            silent={row["device"]: row["status"] for row in of_point if row["device"] not in told},
+            without_figures={row["device"]: row["status"] for row in of_point if row["device"] not in with_figures},
         )
 
 
@@ -111,7 +111,7 @@ def _figures(row: Row) -> Iterator[Figure]:
         peak = row[f"peak_{counter}_bytes"]
         note = PARTIAL if row["peak_is_partial"] or row["status"] != "ok" else None
         if note and counter == deciding and row["unlimited_peak_bytes"] is not None:
-            peak, note = row["unlimited_peak_bytes"], WITHOUT_AN_END
+            peak, note = row["unlimited_peak_bytes"], UNLIMITED
         if peak is not None:
             yield Figure(
                 kind=row["kind"], device=row["device"], counter=counter, bytes=peak, status=row["status"], note=note
@@ -119,7 +119,7 @@ def _figures(row: Row) -> Iterator[Figure]:
 
 
 def _errors(figures: Sequence[Figure]) -> Iterator[Deviation]:
-    """Each figure that was not measured, against each that was and counts the same."""
+    """Each estimated or calculated figure with each measured one that counts the same bytes."""
     measured = [each for each in figures if each.kind == MEASURED and each.note is None and each.bytes]
     for figure in figures:
         if figure.kind == MEASURED or not figure.is_whole:

@@ -1,19 +1,18 @@
-"""Arithmetic on a point before anything runs: exact integers, each with its formula, assumption and source.
+"""Estimate the memory of a point before anything runs: exact integers, each with formula, assumption and source.
 
-Pure, and without torch: a parameter count comes from the model's own configuration in closed form. What has no closed
-form here has no term, and says so; a guess would stand in a table beside the measured and be believed.
+Pure, and without torch: parameter counts are closed forms of the model's configuration. A term without an exact formula
+is left out with a reason, because a guess would be mistaken for a figure.
 
-    weights      what the parameters take, a tied matrix once
-    gradients    one for each trained parameter, in its own type
-    optimizer    what the optimizer keeps between steps
+    weights      the parameters, a tied matrix once
+    gradients    one for each trained parameter, in its type
+    optimizer    the states that the optimizer keeps between steps
     kv_cache     keys and values of the tokens, for each key-value head
-    logits, ...  the output, and what a loss makes of it (sweeper/estimates/activations.py)
-    activations  what the layers keep for the backward pass (the same)
-    reserve      what somebody assumed; named so
+    logits, ...  the output and the tensors of the loss (sweeper/estimates/activations.py)
+    activations  the tensors that layers keep for the backward pass (the same file)
+    reserve      an assumed figure
 
-Not all of them are alive at once: they are added up for each moment that they are alive in, and the highest of these
-sums is what a point takes at least. Temporaries, inputs, the allocator's rounding and the device's context are in none
-of it: they are what a sweep measures.
+Terms are added up for each moment at which they are alive. The highest sum is a lower bound of the point's peak.
+Temporaries, inputs, the allocator's rounding and the device's context are in no term: a sweep measures them.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The terms of one point, and one sentence for each that has no closed form here."""
+    """The terms of one point, and a sentence for each term without a closed form."""
 
     terms: tuple[MemoryTerm, ...] = ()
     not_estimated: tuple[str, ...] = ()
 
     @property
     def together(self) -> dict[str, int]:
-        """Of each moment that a term is alive in, the bytes of all that are."""
+        """The sum of the terms alive at each moment, in bytes."""
         return {
             moment: sum(term.bytes for term in self.terms if moment in term.alive)
             for moment in MOMENTS
@@ -48,28 +47,29 @@ class Estimate:
 
     @property
     def at_least(self) -> tuple[str, int] | None:
-        """The moment in which most of it is alive, and how much that is."""
+        """The moment with the highest sum, and that sum in bytes: a lower bound of the peak. None without terms."""
         return max(self.together.items(), key=lambda sum: sum[1], default=None)
 
 
 def terms(values: Values) -> list[MemoryTerm]:
-    """The terms of a point's settled values; those without a closed form are left out."""
+    """The terms of a point's settled values that have a closed form."""
     return list(estimate(values).terms)
 
 
 def estimate(values: Values) -> Estimate:
+    """The estimate of a point's settled values."""
     found: list[MemoryTerm] = []
     missing: list[str] = []
-    for name, made in _asked_of(values):
+    for name, calculate in _terms_of(values):
         try:
-            found += made(values)
+            found += calculate(values)
         except NoClosedForm as reason:
             missing.append(f"{name}: not estimated, {reason}")
     return Estimate(terms=tuple(found), not_estimated=tuple(missing))
 
 
-def _asked_of(values: Values) -> Sequence[tuple[str, Callable[[Values], Sequence[MemoryTerm]]]]:
-    """Which terms a workload has."""
+def _terms_of(values: Values) -> Sequence[tuple[str, Callable[[Values], Sequence[MemoryTerm]]]]:
+    """The names of a workload's terms and the functions that calculate them."""
     workload = name_of(values.get("workload"))
     if workload == "forward":
         return [("weights", _weights_of), ("logits", logits)]
@@ -97,7 +97,7 @@ def _weights_of(values: Values) -> list[MemoryTerm]:
         replace(
             term,
             formula=f"{count.total:,} parameters x {element_bits(values) // 8} bytes",
-            assumption=f"stored as {values['dtype']}, a tied matrix once; buffers and adapters are left out",
+            assumption=f"stored as {values['dtype']}, a tied matrix once; without buffers and adapters",
             source=count.formula,
             alive=ALWAYS[name_of(values["workload"])],
         )
@@ -114,7 +114,7 @@ def _gradients_of(values: Values) -> list[MemoryTerm]:
             term="gradients",
             bytes=count.total * element_bits(values) // 8,
             formula=f"{count.total:,} parameters x {element_bits(values) // 8} bytes",
-            assumption="every parameter is trained; its gradient has its own type, and all are alive at once",
+            assumption="every parameter is trained; a gradient has its parameter's type, and all are alive together",
             source="torch.Tensor.grad has its tensor's shape and type",
             alive=ALWAYS["train"] if keeps or added_up else ("step",),
         )
@@ -128,7 +128,7 @@ def _optimizer_of(values: Values) -> list[MemoryTerm]:
     size = element_bits(values) // 8
     assumption = "a state has its parameter's shape and type, and exists after the first step"
     if states >= 2:
-        assumption += "; the step counter of each tensor (4 bytes) is neglected"
+        assumption += "; without the step counter of each tensor (4 bytes)"
     return [
         MemoryTerm(
             term="optimizer",
@@ -142,16 +142,16 @@ def _optimizer_of(values: Values) -> list[MemoryTerm]:
 
 
 def _steps(values: Values) -> int:
-    """How many there are in all: the first, those that warm up, and the repeats (one unless it is said)."""
+    """The number of all steps: the first, the warm-up, and the repeats (one by default)."""
     repeats = values.get("repeats")
     return 1 + (values.get("warmup") or 0) + (1 if repeats is None else repeats)
 
 
 def _optimizer_states(workload: Mapping[str, Any]) -> tuple[int, str]:
-    """How many tensors of a parameter's size the optimizer keeps for it, and which."""
+    """The number of tensors of a parameter's size that the optimizer keeps for it, and their source."""
     optimizer = str(name_of(workload.get("optimizer"))).lower()
     options = workload["optimizer"] if isinstance(workload.get("optimizer"), Mapping) else workload
-    optimizer = re.sub("^adamw-(forloop|foreach|fused)$", "adamw", optimizer)  # implementations: they keep the same
+    optimizer = re.sub("^adamw-(forloop|foreach|fused)$", "adamw", optimizer)  # implementations with the same states
     if optimizer in ("adamw", "adam"):
         if options.get("amsgrad"):
             return 3, f"torch.optim.{optimizer}: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq"
@@ -166,7 +166,7 @@ def _optimizer_states(workload: Mapping[str, Any]) -> tuple[int, str]:
 def _kv_cache_of(values: Values) -> list[MemoryTerm]:
     shape = parameters(values).attention
     if shape is None:
-        raise NoClosedForm(f"model={name_of(values.get('model'))} has no attention to keep keys and values for")
+        raise NoClosedForm(f"model={name_of(values.get('model'))} has no attention, so no keys and values")
     workload = values["workload"]
     if "new_tokens" not in workload:
         raise NoClosedForm("workload.new_tokens is not known")
@@ -174,13 +174,13 @@ def _kv_cache_of(values: Values) -> list[MemoryTerm]:
     if cache in NOT_PLAIN:
         raise NoClosedForm(f"workload.cache={cache} {NOT_PLAIN[cache]}")
     if workload.get("packing") == "packed" and concurrency > 1:
-        raise NoClosedForm("workload.packing=packed keeps no more than the prompts have, each a length of its own")
+        raise NoClosedForm("workload.packing=packed keeps prompts of different lengths")
     tokens = values["context"] + workload["new_tokens"]
     if cache in ("dynamic", "sliding"):
-        tokens -= 1  # the last token is chosen and never read: only a static cache has room for it
+        tokens -= 1  # the last token is never read, so only a static cache has room for it
     if shape.window is not None and tokens > shape.window and cache != "dynamic":
         if cache is None or not shape.all_windowed:
-            raise NoClosedForm(f"{tokens:,} tokens are more than the sliding window of {shape.window:,}")
+            raise NoClosedForm(f"{tokens:,} tokens exceed the sliding window of {shape.window:,}")
         tokens = shape.window
     term = kv_cache(
         layers=shape.layers,
@@ -194,16 +194,16 @@ def _kv_cache_of(values: Values) -> list[MemoryTerm]:
 
 
 KEPT = {
-    "static": "room for all new tokens, or for a window of them, is taken at once, in the point's dtype",
-    "sliding": "no layer keeps more than its window, in the point's dtype; the prefill holds the whole prompt",
+    "static": "memory for all tokens, or for a window of them, is allocated at once, in the point's dtype",
+    "sliding": "each layer keeps at most its window, in the point's dtype; the prefill holds the whole prompt",
 }
 NOT_PLAIN = {
-    "quantized": "keeps bits and scales of the library's own",
-    "offloaded": "keeps on the host what is not at work",
+    "quantized": "has bits and scales that the library decides",
+    "offloaded": "keeps layers that are not in use on the host",
 }
 
 
 def _all_are_trained(values: Values) -> None:
     method = values["workload"].get("method", "full")
     if method != "full":
-        raise NoClosedForm(f"workload.method={method} trains parameters of its own, which are not counted here")
+        raise NoClosedForm(f"workload.method={method} trains added parameters, which are not counted here")

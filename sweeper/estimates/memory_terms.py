@@ -1,4 +1,4 @@
-"""What an estimate is made of: terms of whole bytes, each with its formula, its assumption and its source. Pure."""
+"""The terms of an estimate: whole bytes, each with its formula, assumptions and source. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sweeper.units import GIB
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
-# When terms are alive together, each a moment that every pass of the workload comes through.
+# Moments that every pass of a workload goes through. Terms of one moment are alive together.
 MOMENTS = {
-    "forward": "as a forward pass ends",
-    "loss": "in the loss, before the logits are given back",
+    "forward": "as the forward pass ends",
+    "loss": "in the loss, before the logits are freed",
     "backward": "as the backward pass begins, at the gradient of the logits",
-    "step": "as the optimizer has made its update",
+    "step": "after the optimizer's update",
     "decode": "as the last token is chosen",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTerm:
-    """One summand: whole bytes, where they come from, and in which of MOMENTS they are alive."""
+    """One summand in whole bytes. `alive`: the moments (keys of MOMENTS) at which it is held."""
 
     term: str
     bytes: int
@@ -36,16 +36,16 @@ class MemoryTerm:
 
 
 class NoClosedForm(Exception):
-    """Says what the arithmetic does not know; becomes a sentence of the estimate, never a number."""
+    """Raised for a term without an exact formula. Its message becomes a sentence of the estimate."""
 
 
 def weights(parameters: int, bits: int) -> MemoryTerm:
-    """Parameters at so many bits each, rounded up to the byte: 3 parameters of 4 bits take 2 bytes."""
+    """Parameters of `bits` bits each, rounded up to the byte: 3 parameters of 4 bits take 2 bytes."""
     return MemoryTerm(
         term="weights",
         bytes=-(-parameters * bits // 8),
         formula=f"{parameters:,} parameters x {bits} bits / 8",
-        assumption="every parameter at the same width; no scales or zero points of a quantised format, no buffers",
+        assumption="all parameters have the same width; no buffers, no scales or zero points of a quantised format",
         source="arithmetic",
     )
 
@@ -53,7 +53,7 @@ def weights(parameters: int, bits: int) -> MemoryTerm:
 def kv_cache(
     *, layers: int, kv_heads: int, head_dim: int, tokens: int, sequences: int, element_bytes: int
 ) -> MemoryTerm:
-    """Keys and values: one vector of each per layer, key-value head and token. Query heads do not count."""
+    """Keys and values: a vector of each per layer, key-value head and token. Query heads do not matter."""
     return MemoryTerm(
         term="kv_cache",
         bytes=2 * layers * kv_heads * head_dim * tokens * sequences * element_bytes,
@@ -61,7 +61,7 @@ def kv_cache(
             f"2 (key, value) x {layers} layers x {kv_heads} key-value heads x {head_dim} head dimension"
             f" x {tokens:,} tokens x {sequences} sequences x {element_bytes} bytes"
         ),
-        assumption="every token of every sequence is kept, unquantised, and nothing is allocated ahead",
+        assumption="every token of every sequence is kept, unquantised; nothing is allocated in advance",
         source="arithmetic",
     )
 
@@ -72,16 +72,16 @@ def reserve(gib: Decimal) -> MemoryTerm:
         term="reserve",
         bytes=ceil(Fraction(gib) * GIB),
         formula=f"{gib:f} GiB x 2^30",
-        assumption="a figure given by whoever asked, for everything that is not weights; nothing here calculates it",
+        assumption="the given figure, for everything but the weights; it is not calculated",
         source="reserve_gib",
     )
 
 
 def element_bits(values: Mapping[str, Any]) -> int:
-    """Of what a point stores and computes in."""
+    """Bits of an element in the point's dtype. Raises NoClosedForm if it is quantised or not known."""
     quantize = values.get("quantize") or "none"
     if quantize != "none":
-        raise NoClosedForm(f"quantize={quantize} leaves some modules as they are, and which hangs on the model's code")
+        raise NoClosedForm(f"quantize={quantize} leaves some modules unchanged, and the model's code decides which")
     dtype = str(values.get("dtype"))
     if dtype not in DTYPE_BITS:
         raise NoClosedForm(f"the width of dtype={dtype} is not known")
@@ -89,8 +89,5 @@ def element_bits(values: Mapping[str, Any]) -> int:
 
 
 def name_of(option: Any) -> Any:
-    """The name of a group's option; a scalar is its own."""
+    """The name of a configuration group's option: its `name`, or the value itself if it is a scalar."""
     return option.get("name") if isinstance(option, Mapping) else option
-
-
-# --- as a person reads them ---

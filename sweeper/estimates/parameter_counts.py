@@ -1,6 +1,6 @@
-"""Parameters of the architectures known here, in closed form from their own configuration. Pure.
+"""Parameter counts of known architectures, in closed form from the model's configuration. Pure.
 
-Each count is tested against the classes of transformers, built without data.
+Tests compare each count with the class of transformers, built without data.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import Any
 
 from sweeper.estimates.memory_terms import NoClosedForm, name_of
 
-LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # how the classes end whose head is counted
+LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # suffixes of the classes whose head is counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """What decides the size of a key-value cache."""
+    """The dimensions that decide the size of a key-value cache."""
 
     layers: int
     kv_heads: int
     head_dim: int
     window: int | None = None
-    all_windowed: bool = False  # no layer is without it
+    all_windowed: bool = False  # every layer has the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """What decides how much a decoder's layer of the llama kind keeps for its backward pass."""
+    """The dimensions that decide how much a layer of a llama-type decoder keeps for its backward pass."""
 
     hidden: int
     inner: int
@@ -36,7 +36,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """A count, the sum it is, and what else the configuration decides: each None where a model has no such thing."""
+    """A parameter count with its formula, and further dimensions of the model, None where it has none."""
 
     total: int
     formula: str
@@ -46,7 +46,7 @@ class Parameters:
 
 
 def parameters(values: Mapping[str, Any]) -> Parameters:
-    """The parameters of the point's model. Raises NoClosedForm for a model that is not known to the last one."""
+    """The parameters of a point's model. Raises NoClosedForm unless the count is exact."""
     model = values.get("model")
     if not isinstance(model, Mapping):
         raise NoClosedForm("there is no model")
@@ -54,11 +54,11 @@ def parameters(values: Mapping[str, Any]) -> Parameters:
         return _mlp(model)
     kind, head = model.get("model_type"), model.get("architecture")
     if head is not None and not str(head).endswith(LANGUAGE_MODELLING):
-        raise NoClosedForm(f"model.architecture={head} has another head than a language model's")
-    if kind not in ARCHITECTURES:
+        raise NoClosedForm(f"model.architecture={head} has another head than a language model")
+    if kind not in MODEL_FAMILIES:
         raise NoClosedForm(f"the parameters of model={name_of(model)} have no closed form here")
-    architecture = ARCHITECTURES[kind]
-    return architecture.count(architecture.read(model.get("config") or {}))
+    family = MODEL_FAMILIES[kind]
+    return family.count(family.read(model.get("config") or {}))
 
 
 def _mlp(model: Mapping[str, Any]) -> Parameters:
@@ -67,28 +67,28 @@ def _mlp(model: Mapping[str, Any]) -> Parameters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """A `model_type` of transformers: the keys its count is made of, with the defaults that the library has."""
+class ModelFamily:
+    """A `model_type` of transformers: the keys that its count depends on, with the library's defaults."""
 
     count: Callable[[Mapping[str, Any]], Parameters]
     needs: tuple[str, ...]
     defaults: Mapping[str, Any]
-    also_called: Mapping[str, str] | None = None  # the library's second name for a key -> the first
+    also_called: Mapping[str, str] | None = None  # an alias of the library for a key -> the key
 
     def read(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The configuration with its defaults. A key that is not known here might change the count: no closed form."""
+        """The configuration with its defaults. Raises NoClosedForm for an unknown key: it might change the count."""
         also_called = self.also_called or {}
         given = {also_called.get(key, key): value for key, value in config.items()}
         missing = [key for key in self.needs if given.get(key) is None]
         if missing:
-            raise NoClosedForm(f"model.config does not say {missing[0]}")
+            raise NoClosedForm(f"model.config.{missing[0]} is missing")
         unknown = sorted(set(given) - set(self.needs) - set(self.defaults) - NO_PARAMETERS)
         if unknown:
             raise NoClosedForm(f"model.config.{unknown[0]} is not known here and might change the count")
         return {**self.defaults, **given}
 
 
-# Keys of transformers' configurations that no parameter depends on.
+# Keys of transformers' configurations that do not change the number of parameters.
 NO_PARAMETERS = frozenset(
     {
         "activation_function",
@@ -161,16 +161,16 @@ def _decoder(config: Mapping[str, Any], *, qkv_bias: bool, out_bias: bool, mlp_b
         f"embedding {vocabulary * hidden:,} + {layers} layers x (attention {attention:,} + mlp {mlp:,}"
         f" + norms {2 * hidden:,}) + norm {hidden:,} + " + (f"head {head:,}" if head else "head tied to the embedding")
     )
-    # A window counts where the configuration says that it is used: qwen2 names one and leaves it off.
+    # qwen2 names a window and does not use it unless use_sliding_window is set.
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    all_windowed = "use_sliding_window" not in config  # a key of qwen2, which leaves some layers without
+    all_windowed = "use_sliding_window" not in config  # qwen2 has this key, and layers without a window
     shape = Attention(layers=layers, kv_heads=kv_heads, head_dim=dimension, window=window, all_windowed=all_windowed)
     layer = Layer(hidden=hidden, inner=inner, heads=heads)
     return Parameters(total=total, formula=formula, attention=shape, layer=layer, vocabulary=vocabulary)
 
 
 def _gpt2(config: Mapping[str, Any]) -> Parameters:
-    """Learnt positions, biases everywhere, and layer norms of a weight and a bias."""
+    """Learned positions, biases everywhere, layer norms with weight and bias."""
     hidden, layers, vocabulary = config["n_embd"], config["n_layer"], config["vocab_size"]
     inner = 4 * hidden if config["n_inner"] is None else config["n_inner"]
     attention = hidden * 3 * hidden + 3 * hidden + hidden * hidden + hidden
@@ -187,8 +187,8 @@ def _gpt2(config: Mapping[str, Any]) -> Parameters:
 
 
 _DECODER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-ARCHITECTURES = {
-    "llama": Architecture(
+MODEL_FAMILIES = {
+    "llama": ModelFamily(
         count=_llama,
         needs=_DECODER,
         defaults={
@@ -199,13 +199,13 @@ ARCHITECTURES = {
             "tie_word_embeddings": False,
         },
     ),
-    # These two have a number of key-value heads of their own where none is given: asked for, so that none is assumed.
-    "mistral": Architecture(
+    # mistral and qwen2 default to their own number of key-value heads: it is required here, so that none is assumed.
+    "mistral": ModelFamily(
         count=_mistral,
         needs=(*_DECODER, "num_key_value_heads"),
         defaults={"head_dim": None, "tie_word_embeddings": False, "sliding_window": 4096},
     ),
-    "qwen2": Architecture(
+    "qwen2": ModelFamily(
         count=_qwen2,
         needs=(*_DECODER, "num_key_value_heads"),
         defaults={
@@ -215,7 +215,7 @@ ARCHITECTURES = {
             "use_sliding_window": False,
         },
     ),
-    "gpt2": Architecture(
+    "gpt2": ModelFamily(
         count=_gpt2,
         needs=("n_embd", "n_layer", "n_head", "n_positions", "vocab_size"),
         defaults={"n_inner": None, "tie_word_embeddings": True},

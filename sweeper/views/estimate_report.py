@@ -217,7 +217,7 @@ def _run_lines(
         yield ""
         yield " ".join(f"{key}={typed(at[each.point_id].get(key))}" for key in differing) or each.point_id
         yield from _aligned([HEADS, *(_row(figure, each.errors) for figure in each.figures)])
-        yield from (f"  {device}: {status}" for device, status in each.silent.items())
+        yield from (f"  {device}: {status}" for device, status in each.without_figures.items())
     if len(every) > LISTED:
         yield f"and {len(every) - LISTED:,} more points: --json has every one"
     yield ""
@@ -277,7 +277,7 @@ def _joined_as_json(each: PointComparison, at: Mapping[str, Mapping[str, Any]]) 
             }
             for error in each.errors
         ],
-        "without_a_figure": dict(each.silent),
+        "without_a_figure": dict(each.without_figures),
     }
 
 

@@ -26,9 +26,9 @@ def test_the_notebook_is_stored_without_outputs(notebook: NotebookNode) -> None:
         assert cell.get("execution_count") is None
 
 
-# What the kernel's own libraries warn of when they start and end is not ours to mend.
+# The kernel's libraries warn when they start and end.
 @pytest.mark.filterwarnings("default")
-def test_the_notebook_shows_the_frontier_and_what_one_dimension_did(
+def test_the_notebook_shows_the_frontier_and_the_effect_of_one_dimension(
     notebook: NotebookNode, written: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = a_sweep(written)
@@ -40,17 +40,17 @@ def test_the_notebook_shows_the_frontier_and_what_one_dimension_did(
     NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
-    said = text_of(notebook)
+    text = text_of(notebook)
     pictures = [output for output in outputs_of(notebook) if "image/png" in output.get("data", {})]
     assert len(pictures) == 2
-    assert "limiting_phase" in said
-    assert "cold_forward" in said
-    assert "batch: 2 steps, median 16.000 MiB for one more" in said
-    assert "context: 1 steps, median 0.250 MiB for one more" in said
+    assert "limiting_phase" in text
+    assert "cold_forward" in text
+    assert "batch: 2 steps, median 16.000 MiB for one more" in text
+    assert "context: 1 steps, median 0.250 MiB for one more" in text
 
 
 def here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Register this interpreter as the kernel, whatever kernels the machine has."""
+    """Register this interpreter as the kernel, in place of the machine's kernels."""
     spec = folder / "jupyter" / "kernels" / "python3"
     spec.mkdir(parents=True)
     argv = f'["{sys.executable}", "-m", "ipykernel_launcher", "-f", "{{connection_file}}"]'
@@ -59,7 +59,7 @@ def here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def a_sweep(written: Any) -> Any:
-    """batch 1, 2, 4 at context 64, and 2 at 128, where a sample takes 16 MiB: four at 64 fit, eight do not."""
+    """Batch 1, 2 and 4 fit at context 64; at 128 batch 2 fits and 4 does not. A sample of 64 tokens takes 16 MiB."""
     run = written({"batch": [1, 2, 4], "context": [64, 128]})
     run.device("cuda:0", unavailable="torch is a CPU build")
     before = None

@@ -1,4 +1,4 @@
-"""One spelling of bytes on every screen, and the sizes that a person may type."""
+"""The text of bytes, counts and durations, and the sizes that a user may type."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_bytes_are_shown_in_the_largest_binary_unit_that_they_reach(count: int, 
     assert format_bytes(count) == text
 
 
-def test_an_exact_number_stands_beside_the_rounded_one() -> None:
+def test_bytes_are_also_shown_exactly_and_in_decimal_units() -> None:
     assert format_exact(957_349_888) == "913.00 MiB (957,349,888 bytes)"
     assert format_both(14 * 10**9) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
 
@@ -37,10 +37,10 @@ def test_a_size_is_read_with_its_unit(typed: object, count: int) -> None:
 
 
 @pytest.mark.parametrize("typed", ["", "GiB", "-1GiB", "1e9", "1 GiB of it", "1PiB", True, None, 1.5, [1]])
-def test_what_is_no_size_has_no_bytes(typed: object) -> None:
+def test_a_value_that_is_no_size_is_none(typed: object) -> None:
     assert parse_bytes(typed) is None
 
 
-def test_counts_and_durations_are_words() -> None:
+def test_counts_and_durations_have_units() -> None:
     assert [format_count(number, "point") for number in (0, 1, 1200)] == ["0 points", "1 point", "1,200 points"]
     assert [format_seconds(seconds) for seconds in (0.4, 99.4, 125)] == ["0 s", "99 s", "2 min"]

@@ -1,4 +1,4 @@
-"""The closed forms of what a pass holds, against the same workload followed on tensors without data, to the byte."""
+"""Closed forms of what a pass holds, compared to the byte with the same workload traced without data."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def point(
     }
 
 
-def followed(values: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
-    """Of each phase: the bytes of tensors at its begin, at most, and at its end."""
-    return _followed(dumps(values))
+def traced(values: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+    """The bytes of tensors of each phase: at its start, at its peak and at its end."""
+    return _traced(dumps(values))
 
 
 @cache
-def _followed(values: str) -> dict[str, Mapping[str, int]]:
+def _traced(values: str) -> dict[str, Mapping[str, int]]:
     from runners.simulation.replay import memory_of, replay
     from runners.simulation.trace import trace_workload
     from runners.workloads import forward, train
 
-    asked = loads(values)
-    attempt = Attempt(point=Point(values=asked), device=Device(name="sim:cpu", card=CPU_CARD))
-    workload = {"train": train, "forward": forward}[asked["workload"]["name"]]
+    settled = loads(values)
+    attempt = Attempt(point=Point(values=settled), device=Device(name="sim:cpu", card=CPU_CARD))
+    workload = {"train": train, "forward": forward}[settled["workload"]["name"]]
     lines = list(replay(trace_workload(attempt, workload, failed), "sim:cpu", memory_of(CPU_CARD, None)))
     ended = {line["phase"]: line["counters"]["sim:cpu"] for line in lines if line["kind"] == "ended"}
     return {
@@ -103,31 +103,31 @@ EXACT: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", EXACT)
-def test_what_a_forward_pass_holds_for_its_backward_pass_is_the_formula_to_the_byte(name: str, dtype: str) -> None:
+def test_the_formula_is_exactly_what_a_forward_pass_holds_for_its_backward_pass(name: str, dtype: str) -> None:
     values = point(**{"dtype": dtype, **EXACT[name]})
     found = estimate(values)
-    held = rise(followed(values)["cold_forward"])
+    held = rise(traced(values)["cold_forward"])
     assert (of(found)["activations"] + of(found)["logits"], found.not_estimated) == (held, ())
 
 
 @pytest.mark.parametrize(
     "odd", [{"context": 13, "batch": 3}, {"config": DECODER | {"intermediate_size": 77}}, {"context": 1, "batch": 8}]
 )
-def test_sizes_that_are_no_multiple_of_the_alignment_are_short_by_that_alone(odd: dict[str, Any]) -> None:
-    """Each layer keeps 17 tensors, the last norm 4, and then there are two of angles and the logits."""
+def test_unaligned_sizes_differ_from_the_formula_by_the_alignment_only(odd: dict[str, Any]) -> None:
+    """Each layer keeps 17 tensors and the last norm 4; then two of angles and one of logits."""
     values = point(**odd, dtype="bfloat16")
     found = of(estimate(values))
-    short = rise(followed(values)["cold_forward"]) - found["activations"] - found["logits"]
+    short = rise(traced(values)["cold_forward"]) - found["activations"] - found["logits"]
     tensors = 3 * 17 + 4 + 2 + 1
     assert 0 <= short <= ALIGNMENT * tensors
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_loss_holds_its_copies_and_keeps_one_of_them(kind: str, dtype: str) -> None:
-    """What else is in it: the labels, one longer and cut again (8 bytes each), and single numbers."""
+def test_the_terms_of_a_loss_are_what_it_holds(kind: str, dtype: str) -> None:
+    """The loss also holds the labels, padded by one and cut again (8 bytes each), and single numbers."""
     values = point(kind, GPT2 if kind == "gpt2" else NARROW, context=128, dtype=dtype)
-    found, phases = of(estimate(values)), followed(values)
+    found, phases = of(estimate(values)), traced(values)
     labels = 2 * 2 * 129 * 8 + 8 * ALIGNMENT
     copies = found["log_softmax"] + found.get("logits_float32", 0)
     assert 0 <= rise(phases["cold_loss"], "peak") - copies <= labels
@@ -137,21 +137,21 @@ def test_a_loss_holds_its_copies_and_keeps_one_of_them(kind: str, dtype: str) ->
 
 @pytest.mark.parametrize(("logits", "rows"), [("all", 64), ("last", 2)])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_a_forward_pass_ends_with_its_logits_and_nothing_else(kind: str, logits: str, rows: int) -> None:
+def test_a_forward_pass_ends_with_its_logits_only(kind: str, logits: str, rows: int) -> None:
     config = GPT2 if kind == "gpt2" else DECODER
     values = point(kind, config, {"name": "forward", "logits": logits}, dtype="bfloat16")
     (term,) = (term for term in estimate(values).terms if term.term == "logits")
     assert term.bytes == rows * config["vocab_size"] * 2
     for phase in ("cold_forward", "warm_forward"):
-        assert 0 <= rise(followed(values)[phase]) - term.bytes <= ALIGNMENT
+        assert 0 <= rise(traced(values)[phase]) - term.bytes <= ALIGNMENT
 
 
 @pytest.mark.parametrize("workload", [{"precision": "bfloat16"}, {"method": "lora"}])
-def test_logits_are_known_where_activations_are_not(workload: dict[str, Any]) -> None:
+def test_logits_have_a_term_even_if_activations_have_none(workload: dict[str, Any]) -> None:
     if "method" in workload:
         pytest.importorskip("peft")
     values = point(config=NARROW | {"vocab_size": 8192}, workload=workload, context=128)
-    found, phases = estimate(values), followed(values)
+    found, phases = estimate(values), traced(values)
     copies = of(found)["log_softmax"] + of(found).get("logits_float32", 0)
     assert "activations" not in of(found)
     assert 0 <= rise(phases["cold_loss"], "peak") - copies <= 8192
@@ -160,21 +160,21 @@ def test_logits_are_known_where_activations_are_not(workload: dict[str, Any]) ->
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("workload", [{}, {"checkpointing": True}, {"optimizer": "sgd"}, {"accumulate": 2}])
-def test_terms_that_are_alive_together_are_the_most_that_is_held_then(workload: dict[str, Any], dtype: str) -> None:
-    """Of a second step; beside them are the inputs, the labels, buffers, and a counter of each tensor of Adam's."""
+def test_the_sum_of_the_terms_alive_together_is_what_is_held_then(workload: dict[str, Any], dtype: str) -> None:
+    """In a second step, which also holds inputs, labels, buffers and a step counter for each of Adam's tensors."""
     values = point(config=NARROW, workload=workload, context=128, dtype=dtype)
-    together, phases = estimate(values).together, followed(values)
-    beside = 16 * 1024
-    assert 0 <= phases["warm_forward"]["end"] - together["forward"] <= beside
-    assert 0 <= phases["warm_loss"]["peak"] - together["loss"] <= beside
-    assert 0 <= phases["warm_backward"]["peak"] - together["backward"] <= beside
-    assert 0 <= phases["warm_step"]["end"] - together["step"] <= beside
+    together, phases = estimate(values).together, traced(values)
+    others = 16 * 1024
+    assert 0 <= phases["warm_forward"]["end"] - together["forward"] <= others
+    assert 0 <= phases["warm_loss"]["peak"] - together["loss"] <= others
+    assert 0 <= phases["warm_backward"]["peak"] - together["backward"] <= others
+    assert 0 <= phases["warm_step"]["end"] - together["step"] <= others
 
 
-def test_no_estimate_is_above_the_peak_that_is_followed() -> None:
+def test_no_estimate_is_above_the_traced_peak() -> None:
     for name in EXACT:
         values = point(**EXACT[name])
-        highest = max(phase["peak"] for phase in followed(values).values())
+        highest = max(phase["peak"] for phase in traced(values).values())
         least = estimate(values).at_least
         assert least is not None
         assert least[1] <= highest
@@ -196,16 +196,14 @@ def test_no_estimate_is_above_the_peak_that_is_followed() -> None:
         ({"inputs": {"name": "text"}}, "inputs=text"),
     ],
 )
-def test_where_the_formula_is_not_exact_there_is_no_term_and_the_reason_in_words(
-    changed: dict[str, Any], because: str
-) -> None:
+def test_a_formula_that_is_not_exact_gives_a_reason_and_no_term(changed: dict[str, Any], because: str) -> None:
     found = estimate(point(**changed))
     assert "activations" not in of(found)
     (reason,) = (reason for reason in found.not_estimated if reason.startswith("activations: not estimated, "))
     assert because in reason
 
 
-def test_a_mask_of_a_window_is_what_the_formula_leaves_out() -> None:
-    """The reason there is no term: with the window as long as the text the layers keep more."""
+def test_a_window_keeps_a_mask_that_the_formula_does_not_have() -> None:
+    """With a window no longer than the text the layers keep more, so there is no term."""
     windowed, plain = (point("mistral", DECODER | {"sliding_window": window}) for window in (32, None))
-    assert rise(followed(windowed)["cold_forward"]) > rise(followed(plain)["cold_forward"])
+    assert rise(traced(windowed)["cold_forward"]) > rise(traced(plain)["cold_forward"])

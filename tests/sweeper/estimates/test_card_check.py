@@ -1,4 +1,4 @@
-"""What the quick budget says of a number of parameters, against figures made by hand."""
+"""The card check of a number of parameters, compared with figures calculated by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def verdicts(found: CardCheck) -> dict[str, str]:
     return {way.way: way.verdict for way in found.ways}
 
 
-def test_eight_billion_at_16_bits_run_on_24_gb_and_train_there_only_by_an_adapter() -> None:
+def test_eight_billion_parameters_at_16_bits_run_on_24_gb_and_train_only_with_an_adapter() -> None:
     found = check_card(8_000_000_000, 16, CARD)
     assert found.usable_bytes == 24_000_000_000
     assert verdicts(found) == {
@@ -38,28 +38,28 @@ def test_eight_billion_at_16_bits_run_on_24_gb_and_train_there_only_by_an_adapte
     assert (of["run"], of["train"], of["train in float32"]) == (16_000_000_000, 64_000_000_000, 128_000_000_000)
 
 
-def test_what_one_byte_decides_is_decided_by_it() -> None:
-    """With nothing left beside the weights there is no room for anything else."""
+def test_one_byte_can_decide_the_verdict() -> None:
+    """With 0 bytes left beyond the weights there is no room for anything else."""
     at, below = (replace(CARD, total_bytes=14_500_000_000 + byte) for byte in (0, 1))
     assert verdicts(check_card(7_000_000_000, 16, at))["run"] == "does not fit to run"
     assert verdicts(check_card(7_000_000_000, 16, below))["run"] == "fits to run"
     assert check_card(7_000_000_000, 16, below).ways[0].left_bytes == 1
 
 
-def test_four_billion_would_train_in_16_bits_where_they_do_not_in_float32() -> None:
+def test_a_model_may_train_in_16_bits_and_not_in_float32() -> None:
     found = verdicts(check_card(2_900_000_000, 16, CARD))
     assert (found["train"], found["train in float32"]) == ("may fit to train", "does not fit to train")
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_weights_of_fewer_bits_are_not_trained_in_full_and_that_is_said(bits: int) -> None:
+def test_weights_of_fewer_bits_have_no_full_training_and_a_reason(bits: int) -> None:
     found = check_card(7_000_000_000, bits, CARD)
     assert list(verdicts(found)) == ["run", "adapter"]
     assert "weights of" in found.not_estimated[0]
 
 
-def test_an_adapter_has_the_rank_that_is_asked_for_on_the_seven_products_of_each_layer() -> None:
-    """By hand, of a decoder of 32 layers of width 4096 with an mlp of 8/3: (8 + 3 + 8) x rank x width of each."""
+def test_an_adapter_has_the_given_rank_on_the_seven_products_of_each_layer() -> None:
+    """By hand for a decoder of 32 layers of width 4096 with an mlp of 8/3: (8 + 3 + 8) x rank x width for each."""
     assert card_check.shape(12 * 32 * 4096**2) == (32, 4096)
     for rank in (8, 16):
         way = check_card(12 * 32 * 4096**2, 4, CARD, rank=rank).ways[-1]
@@ -67,7 +67,7 @@ def test_an_adapter_has_the_rank_that_is_asked_for_on_the_seven_products_of_each
         assert f"rank {rank} in float32 on every linear layer; 32 layers of width 4,096" in way.assumption
 
 
-def test_the_assumed_adapter_is_within_a_tenth_of_what_peft_adds_to_llama_3_1_8b() -> None:
+def test_the_assumed_adapter_is_within_a_tenth_of_pefts_for_llama_3_1_8b() -> None:
     """41,943,040 at rank 16 on all linear layers: 32 x 16 x (2 x 8192 + 2 x 5120 + 3 x 18432)."""
     peft = 32 * 16 * (2 * 8192 + 2 * 5120 + 3 * 18432)
     way = check_card(8_030_261_248, 16, CARD, rank=16).ways[-1]
@@ -76,7 +76,7 @@ def test_the_assumed_adapter_is_within_a_tenth_of_what_peft_adds_to_llama_3_1_8b
     assert abs(assumed - peft) < peft / 10
 
 
-def test_a_reserve_is_part_of_every_way() -> None:
+def test_a_reserve_is_added_to_every_use() -> None:
     without, with_reserve = (check_card(7_000_000_000, 16, CARD, reserved=reserved) for reserved in (0, 2**32))
     assert [way.bytes - 2**32 for way in with_reserve.ways] == [way.bytes for way in without.ways]
 
@@ -87,12 +87,12 @@ def test_the_default_card_has_24_gb() -> None:
 
 
 @pytest.mark.parametrize("typed", ["8000000000", "8e9", "8E9", "0.8e+10", "8.0e9"])
-def test_a_number_of_parameters_can_be_written_short(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_of_parameters_can_have_an_exponent(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
     card_check_report.main([f"parameters={typed}", "bits=16"], json=True)
     assert json.loads(capsys.readouterr().out)["terms"][0]["bytes"] == 16_000_000_000
 
 
-def test_what_is_printed_names_its_assumptions_and_what_is_in_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_names_the_assumptions_and_what_is_not_included(capsys: pytest.CaptureFixture[str]) -> None:
     card_check_report.main(["parameters=8e9", "bits=16", "card=rtx-3090"])
     printed = capsys.readouterr().out
     for said in ("fits to run", "does not fit to train", "may fit with an adapter", "card=rtx-3090", "assumed: LoRA"):
@@ -143,7 +143,7 @@ def test_the_bare_form_as_json_has_whole_bytes(capsys: pytest.CaptureFixture[str
         ("parameters=7 bits", "'bits'"),
     ],
 )
-def test_the_bare_form_refuses_in_one_line_what_it_cannot_mean(typed: str, named: str) -> None:
+def test_the_bare_form_refuses_a_mistake_in_one_line(typed: str, named: str) -> None:
     with pytest.raises(Mistake) as refused:
         card_check_report.main(typed.split())
     assert named in str(refused.value)

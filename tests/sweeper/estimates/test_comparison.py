@@ -1,4 +1,4 @@
-"""What stands beside what of one point, and which differences are errors."""
+"""The figures of a point side by side, and the differences that are errors."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ WEIGHTS = 4 * 2 * (1000 * 1000 + 1000)
 def row(device: str, status: str = "ok", point: str = "a", **known: Any) -> dict[str, Any]:
     config = {"model": MODEL, "workload": {"name": "forward"}, "dtype": "float32", "batch": 1, "context": 8}
     kind = CALCULATED if device.startswith("sim:") else MEASURED
-    told = {"point_id": point, "device": device, "kind": kind, "status": status, "config": json.dumps(config)}
+    columns = {"point_id": point, "device": device, "kind": kind, "status": status, "config": json.dumps(config)}
     peaks = {f"peak_{name}_bytes": known.pop(name) for name in tuple(known) if "_" not in name}
-    return {**dict.fromkeys(NEEDS), **told, **peaks, **known}
+    return {**dict.fromkeys(NEEDS), **columns, **peaks, **known}
 
 
 def errors(found: PointComparison) -> dict[tuple[str, str | None, str | None, str], int]:
@@ -36,7 +36,7 @@ def one(*rows: dict[str, Any]) -> PointComparison:
     return found
 
 
-def test_kinds_stand_beside_each_other_and_no_figure_is_of_two() -> None:
+def test_every_figure_has_one_kind() -> None:
     found = one(row("cpu", tensor=10_000_000, resident=90_000_000), row("sim:cpu", tensor=9_000_000))
     assert [(figure.kind, figure.device, figure.counter, figure.bytes) for figure in found.figures] == [
         (ESTIMATED, None, "terms in forward", WEIGHTS),
@@ -46,7 +46,7 @@ def test_kinds_stand_beside_each_other_and_no_figure_is_of_two() -> None:
     ]
 
 
-def test_only_figures_that_count_the_same_have_an_error() -> None:
+def test_only_figures_that_count_the_same_bytes_have_an_error() -> None:
     found = one(
         row("cpu", tensor=10_000_000, resident=90_000_000),
         row("cuda:0", requested=10_100_000, allocated=10_200_000, reserved=20_000_000, used=500_000_000),
@@ -66,31 +66,29 @@ def test_only_figures_that_count_the_same_have_an_error() -> None:
 @pytest.mark.parametrize(
     ("calculated", "measured", "hundredths"), [(101, 100, 100), (99, 100, -100), (2, 3, -3333), (10_000, 10_001, -1)]
 )
-def test_an_error_is_a_share_of_what_was_measured_and_has_its_sign(
-    calculated: int, measured: int, hundredths: int
-) -> None:
+def test_an_error_is_a_signed_share_of_the_measured_bytes(calculated: int, measured: int, hundredths: int) -> None:
     found = one(row("cpu", tensor=measured), row("sim:cpu", tensor=calculated))
     (error,) = (error for error in found.errors if error.of.kind == CALCULATED)
     assert error.hundredths_of_percent == hundredths
 
 
-def test_what_a_calculated_device_refused_is_held_against_what_it_would_have_taken() -> None:
+def test_a_refused_calculated_point_is_compared_by_its_unlimited_peak() -> None:
     refused = row("sim:a", "oom", allocated=5_000_000, reserved=6_000_000, unlimited_peak_bytes=12_000_000)
     found = one(row("cuda:0", allocated=11_000_000), {**refused, "peak_is_partial": True})
     assert errors(found) == {(CALCULATED, "sim:a", "cuda:0", "allocated"): 1_000_000}
     notes = {figure.counter: figure.note for figure in found.figures if figure.kind == CALCULATED}
-    assert "without an end" in str(notes["allocated"])
+    assert "unlimited" in str(notes["allocated"])
     assert "partial" in str(notes["reserved"])
 
 
-def test_what_did_not_come_to_its_end_is_shown_and_nothing_is_held_against_it() -> None:
+def test_an_attempt_that_did_not_finish_is_shown_and_not_compared() -> None:
     found = one(row("cpu", "oom", tensor=10_000_000, peak_is_partial=True), row("sim:cpu", tensor=9_000_000))
     assert found.errors == ()
     assert [figure.bytes for figure in found.figures if figure.kind == MEASURED] == [10_000_000]
 
 
-def test_a_device_without_a_figure_says_how_it_ended() -> None:
-    assert one(row("cpu", tensor=1), row("cuda:0", "unavailable")).silent == {"cuda:0": "unavailable"}
+def test_a_device_without_figures_has_its_status() -> None:
+    assert one(row("cpu", tensor=1), row("cuda:0", "unavailable")).without_figures == {"cuda:0": "unavailable"}
 
 
 def test_points_are_never_mixed() -> None:
@@ -107,9 +105,9 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_a_run_is_shown_with_all_three_kinds_and_what_is_calculated_is_what_was_measured(tmp_path: Path) -> None:
-    asked = ("model=tiny-llama", "workload=train", "context=64", "devices=[cpu,sim:cpu]", "start=warm", "name=mine")
-    assert run(*asked, cwd=tmp_path).returncode == 0
+def test_a_run_is_shown_with_all_three_kinds_and_calculated_tensors_are_the_measured_ones(tmp_path: Path) -> None:
+    words = ("model=tiny-llama", "workload=train", "context=64", "devices=[cpu,sim:cpu]", "start=warm", "name=mine")
+    assert run(*words, cwd=tmp_path).returncode == 0
     found = json.loads(run("estimate", "outputs/mine", "--json", cwd=tmp_path).stdout)
     (point,) = found["points"]
     by_kind = {(error["of"], error["counter"]): error for error in point["errors"]}
@@ -129,7 +127,7 @@ def test_a_run_is_shown_with_all_three_kinds_and_what_is_calculated_is_what_was_
         (["outputs/mine", "batch=1"], "estimate takes keys or one run"),
     ],
 )
-def test_what_is_no_run_is_refused_in_one_line(typed: list[str], said: str, tmp_path: Path) -> None:
+def test_an_argument_that_is_no_run_is_refused_in_one_line(typed: list[str], said: str, tmp_path: Path) -> None:
     done = run("estimate", *typed, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"sweeper: {said}")

@@ -1,4 +1,4 @@
-"""What the arithmetic claims, against integers that were counted elsewhere."""
+"""Estimates compared with integers that were counted elsewhere."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ DECODERS: dict[str, tuple[int, str, dict[str, Any]]] = {
         },
     ),
 }
-# Small ones that turn every switch of the closed forms the other way.
+# Small models that use the other branch of every option in the closed forms.
 ODD: dict[str, tuple[str, dict[str, Any]]] = {
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "head_dim": ("llama", {"head_dim": 48, "num_key_value_heads": None}),
@@ -161,7 +161,7 @@ def test_a_cache_counts_key_value_heads_and_not_query_heads() -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_decoders_have_the_parameters_that_were_published(name: str) -> None:
+def test_decoders_have_their_published_number_of_parameters(name: str) -> None:
     assert parameters(values(decoder(name))).total == DECODERS[name][0]
 
 
@@ -169,11 +169,11 @@ def test_an_mlp_has_two_matrices_and_two_biases() -> None:
     assert parameters(values({"name": "mlp", "library": "torch", "width": 1024})).total == 2_099_200
 
 
-def test_the_closed_forms_count_what_transformers_builds() -> None:
+def test_the_closed_forms_count_the_parameters_that_transformers_builds() -> None:
     """With the real classes on the meta device, in a process of their own: this one stays without torch."""
     pytest.importorskip("transformers")
-    asked = {name: (DECODERS[name][1], decoder(name)["config"]) for name in DECODERS}
-    asked |= {name: (odd(name)["model_type"], odd(name)["config"]) for name in ODD}
+    models = {name: (DECODERS[name][1], decoder(name)["config"]) for name in DECODERS}
+    models |= {name: (odd(name)["model_type"], odd(name)["config"]) for name in ODD}
     code = (
         "import json, sys, torch\n"
         "from transformers import AutoConfig, AutoModelForCausalLM\n"
@@ -182,13 +182,13 @@ def test_the_closed_forms_count_what_transformers_builds() -> None:
         "             for name, (kind, config) in json.loads(sys.argv[1]).items()}\n"
         "print(json.dumps({name: sum(p.numel() for p in model.parameters()) for name, model in built.items()}))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(asked)], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(models)], capture_output=True, text=True, check=True)
     counted = {name: parameters(values(decoder(name))).total for name in DECODERS}
     counted |= {name: parameters(values(odd(name))).total for name in ODD}
     assert counted == json.loads(done.stdout)
 
 
-def test_the_bill_of_training_smollm2_135m_is_weights_gradients_and_two_moments() -> None:
+def test_training_smollm2_135m_takes_weights_gradients_and_two_moments() -> None:
     bill = by_term(terms(values(decoder("smollm2-135m"), {"name": "train", "optimizer": "adamw"})))
     bill = {term: bill[term] for term in ("weights", "gradients", "optimizer")}
     assert bill == {"weights": 538_060_032, "gradients": 538_060_032, "optimizer": 1_076_120_064}
@@ -215,8 +215,8 @@ def test_a_forward_pass_has_weights_and_logits_of_every_token_or_of_the_last() -
     assert by_term(terms(last)) == {"weights": 13_681_152, "logits": 3 * 1000 * 2}
 
 
-def test_what_is_never_alive_at_once_is_never_added() -> None:
-    """By hand, of a training step: no gradient of a weight is there while the loss is computed."""
+def test_only_terms_alive_together_are_added() -> None:
+    """By hand for a training step: no gradient of a weight is alive while the loss is computed."""
     found = estimate.estimate(values(decoder("tiny-llama"), {"name": "train", "optimizer": "adamw"}, repeats=1))
     of = by_term(list(found.terms))
     held = of["weights"] + of["optimizer"]
@@ -229,61 +229,61 @@ def test_what_is_never_alive_at_once_is_never_added() -> None:
     assert found.at_least == max(found.together.items(), key=lambda moment: moment[1])
 
 
-def test_the_optimizer_is_under_the_activations_only_if_there_is_a_second_step() -> None:
-    asked = {"name": "train", "optimizer": "adamw"}
-    (one, two) = (estimate.estimate(values(decoder("tiny-llama"), asked, repeats=repeats)) for repeats in (0, 1))
+def test_the_optimizer_is_alive_with_activations_only_in_a_second_step() -> None:
+    workload = {"name": "train", "optimizer": "adamw"}
+    (one, two) = (estimate.estimate(values(decoder("tiny-llama"), workload, repeats=repeats)) for repeats in (0, 1))
     optimizer = by_term(list(one.terms))["optimizer"]
     assert one.together == {**{m: two.together[m] - optimizer for m in two.together}, "step": two.together["step"]}
 
 
 @pytest.mark.parametrize("key", [{"accumulate": 2}, {"set_to_none": False}])
-def test_gradients_that_are_kept_are_under_the_activations_too(key: dict[str, Any]) -> None:
-    asked = values(decoder("tiny-llama"), {"name": "train", "optimizer": "sgd", **key}, batch=2)
-    (gradients,) = (term for term in terms(asked) if term.term == "gradients")
+def test_gradients_that_are_kept_are_alive_with_activations(key: dict[str, Any]) -> None:
+    point = values(decoder("tiny-llama"), {"name": "train", "optimizer": "sgd", **key}, batch=2)
+    (gradients,) = (term for term in terms(point) if term.term == "gradients")
     assert gradients.alive == ("forward", "loss", "backward", "step")
 
 
-def test_generation_keeps_the_prompt_and_what_is_new_for_each_sequence() -> None:
-    asked = values(decoder("small-llama"), {"name": "generate", "new_tokens": 100}, batch=3, context=156)
-    assert by_term(terms(asked))["kv_cache"] == 2 * 8 * 2 * 64 * 256 * 3 * 4
+def test_generation_keeps_the_prompt_and_the_new_tokens_of_each_sequence() -> None:
+    point = values(decoder("small-llama"), {"name": "generate", "new_tokens": 100}, batch=3, context=156)
+    assert by_term(terms(point))["kv_cache"] == 2 * 8 * 2 * 64 * 256 * 3 * 4
 
 
 @pytest.mark.parametrize(
     ("cache", "tokens"), [("dynamic", 255), ("static", 256)]
-)  # the last token is chosen and never read, and a static cache has room for it
-def test_a_cache_is_as_large_as_its_kind_makes_it(cache: str, tokens: int) -> None:
+)  # the last token is never read, and only a static cache has room for it
+def test_the_kind_of_cache_decides_its_number_of_tokens(cache: str, tokens: int) -> None:
     workload = {"name": "generate", "new_tokens": 100, "cache": cache, "concurrency": 2, "packing": "padded"}
-    asked = values(decoder("small-llama"), workload, batch=3, context=156)
-    assert by_term(terms(asked))["kv_cache"] == 2 * 8 * 2 * 64 * tokens * 3 * 2 * 4
+    point = values(decoder("small-llama"), workload, batch=3, context=156)
+    assert by_term(terms(point))["kv_cache"] == 2 * 8 * 2 * 64 * tokens * 3 * 2 * 4
 
 
 @pytest.mark.parametrize(("cache", "tokens"), [("dynamic", 4196), ("static", 4096), ("sliding", 4096)])
-def test_a_window_bounds_the_caches_that_know_of_it(cache: str, tokens: int) -> None:
+def test_a_window_bounds_static_and_sliding_caches(cache: str, tokens: int) -> None:
     windowed = decoder("mistral-7b")
     windowed["config"] = {**windowed["config"], "sliding_window": 4096}
-    asked = values(windowed, {"name": "generate", "new_tokens": 101, "cache": cache}, context=4096)
-    assert by_term(terms(asked))["kv_cache"] == 2 * 32 * 8 * 128 * tokens * 4
+    point = values(windowed, {"name": "generate", "new_tokens": 101, "cache": cache}, context=4096)
+    assert by_term(terms(point))["kv_cache"] == 2 * 32 * 8 * 128 * tokens * 4
 
 
 @pytest.mark.parametrize(
     "key", [{"cache": "quantized"}, {"cache": "offloaded"}, {"packing": "packed", "concurrency": 2}]
 )
-def test_of_a_cache_that_is_not_plain_there_is_no_figure(key: dict[str, Any]) -> None:
-    asked = values(decoder("small-llama"), {"name": "generate", "new_tokens": 8, **key})
-    assert "kv_cache" not in by_term(terms(asked))
-    assert "kv_cache: not estimated, workload." in estimate.estimate(asked).not_estimated[0]
+def test_quantized_offloaded_and_packed_caches_have_no_term(key: dict[str, Any]) -> None:
+    point = values(decoder("small-llama"), {"name": "generate", "new_tokens": 8, **key})
+    assert "kv_cache" not in by_term(terms(point))
+    assert "kv_cache: not estimated, workload." in estimate.estimate(point).not_estimated[0]
 
 
-def test_beyond_a_sliding_window_there_is_no_figure() -> None:
+def test_a_cache_beyond_a_sliding_window_has_no_term() -> None:
     windowed = decoder("mistral-7b")
     windowed["config"] = {**windowed["config"], "sliding_window": 4096}
-    asked = values(windowed, {"name": "generate", "new_tokens": 1}, context=4096)
-    assert "kv_cache" not in by_term(terms(asked))
-    assert "sliding window of 4,096" in estimate.estimate(asked).not_estimated[0]
+    point = values(windowed, {"name": "generate", "new_tokens": 1}, context=4096)
+    assert "kv_cache" not in by_term(terms(point))
+    assert "sliding window of 4,096" in estimate.estimate(point).not_estimated[0]
 
 
 @pytest.mark.parametrize(
-    ("asked", "because"),
+    ("point", "because"),
     [
         (values({"name": "pretrained", "library": "transformers", "path": "x"}), "pretrained"),
         (values({"name": "a", "library": "transformers", "model_type": "mamba", "config": {}}), "model=a"),
@@ -295,14 +295,14 @@ def test_beyond_a_sliding_window_there_is_no_figure() -> None:
         (values({**decoder("tiny-llama"), "architecture": "LlamaForSequenceClassification"}), "another head"),
     ],
 )
-def test_what_has_no_closed_form_has_no_term_and_says_so(asked: dict[str, Any], because: str) -> None:
-    found = estimate.estimate(asked)
+def test_a_model_without_a_closed_form_has_a_reason_and_no_term(point: dict[str, Any], because: str) -> None:
+    found = estimate.estimate(point)
     assert found.terms == ()
     assert "not estimated" in found.not_estimated[0]
     assert because in found.not_estimated[0]
 
 
-def test_an_optimizer_that_is_not_known_leaves_the_other_terms() -> None:
+def test_an_unknown_optimizer_leaves_the_other_terms() -> None:
     found = estimate.estimate(values(decoder("tiny-llama"), {"name": "train", "optimizer": "muon"}))
     assert "optimizer" not in by_term(list(found.terms))
     assert {"weights", "gradients", "activations"} <= set(by_term(list(found.terms)))
@@ -324,7 +324,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_the_plan_is_shown_in_its_order_and_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_the_plan_is_shown_in_its_order_and_writes_no_files(tmp_path: Path) -> None:
     shown = run("model=tiny-llama,mlp", "batch=1,2", "workload=train", "devices=cpu", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     order = [line.split(maxsplit=1)[1] for line in shown.stdout.splitlines() if line.strip()[:1].isdigit()]
@@ -343,9 +343,9 @@ def test_the_plan_as_json_has_every_point_with_its_terms(tmp_path: Path) -> None
     assert second["at_least_bytes"] == 27_362_304 + 2 * 512 * 1000 * 4
 
 
-def test_what_a_named_run_has_measured_is_marked(tmp_path: Path) -> None:
-    asked = ("batch=1,2", "devices=cpu", "name=mine", "--json")
-    first, second = json.loads(run(*asked, cwd=tmp_path).stdout)["points"]
+def test_points_that_a_named_run_has_measured_are_marked(tmp_path: Path) -> None:
+    words = ("batch=1,2", "devices=cpu", "name=mine", "--json")
+    first, second = json.loads(run(*words, cwd=tmp_path).stdout)["points"]
     points = tmp_path / "outputs" / "mine" / "points"
     for point, settled in ((first, True), (second, False)):  # the second was cut off
         attempt = Attempt(point=Point(values=point["values"]), device=device_named("cpu"))
@@ -353,5 +353,5 @@ def test_what_a_named_run_has_measured_is_marked(tmp_path: Path) -> None:
         folder.create(attempt)
         if settled:
             folder.exit.write_text("{}")
-    assert [point["measured"] for point in json.loads(run(*asked, cwd=tmp_path).stdout)["points"]] == [["cpu"], []]
-    assert "1 of 2 measured already" in run(*asked[:-1], cwd=tmp_path).stdout
+    assert [point["measured"] for point in json.loads(run(*words, cwd=tmp_path).stdout)["points"]] == [["cpu"], []]
+    assert "1 of 2 measured already" in run(*words[:-1], cwd=tmp_path).stdout
