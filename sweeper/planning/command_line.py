@@ -112,6 +112,8 @@ def _is_of_hydra(word: str) -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line with the command's usage."""
+
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message}; usage: {self.usage}")
 
@@ -121,25 +123,25 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     whole = _Parser(prog="sweeper", add_help=False, allow_abbrev=False)
     commands = whole.add_subparsers(dest="command")
 
-    def add(name: str, usage: str, about: str | None, words: str, *, json: bool = True) -> _Parser:
+    def add(name: str, usage: str, about: str | None = None) -> _Parser:
+        """Without `about` the command has Hydra's flags, and Hydra prints its help."""
         parser: _Parser = commands.add_parser(
             name, usage=usage, description=about, add_help=about is not None, allow_abbrev=False
         )
-        parser.add_argument("words", nargs="*", metavar=words.partition(":")[0], help=words.partition(": ")[2])
-        if json:
+        if name != "sweep":
             parser.add_argument("--json", action="store_true", help="print JSON, for programs")
         return parser
 
-    keys = "KEY=VALUE,...: overrides"
-    sweep = add("sweep", "sweeper KEY=VALUE,...; --help lists the keys", None, keys, json=False)
-    estimate = add("estimate", "sweeper estimate KEY=VALUE,... [--json]; --help lists the keys", None, keys)
-    for parser in (sweep, estimate):
+    for parser in (
+        add("sweep", "sweeper KEY=VALUE,...; --help lists the keys"),
+        add("estimate", "sweeper estimate KEY=VALUE,... [--json]; --help lists the keys"),
+    ):
+        parser.add_argument("words", nargs="*")
         _add_hydra_flags(parser)
     effects = add(
         "effects",
         "sweeper effects RUN [--json] [--at SIZE] [--picture FILE]",
         "What each dimension of a sweep costs, which phase has the peak, and what to change first.",
-        "RUN: the folder of a sweep, as in outputs/bill",
     )
     effects.add_argument(
         "--at", type=_size, metavar="SIZE", help="calculate the peak of this size, as in --at batch=16,context=8192"
@@ -147,17 +149,20 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     effects.add_argument(
         "--picture", type=_file, metavar="FILE", help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)"
     )
-    add(
-        "environment",
-        "sweeper environment [python=INTERPRETER] [--json]",
-        "What can be measured on this machine, what cannot, and why.",
-        "python=INTERPRETER: the interpreter that would run the workload; default: this one",
-    )
-    add(
+    frontier = add(
         "frontier",
         "sweeper frontier RUN [--json]",
         "The largest configurations of a sweep that fit, and the decision sheet.",
-        "RUN: the folder of a sweep, as in outputs/bill",
+    )
+    for parser in (effects, frontier):
+        parser.add_argument("words", nargs="*", metavar="RUN", help="the folder of a sweep, as in outputs/mine")
+    environment = add(
+        "environment",
+        "sweeper environment [python=INTERPRETER] [--json]",
+        "What can be measured on this machine, what cannot, and why.",
+    )
+    environment.add_argument(
+        "words", nargs="*", metavar="python=INTERPRETER", help="the interpreter of the workload; default: this one"
     )
     return whole, commands.choices
 
