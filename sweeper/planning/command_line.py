@@ -14,14 +14,8 @@ from typing import NoReturn
 from sweeper.errors import Mistake
 from sweeper.plan import did_you_mean
 
-SHOWS = (
-    "version",
-    "help",
-    "hydra_help",
-    "cfg",
-    "info",
-    "shell_completion",
-)  # flags that run nothing
+# Flags that show something and run nothing.
+SHOWS = ("version", "help", "hydra_help", "cfg", "info", "shell_completion")
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # what --at takes
@@ -60,7 +54,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
     unknown = [word for word in extra if word.startswith("-")]
     if unknown:
         commands[command].error(f"no such flag: {', '.join(unknown)}")
-    # argparse gives the positionals before a flag to `words`, and leaves those after it over.
+    # argparse puts only the first positionals into `words`; those after a flag are left over.
     line = CommandLine(command=command, flags=flags, words=(*flags.words, *extra), arguments=tuple(rest))
     if command in ("sweep", "estimate"):
         _check_hydra_flags(line)

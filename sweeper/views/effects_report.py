@@ -33,6 +33,7 @@ from sweeper.views.layout import assignments, counts, indent, more, table
 
 LONGEST = 24  # steps on the screen; --json has them all
 HIGHEST = 5  # phases listed for the size of --at
+HEADS = {"fixed": "fixed", "per_sample": "a sample", "per_token": "a token", "per_token_squared": "a token^2"}
 
 
 def rows_of(tables: Mapping[str, pa.Table]) -> tuple[list[Row], list[Row]]:
@@ -236,9 +237,6 @@ def _error(fit: Mapping[str, Any]) -> str:
     if fit["worst_residual"] is None:
         return "with no more points than terms, so its error is not known"
     return f"off by {fit['worst_residual']:.2%} at most"
-
-
-HEADS = {"fixed": "fixed", "per_sample": "a sample", "per_token": "a token", "per_token_squared": "a token^2"}
 
 
 def _fitted_to(fit: Mapping[str, Any], everywhere: Mapping[str, Sequence[int]]) -> str:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from sweeper import cli
+from sweeper.errors import Mistake
 
 ROOT = Path(__file__).parents[2]
 NO_RUN = ["estimate", "devices=cpu"]
@@ -250,6 +251,36 @@ def test_a_shell_is_offered_what_can_be_typed_next(
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert offered in typed("-sc", "query=bash").stdout.split()
+
+
+# --- how a command ends -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit(None), 0, ""),
+        (SystemExit("two\nlines"), 2, "sweeper: two lines\n"),
+        (Mistake("two\nlines"), 2, "sweeper: two lines\n"),
+    ],
+    ids=repr,
+)
+def test_an_end_of_a_command_is_an_exit_code(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, line: str
+) -> None:
+    def command(line: object) -> int:
+        raise raised
+
+    monkeypatch.setitem(cli.COMMANDS, "frontier", command)
+    assert typed("frontier", "x") == (code, "", line)
+
+
+def test_an_error_that_is_a_bug_is_not_hidden(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "frontier", lambda line: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        typed("frontier", "x")
 
 
 # --- a process --------------------------------------------------------------------------------------------------------
