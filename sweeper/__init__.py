@@ -1,4 +1,4 @@
-"""Whether a workload fits on a device, and the largest that does: measured, point by point."""
+"""Measures whether a PyTorch workload fits on a device, and the largest configuration that does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> object:
-    """`sweeper.load` brings pandas with it, which no command line should wait for."""
+    """Imports `load` on first use: it needs pandas, and no command should wait for that."""
     if name == "load":
         from sweeper.tables.loading import load
 

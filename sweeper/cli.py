@@ -1,50 +1,52 @@
-"""The command line: which command was asked, and every mistake as one line. No logic.
+"""The command line: runs the command that was typed, prints its result, and prints every mistake as one line.
 
-A command is a bare first word; every override has an `=`. Each command imports what it needs, so that `environment` and
-`frontier` wait for neither Hydra nor pandas.
+Each command imports what it needs, so that `environment` and `frontier` wait for neither Hydra nor pandas.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sweeper.errors import Mistake
+from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
 
 if TYPE_CHECKING:
     from sweeper.plan import Plan
 
-Arguments = Sequence[str]
+Found = TypeVar("Found")
 
 
 def main() -> int:
-    """The exit code: a command's own, 2 for a mistake in what was typed, 130 Ctrl-C, 141 where nobody reads on."""
-    _open_what_is_closed()
+    """The exit code: the command's own, 2 for a mistake in what was typed, 130 for Ctrl-C, 141 for a closed pipe."""
+    _open_closed_streams()
     try:
-        code = _ended(lambda: run(sys.argv[1:]))
+        code = _exit_code(lambda: run(sys.argv[1:]))
         sys.stdout.flush()
         return code
     except Mistake as mistake:
-        say(str(mistake))
+        print_message(str(mistake))
         return 2
-    except BrokenPipeError:  # `| head`: nobody reads on, also not what Python flushes at its end
+    except BrokenPipeError:  # `| head`. What Python flushes at its end has no reader either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        say(f"the output cannot be written: {error.strerror}")
+        print_message(f"the output cannot be written: {error.strerror}")
         return 2
     except KeyboardInterrupt:
         return 130
 
 
-def _open_what_is_closed() -> None:
-    """Standard streams that the shell closed (`>&-`) become /dev/null, before a file of ours gets their number."""
+def _open_closed_streams() -> None:
+    """Standard streams that the shell closed (`>&-`) become /dev/null, before an opened file gets their number."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -54,8 +56,8 @@ def _open_what_is_closed() -> None:
     )
 
 
-def _ended(command: Callable[[], int]) -> int:
-    """Hydra ends a command that shows something with SystemExit."""
+def _exit_code(command: Callable[[], int]) -> int:
+    """Hydra and argparse end a command that only shows something with SystemExit."""
     try:
         return command()
     except SystemExit as ended:
@@ -64,87 +66,110 @@ def _ended(command: Callable[[], int]) -> int:
         return ended.code or 0
 
 
-def say(message: str) -> None:
+def print_message(message: str) -> None:
+    """One line on stderr."""
     print("sweeper:", " ".join(message.split()), file=sys.stderr)
 
 
-def run(arguments: Arguments) -> int:
-    if arguments and not _is_override(arguments[0]):
-        command = COMMANDS.get(arguments[0])
-        if command is None:
-            from sweeper.errors import did_you_mean
+def run(arguments: Sequence[str]) -> int:
+    """The exit code. Raises Mistake."""
+    line = read(arguments)
+    if line.shows:
+        from sweeper.planning.hydra_flags import show
 
-            meant = did_you_mean(arguments[0], COMMANDS) or f"; there are {', '.join(COMMANDS)}"
-            raise Mistake(f"no such command: {arguments[0]}{meant}; --help shows more")
-        return command(arguments[1:])
-    return sweep(arguments)
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word or word.startswith(("-", "+", "~"))
-
-
-def sweep(arguments: Arguments) -> int:
-    plan = _plan(arguments)
-    if plan is None:
+        show(line)
         return 0
+    return COMMANDS[line.command](line)
+
+
+def sweep(line: CommandLine) -> int:
+    plan = _plan(line)
     from sweeper.sweeping.sweep import sweep
 
     return sweep(plan)
 
 
-def estimate(arguments: Arguments) -> int:
-    from sweeper.views import card_check_report
+def estimate(line: CommandLine) -> int:
+    from sweeper.planning.card_request import is_card_request, parse_card_request
 
-    as_json = "--json" in arguments
-    arguments = [argument for argument in arguments if argument != "--json"]
-    if card_check_report.is_asked(arguments):
-        return card_check_report.main(arguments, as_json)
+    if is_card_request(line.words):
+        from sweeper.views import card_check_report
+
+        report = card_check_report.card_report(parse_card_request(line.words))
+        return _show(line, report, card_check_report.as_text, card_check_report.as_json)
+    if names_run(line):
+        from sweeper.tables import loading
+        from sweeper.views import comparison_report
+
+        folder = loading.run_folder(run_of(line))
+        comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
+        return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
+    plan = _plan(line)
     from sweeper.views import estimate_report
 
-    if estimate_report.is_run(arguments):
-        return estimate_report.of_run(arguments, as_json)
-    plan = _plan(arguments)
-    return 0 if plan is None else estimate_report.main(plan, as_json)
+    return _show(line, estimate_report.plan_estimate(plan), estimate_report.as_text, estimate_report.as_json)
 
 
-def _plan(arguments: Arguments) -> Plan | None:
-    """What is asked for, or None where something was only to be shown, and was."""
+def _plan(line: CommandLine) -> Plan:
     from sweeper.planning.probes import Probes
 
     with Probes() as probes:
-        probes.foresee(arguments)  # before the import of Hydra: it answers meanwhile
-        from sweeper.planning.command_line import read, show
+        probes.foresee(line.words)  # before the import of Hydra, which takes as long as the answer
         from sweeper.planning.planner import plan_of
 
-        line = read(arguments)
-        if not line.shows:
-            return plan_of(line, probes, say)
-        show(line)
-    return None
+        return plan_of(line, probes, print_message)
 
 
-def environment(arguments: Arguments) -> int:
+def effects(line: CommandLine) -> int:
+    from sweeper.effects.families import families
+    from sweeper.tables import loading
+    from sweeper.views import effects_report, pictures
+
+    run, picture, at = run_of(line), line.flags.picture, line.flags.at
+    if picture is not None:
+        pictures.check(picture)
+    points, phases = effects_report.rows_of(loading.read(run))
+    found = effects_report.effects(points, phases, at)
+    _show(line, found, effects_report.as_text)
+    if picture is not None and found["nothing"] is None:
+        pictures.draw_effects(families(points, phases), picture, at)
+    return 0
+
+
+def environment(line: CommandLine) -> int:
+    from sweeper.planning.probes import Probes
+    from sweeper.planning.run_keys import interpreter
     from sweeper.views import environment
 
-    return environment.main(arguments)
+    with Probes() as probes:
+        found = environment.environment(probes.devices(interpreter(python_of(line))))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return _show(line, found, lambda found: environment.as_text(found, width))
 
 
-def effects(arguments: Arguments) -> int:
-    from sweeper.views import effects_report
-
-    return effects_report.main(arguments)
-
-
-def frontier(arguments: Arguments) -> int:
+def frontier(line: CommandLine) -> int:
+    from sweeper.tables import loading
     from sweeper.views import decision_sheet
 
-    return decision_sheet.main(arguments)
+    folder = loading.run_folder(run_of(line))
+    return _show(line, decision_sheet.decision_sheet(folder, loading.read(folder)), decision_sheet.as_text)
 
 
-COMMANDS: dict[str, Callable[[Arguments], int]] = {
+def _show(
+    line: CommandLine,
+    found: Found,
+    as_text: Callable[[Found], str],
+    as_json: Callable[[Found], Any] = lambda found: found,
+) -> int:
+    """Print a result as text, or with --json as JSON."""
+    print(json.dumps(as_json(found), indent=2) if line.flags.json else as_text(found))
+    return 0
+
+
+COMMANDS: dict[str, Callable[[CommandLine], int]] = {
+    "sweep": sweep,
+    "estimate": estimate,
     "effects": effects,
     "environment": environment,
-    "estimate": estimate,
     "frontier": frontier,
 }

@@ -46,9 +46,9 @@ def test_what_only_a_fault_shows_is_tested_by_faults() -> None:
     """Elsewhere are tested those that no process can be brought to here, or that are no fault of an attempt."""
     elsewhere = {row[0] for row in rows("An attempt") if TESTS[row[-1].strip("`")].parent.name != "faults"}
     assert elsewhere == {
-        "the kernel kills it for want of memory",
-        "a device that is named is missing",
-        "another attempt implies its answer",
+        "the kernel kills it because memory ran out",
+        "a requested device is missing",
+        "another attempt implies its result",
     }
 
 

@@ -100,7 +100,7 @@ def test_the_workload_that_is_written_out_runs_as_it_stands(tmp_path: Path) -> N
 def test_the_commands_of_the_page_on_effects_run_and_make_a_picture(tmp_path: Path) -> None:
     (block,) = blocks(EFFECTS, "tested")
     *_, last = [run(command, tmp_path) for command in block.splitlines()]
-    assert "AT batch=8 context=64 (calculated, outside of what was measured)" in last
+    assert "AT batch=8 context=64 (calculated, outside the measured range)" in last
     assert (tmp_path / "effects.png").stat().st_size > 0
 
 

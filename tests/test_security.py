@@ -1,4 +1,4 @@
-"""A value of somebody else's stays a value: no code, no path, no markup. A secret of the environment stays there."""
+"""Text from others is never run as code, used as a path or read as markup. Secrets of the environment are not kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODE = sorted(path for room in ("runners", "sweeper") for path in (ROOT / room).
 USUAL = ["devices=[cpu]", "parallel=true", "start=warm", "timeout=60"]
 CUSTOM = ["workload=custom", "workload.target=mine:run"]
 
-# By their full names, as far as an import says them.
+# Full names, as far as the imports of a file show them.
 RUN_TEXT = {"eval", "exec", "compile", "__import__", "code.interact", "runpy.run_path", "runpy.run_module"}
 SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "pty.spawn"}
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
@@ -34,7 +34,7 @@ def named(path: Path) -> str:
 
 
 def full_names(tree: ast.AST) -> dict[str, str]:
-    """What the names that a file imports stand for: `sh` after `from os import system as sh` is os.system."""
+    """The full name of each imported name: `sh` is os.system after `from os import system as sh`."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -48,7 +48,7 @@ def full_names(tree: ast.AST) -> dict[str, str]:
 
 
 def offences(text: str) -> Iterator[str]:
-    """Every place that runs text, a pickle, a shell or code of a checkpoint."""
+    """Every place that runs text, a pickle, a shell or a checkpoint's code."""
     tree = ast.parse(text)
     names = full_names(tree)
 
@@ -64,7 +64,7 @@ def offences(text: str) -> Iterator[str]:
             continue
         called = spelled(node.func)
         given = {keyword.arg: keyword.value for keyword in node.keywords}
-        # Tensors alone: anything else in the file is refused.
+        # weights_only loads tensors and refuses everything else in the file.
         safe = called == "torch.load" and "weights_only" in given and ast.unparse(given["weights_only"]) == "True"
         if called in RUN_TEXT | SHELLS | UNPICKLE | UNSAFE_YAML | HYDRA_CALLS and not safe:
             yield f"calls {called}"
@@ -99,11 +99,11 @@ def test_nothing_evaluates_unpickles_or_shells_out(path: Path) -> None:
         "import hydra.utils\nhydra.utils.instantiate(config)",
     ],
 )
-def test_what_would_be_an_offence_is_seen(text: str) -> None:
+def test_each_kind_of_offence_is_found(text: str) -> None:
     assert len(list(offences(text))) == 1
 
 
-def test_what_only_looks_like_an_offence_is_none() -> None:
+def test_harmless_calls_with_similar_names_are_no_offences() -> None:
     harmless = (
         "import re, yaml\nre.compile(text)\nmodule.eval()\nyaml.load(text, Loader=yaml.SafeLoader)\nrun(shell=False)"
     )
@@ -133,10 +133,10 @@ def test_no_secret_of_the_environment_is_in_any_file_of_a_run(tmp_path: Path) ->
     assert ran.returncode == 0, ran.stderr
     files = [path for path in (tmp_path / "outputs" / "run").rglob("*") if path.is_file()]
     assert len(files) > 10
-    # Parquet's pages are compressed, so the tables are read as a reader reads them.
+    # Parquet compresses its pages, so the tables are decoded before they are searched.
     tables = [pd.read_parquet(path).to_csv() for path in files if path.suffix == ".parquet"]
     kept = b"\n".join(path.read_bytes() for path in files) + "\n".join(tables).encode()
-    assert b'"OMP_NUM_THREADS": "2"' in kept  # the record of variables is there, and holds what is listed
+    assert b'"OMP_NUM_THREADS": "2"' in kept  # the listed variables are recorded
     for name, value in secrets.items():
         assert value.encode() not in kept
         assert name.encode() not in kept
@@ -146,7 +146,7 @@ NASTY = ["=cmd()", "<script>", "[red]x[/]", "../../up", "@SUM(1+1)", "a/b"]
 
 
 @pytest.mark.parametrize("code", [ECHO, FAILS], ids=["returned", "raised"])
-def test_text_that_means_something_elsewhere_is_text_in_every_table_and_never_a_path(tmp_path: Path, code: str) -> None:
+def test_text_that_other_programs_interpret_is_kept_as_it_is_and_is_never_a_path(tmp_path: Path, code: str) -> None:
     (tmp_path / "mine.py").write_text(code)
     typed = ",".join(json.dumps(text) for text in NASTY)
     ran = sweep(tmp_path, *CUSTOM, "name=run", f"workload.params.text={typed}")
@@ -164,8 +164,8 @@ def test_text_that_means_something_elsewhere_is_text_in_every_table_and_never_a_
     assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__", "outputs"}
 
 
-def test_a_models_name_is_text_too(tmp_path: Path) -> None:
-    """Without a run's name its folder is called after the model: made of what a path can hold."""
+def test_a_models_name_becomes_a_safe_folder_name(tmp_path: Path) -> None:
+    """A run without a name is named after its model, with the characters replaced that a path cannot hold."""
     options(tmp_path, "name: '=cmd()/../<b>[red]x[/]'\n")
     ran = sweep(tmp_path, "-cd", "options", "workload=forward", "model=mine", "context=1")
     assert ran.returncode == 0, ran.stderr
@@ -176,13 +176,13 @@ def test_a_models_name_is_text_too(tmp_path: Path) -> None:
 
 
 def options(folder: Path, lines: str) -> None:
-    """model=mine: two small layers, with these lines."""
+    """Write model=mine: two small layers, and these lines."""
     (folder / "options" / "model").mkdir(parents=True)
     (folder / "options" / "model" / "mine.yaml").write_text("library: torch\nwidth: 8\n" + lines)
 
 
 @pytest.mark.parametrize("name", ["../up", "[red]x[/]"])
-def test_a_name_that_is_no_plain_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_run_name_with_other_characters_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "mine.py").write_text(ECHO)
     ran = sweep(tmp_path, *CUSTOM, f"name={json.dumps(name)}")
     assert ran.returncode == 2
@@ -190,7 +190,7 @@ def test_a_name_that_is_no_plain_folder_is_refused(tmp_path: Path, name: str) ->
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_target_in_a_file_of_options_is_a_value_that_nobody_calls(tmp_path: Path) -> None:
+def test_a_target_in_a_file_of_options_is_never_called(tmp_path: Path) -> None:
     called = tmp_path / "called"
     options(tmp_path, f"name: mine\n_target_: pathlib.Path.touch\n_args_: [{called}]\n")
     ran = sweep(tmp_path, "-cd", "options", "workload=forward", "model=mine", "context=1")
@@ -199,32 +199,32 @@ def test_a_target_in_a_file_of_options_is_a_value_that_nobody_calls(tmp_path: Pa
 
 
 def on_a_terminal(folder: Path, *words: str) -> str:
-    """What a sweep writes to a terminal, escape sequences included."""
-    ours, theirs = pty.openpty()
+    """The output of a sweep on a terminal, with its escape sequences."""
+    terminal, end = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "sweeper", *USUAL, *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
         stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=theirs,
+        stdout=end,
+        stderr=end,
     )
-    os.close(theirs)
+    os.close(end)
     written = b""
     while True:
         try:
-            data = os.read(ours, 2**16)
-        except OSError:  # EIO: nobody holds the other end any more
+            data = os.read(terminal, 2**16)
+        except OSError:  # EIO: the process has closed the other end
             data = b""
         if not data:
             break
         written += data
-    os.close(ours)
+    os.close(terminal)
     process.wait(60)
     return written.decode()
 
 
-def test_markup_is_not_read_on_a_terminal(tmp_path: Path) -> None:
+def test_markup_is_not_interpreted_on_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FAILS)
     typed = ",".join(json.dumps(text) for text in ("[red]x[/]", "[/]", "[link=file:///etc]y[/link]", ":smile:"))
     written = on_a_terminal(tmp_path, *CUSTOM, f"workload.params.text={typed}")
@@ -235,7 +235,7 @@ def test_markup_is_not_read_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b]8;" not in written
 
 
-def test_the_code_that_a_checkpoint_brings_is_not_run(tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     code = f"open({str(tmp_path / 'was-run')!r}, 'w')\n"

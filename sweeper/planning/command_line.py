@@ -1,142 +1,208 @@
-"""Flags and overrides as they are typed, and what Hydra shows instead of a sweep."""
+"""The command line: one parser with a subcommand for each command. Imports neither Hydra nor pandas.
+
+`sweep` is the default command: a first word that is an override or a flag belongs to it.
+"""
 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from hydra.core.override_parser.types import Quote, QuotedString
+from sweeper.errors import Mistake, did_you_mean
 
-import sweeper
-from runners.point import canonical as as_text
-from sweeper.cards import CONF
-from sweeper.errors import Mistake
-from sweeper.plan import typed
-from sweeper.planning.composer import PARAMS, REFERENCE, Composer
-from sweeper.planning.hydra_errors import explained, first_line
-from sweeper.planning.hydra_sweeper import run_hydra
-from sweeper.planning.overrides import Typed, parse
-
-SHOWS = ("help", "hydra_help", "cfg", "info", "shell_completion")
-
-
-class _Flags(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise Mistake(f"{message}; --help shows what there is")
-
-
-def _flags() -> argparse.ArgumentParser:
-    """Hydra's flags, without those that would bypass our configuration. Ours may stand between the overrides too."""
-    flags = _Flags(add_help=False, allow_abbrev=False)
-    flags.add_argument("overrides", nargs="*")
-    flags.add_argument("--help", "-h", action="store_true")
-    flags.add_argument("--hydra-help", action="store_true")
-    flags.add_argument("--version", action="store_true")
-    flags.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
-    flags.add_argument("--resolve", action="store_true")
-    flags.add_argument("--package", "-p")
-    flags.add_argument("--multirun", "-m", action="store_true")  # what is always done
-    flags.add_argument("--shell-completion", "-sc", action="store_true")
-    flags.add_argument("--config-dir", "-cd")
-    infos = ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
-    flags.add_argument("--info", "-i", nargs="?", const="all", choices=infos)
-    for refused in ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun"):
-        flags.add_argument(refused, nargs="?", const=True, dest=f"refused {refused}")
-    return flags
+# Flags that show something and run nothing.
+SHOWS = ("version", "help", "hydra_help", "cfg", "info", "shell_completion")
+INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
+SIZES = ("batch", "context")  # what --at takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """Flags, overrides of Hydra's own keys, and the others, each as typed."""
+    """A command with its flags and its other words, in the order typed. `arguments`: all that follows the command."""
 
+    command: str
     flags: argparse.Namespace
-    of_hydra: tuple[str, ...]
-    overrides: tuple[str, ...]
+    words: tuple[str, ...]
     arguments: tuple[str, ...]
 
     @property
     def shows(self) -> bool:
-        """Whether something is only to be shown, so that there is no plan."""
-        return bool(self.flags.version) or any(getattr(self.flags, name) for name in SHOWS)
+        """Whether a flag asks only to show something, so that nothing is planned or read."""
+        return any(getattr(self.flags, name, None) for name in SHOWS)
+
+    @property
+    def of_hydra(self) -> tuple[str, ...]:
+        """The overrides of Hydra's own keys."""
+        return tuple(word for word in self.words if _is_of_hydra(word))
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """All other overrides."""
+        return tuple(word for word in self.words if not _is_of_hydra(word))
 
 
 def read(arguments: Sequence[str]) -> CommandLine:
-    flags = _flags().parse_intermixed_args(arguments)
-    for name, given in vars(flags).items():
-        if name.startswith("refused ") and given is not None:
+    """Raises Mistake for an unknown command or flag, and for a flag without its value."""
+    parser, commands = _parsers()
+    command, rest = _split(arguments, list(commands))
+    flags, extra = parser.parse_known_args([command, *rest])
+    unknown = [word for word in extra if word.startswith("-")]
+    if unknown:
+        commands[command].error(f"no such flag: {', '.join(unknown)}")
+    # argparse puts only the first positionals into `words`; those after a flag are left over.
+    line = CommandLine(command=command, flags=flags, words=(*flags.words, *extra), arguments=tuple(rest))
+    if command in ("sweep", "estimate"):
+        _check_hydra_flags(line)
+    return line
+
+
+def run_of(line: CommandLine) -> str:
+    """The one word of a command that reads a run. Raises Mistake."""
+    if len(line.words) != 1:
+        keys_or = "keys or " if line.command == "estimate" else ""
+        given = " ".join(line.words) or "none"
+        raise Mistake(f"{line.command} takes {keys_or}one run, the folder of a sweep, got {given}")
+    return line.words[0]
+
+
+def python_of(line: CommandLine) -> str | None:
+    """The value of `python=INTERPRETER`, the one key that `environment` takes. Raises Mistake."""
+    python = None
+    for word in line.words:
+        key, _, value = word.partition("=")
+        if key != "python" or not value:
+            raise Mistake(f"environment takes python=INTERPRETER and --json, not {word!r}")
+        python = value
+    return python
+
+
+def names_run(line: CommandLine) -> bool:
+    """Whether `estimate` was given the folder of a run instead of overrides."""
+    return any(not _is_override(word) for word in line.words)
+
+
+def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list[str]]:
+    """The command and what follows it."""
+    if not arguments or _is_override(arguments[0]):
+        return "sweep", list(arguments)
+    command, *rest = arguments
+    if command not in commands:
+        meant = did_you_mean(command, commands) or f"; there are {', '.join(commands)}"
+        raise Mistake(f"no such command: {command}{meant}; --help shows more")
+    return command, rest
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith(("-", "+", "~"))
+
+
+def _is_of_hydra(word: str) -> bool:
+    return re.match(r"[+~]*hydra[./=@]", word) is not None
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line with the command's usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Mistake(f"{message}; usage: {self.usage}")
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
+    """The parser, and the parser of each command by its name."""
+    whole = _Parser(prog="sweeper", add_help=False, allow_abbrev=False)
+    commands = whole.add_subparsers(dest="command")
+
+    def add(name: str, usage: str, about: str | None = None) -> _Parser:
+        """Without `about` the command has Hydra's flags, and Hydra prints its help."""
+        parser: _Parser = commands.add_parser(
+            name, usage=usage, description=about, add_help=about is not None, allow_abbrev=False
+        )
+        if name != "sweep":
+            parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+        return parser
+
+    for parser in (
+        add("sweep", "sweeper KEY=VALUE,...; --help lists the keys"),
+        add("estimate", "sweeper estimate KEY=VALUE,... [--json]; --help lists the keys"),
+    ):
+        parser.add_argument("words", nargs="*")
+        _add_hydra_flags(parser)
+    effects = add(
+        "effects",
+        "sweeper effects RUN [--json] [--at SIZE] [--picture FILE]",
+        "What each dimension of a sweep costs, which phase has the peak, and what to change first.",
+    )
+    effects.add_argument(
+        "--at", type=_size, metavar="SIZE", help="calculate the peak of this size, as in --at batch=16,context=8192"
+    )
+    effects.add_argument(
+        "--picture", type=_file, metavar="FILE", help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)"
+    )
+    frontier = add(
+        "frontier",
+        "sweeper frontier RUN [--json]",
+        "The largest configurations of a sweep that fit, and the decision sheet.",
+    )
+    for parser in (effects, frontier):
+        parser.add_argument("words", nargs="*", metavar="RUN", help="the folder of a sweep, as in outputs/mine")
+    environment = add(
+        "environment",
+        "sweeper environment [python=INTERPRETER] [--json]",
+        "What can be measured on this machine, what cannot, and why.",
+    )
+    environment.add_argument(
+        "words", nargs="*", metavar="python=INTERPRETER", help="the interpreter of the workload; default: this one"
+    )
+    return whole, commands.choices
+
+
+def _size(text: str) -> dict[str, int]:
+    """`batch=16,context=8192`"""
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        if key not in SIZES or not (value.isascii() and value.isdigit()) or int(value) == 0:
+            raise Mistake(f"--at {text}: {part!r} is not batch or context and a number, as in batch=16,context=8192")
+        found[key] = int(value)
+    return found
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise Mistake("--picture needs a file, as in --picture peaks.png")
+    return text
+
+
+def _add_hydra_flags(parser: argparse.ArgumentParser) -> None:
+    """Hydra's flags, without those that would bypass sweeper's configuration."""
+    parser.add_argument("--help", "-h", action="store_true")
+    parser.add_argument("--hydra-help", action="store_true")
+    parser.add_argument("--version", action="store_true")
+    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--resolve", action="store_true")
+    parser.add_argument("--package", "-p")
+    parser.add_argument("--multirun", "-m", action="store_true")  # taken and ignored: every command line is a sweep
+    parser.add_argument("--shell-completion", "-sc", action="store_true")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFOS)
+    for refused in REFUSED:
+        parser.add_argument(refused, nargs="?", const=True, dest=f"refused {refused}")
+
+
+def _check_hydra_flags(line: CommandLine) -> None:
+    flags = line.flags
+    for name in REFUSED:
+        if getattr(flags, f"refused {name}") is not None:
             raise Mistake(
-                f"{name.removeprefix('refused ')} is not taken: every command line is a sweep of sweeper's own"
-                " configuration; -cd FOLDER adds options and experiments of yours"
+                f"{name} is not supported: every command line is a sweep of sweeper's own configuration;"
+                " -cd FOLDER adds options and experiments of yours"
             )
     if (flags.resolve or flags.package) and not (flags.cfg or flags.help):
-        raise Mistake("--resolve and --package say how --cfg shows the configuration: add --cfg job")
-    of_hydra = tuple(each for each in flags.overrides if re.match(r"[+~]*hydra[./=@]", each))
-    for override in of_hydra:
+        raise Mistake("--resolve and --package change how --cfg shows the configuration: add --cfg job")
+    for override in line.of_hydra:
         if re.match(r"[+~]*hydra[./](mode|sweeper|launcher|callbacks)\b", override):
             raise Mistake(f"{override}: sweeper plans and starts its own processes; this cannot be changed")
-    overrides = tuple(each for each in flags.overrides if each not in of_hydra)
-    return CommandLine(flags=flags, of_hydra=of_hydra, overrides=overrides, arguments=tuple(arguments))
-
-
-def show(line: CommandLine) -> None:
-    """What Hydra shows instead of running. Overrides are as for a sweep, except that there is one configuration."""
-    flags = line.flags
-    if flags.version:
-        print(f"sweeper {sweeper.__version__}")
-        return
-    logging.raiseExceptions = False  # `--info | head`
-    if flags.shell_completion:
-        # Hydra composes what was typed so far; a value list composes only for -m, and `python -m` it does not know.
-        typed_so_far = os.environ.get("COMP_LINE", "")
-        called = r"^\s*(\S*python\S*\s+-m\s+)?\S+(\s+(estimate|-m|--multirun)\b)?"
-        os.environ["COMP_LINE"] = re.sub(called, "sweeper -m", typed_so_far, count=1)
-        run_hydra(["--shell-completion", *line.overrides], _never)
-        return
-    arguments = [each for each in line.arguments if each not in (*line.overrides, "-m", "--multirun")]
-    if not (flags.help or flags.hydra_help):
-        arguments += _for_one(line)
-    try:
-        run_hydra(arguments, _never)
-    except SystemExit as ended:  # Hydra has said what was wrong, and has another code for it
-        raise SystemExit(2 if ended.code else 0) from None
-    except ValueError as error:
-        raise Mistake(first_line(error)) from None
-
-
-def _for_one(line: CommandLine) -> list[str]:
-    """The overrides as Hydra takes them for one configuration."""
-    with explained():
-        found = parse(line.overrides)
-    if found.several and line.flags.cfg:
-        key, *_ = found.several
-        asked = " ".join(line.overrides)
-        raise Mistake(f"--cfg shows one configuration, and {key} has several: `sweeper estimate {asked}` lists them")
-    return [_override(key, found) for key in found.fixed]
-
-
-def _override(key: str, found: Typed) -> str:
-    prefix = "++" if key.startswith((PARAMS, REFERENCE)) else "+" if key in found.added else ""
-    value = found.fixed[key]
-    if (CONF / key).is_dir() and isinstance(value, (int, float)):
-        value = typed(value)  # an option, whose name reads as a number
-    return f"{prefix}{key}={_written(value)}"
-
-
-def _written(value: Any) -> str:
-    """In Hydra's grammar."""
-    if isinstance(value, str):
-        return QuotedString(value, Quote.single).with_quotes()
-    if isinstance(value, list):
-        return "[" + ",".join(map(_written, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_written(each)}" for key, each in value.items()) + "}"
-    return as_text(value)
-
-
-def _never(composer: Composer) -> None:
-    raise AssertionError("Hydra was asked to show something, and ran a sweep")

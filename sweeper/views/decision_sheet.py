@@ -1,4 +1,4 @@
-"""The decision sheet of a run: what was observed, what is calculated, what is assumed, each apart, and from where."""
+"""`frontier RUN`: the decision sheet, with what was measured, calculated and assumed in separate sections."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ import pyarrow.compute as pc
 from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
-from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, groups_of
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS, Objective
 from sweeper.plan_lines import PLAN, RunLine, SearchedLine, read_plan
 from sweeper.quality import SAME
 from sweeper.rows import Row
-from sweeper.tables import loading
-from sweeper.units import format_bytes
+from sweeper.units import format_bytes, format_count, format_exact
 from sweeper.views.frontier_text import frontier_text, why
+from sweeper.views.layout import assignments, counts, indent, more, table
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),
@@ -34,37 +33,22 @@ ASSESSED = (
     *("point_id", "device", "status", "peak_resident_bytes", "peak_allocated_bytes"),
     *("quality", "quality_verdict", "quality_worse_by", "quality_because", "quality_reference"),
 )
-MOST_LOADS = 12  # of the largest and smallest points, on the screen; --json has them all
+MOST_LISTED = 12  # lines of a kind on the screen; --json has them all
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`frontier RUN [--json]`: the largest that fit, and the decision sheet."""
-    as_json = "--json" in arguments
-    runs = [argument for argument in arguments if argument != "--json"]
-    unknown = [argument for argument in runs if argument.startswith("-")]
-    if unknown:
-        raise Mistake(f"frontier: {unknown[0]} is not known; it takes RUN and --json")
-    if len(runs) != 1:
-        raise Mistake(f"frontier takes one run, the folder of a sweep, got {' '.join(runs) or 'none'}")
-    found = decision_sheet(loading.run_folder(runs[0]))
-    print(json.dumps(found, indent=2) if as_json else as_text(found))
-    return 0
-
-
-def decision_sheet(folder: Path) -> dict[str, Any]:
-    """Everything on the sheet, as JSON has it: bytes are bytes, what is not known is null."""
-    found = loading.read(folder)
+def decision_sheet(folder: Path, tables: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """The value for JSON of a run's folder and its tables: whole bytes, null for what is not known."""
     lines = list(read_plan(folder))
     last = [line for line in lines if isinstance(line, RunLine)][-1:]  # the run keys of the last sweep count
     objective = next((line.objective for line in last if line.objective), TOKENS)
     margin = next((line.margin for line in last), {})
-    points = found["points"]
+    points = tables["points"]
     swept = [name for name in points.column_names if name not in columns.FIXED]
     searched = [searched_in(line) for line in lines if isinstance(line, SearchedLine)]
     rows = points.select([*NEEDS, *swept]).to_pylist()
     measured = [row for row in rows if row["kind"] == MEASURED]
     calculated = [row for row in rows if row["kind"] == CALCULATED]
-    edges = [_plain(edge) for edge in found["frontier"].to_pylist()]
+    edges = [_without_run(edge) for edge in tables["frontier"].to_pylist()]
     return {
         "run": folder.name,
         "raw_results": str((folder / "points").absolute()),
@@ -74,36 +58,35 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
             "points": _statuses(measured),
             "frontier": [edge for edge in edges if edge["kind"] == MEASURED],
             "frontier_text": frontier_text(measured, objective, margin, rows, searched),
-            "loads": [_load(chosen, found) for chosen in _loads(measured, objective)],
+            "loads": list(_loads(measured, objective, tables)),
             "smaller_peaks": list(_smaller_peaks(points, swept)),
         },
         "calculated": {
-            "estimates": _estimates(found["estimates"], points, swept),
+            "estimates": _estimates(tables["estimates"], points),
             "points": _statuses(calculated),
             "frontier": [edge for edge in edges if edge["kind"] == CALCULATED],
             "frontier_text": frontier_text(calculated, objective, margin, rows, searched),
         },
-        "assumed": [*_assumed(found["estimates"], rows), *_not_assessed(points)],
-        "environment": [_plain(row) for row in found["environment"].to_pylist()],
+        "assumed": [*_assumed(tables["estimates"], rows), *_not_assessed(points)],
+        "environment": [_without_run(row) for row in tables["environment"].to_pylist()],
     }
 
 
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+def _without_run(row: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if key != "run"}
 
 
 def _statuses(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """How many points ended how, by device."""
+    """The number of points with each status, by device."""
     counts: dict[str, Counter[str]] = {}
     for row in rows:
         counts.setdefault(row["device"], Counter())[row["status"]] += 1
     return {device: dict(count) for device, count in counts.items()}
 
 
-def _loads(rows: Sequence[Row], objective: Objective) -> Iterator[dict[str, Any]]:
-    """What a decision looks at, of each search: the largest that fits, the next that does not, the largest tried."""
+def _loads(rows: Sequence[Row], objective: Objective, tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Any]]:
+    """For each search: the largest point that fits, the next larger one that does not, and the largest one tried."""
     for search in groups_of(rows):
-        seen: dict[str, tuple[str, Row]] = {}
         largest = search.largest(objective)
         tried = [row for row in search.rows if row["status"] in TRIED]
         chosen = [
@@ -111,12 +94,13 @@ def _loads(rows: Sequence[Row], objective: Objective) -> Iterator[dict[str, Any]
             ("next larger", search.next_larger(largest)),
             ("largest tried", max(tried, key=lambda row: _size(search.at(row)), default=None)),
         ]
-        for name, row in chosen:
+        roles: dict[str, tuple[list[str], Row]] = {}  # by point id: one point can have several
+        for role, row in chosen:
             if row is not None:
-                before = seen.get(row["point_id"])
-                seen[row["point_id"]] = (f"{before[0]}, {name}" if before else name, row)
-        for name, row in seen.values():
-            yield {"is": name, "at": dict(zip(search.along, search.at(row), strict=True)), "row": row}
+                roles.setdefault(row["point_id"], ([], row))[0].append(role)
+        for names, row in roles.values():
+            at = dict(zip(search.along, search.at(row), strict=True))
+            yield {"is": ", ".join(names), **_load(row, at, tables)}
 
 
 def _size(at: Sequence[float]) -> tuple[float, Sequence[float]]:
@@ -126,21 +110,19 @@ def _size(at: Sequence[float]) -> tuple[float, Sequence[float]]:
     return size, at
 
 
-def _load(chosen: Mapping[str, Any], found: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """One point with its counters, and the phases it passed and failed."""
-    row = chosen["row"]
-    point = _only(found["points"], row).to_pylist()[0]
-    phases = _only(found["phases"], row).select(["attempt", "phase", "completed"]).to_pylist()
-    mine = [phase for phase in phases if phase["attempt"] == row["attempt"] and phase["phase"] != BETWEEN]
+def _load(row: Row, at: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """One point with its counters, the phases it passed and the one in which it failed."""
+    point = _only(tables["points"], row).to_pylist()[0]
+    phases = _only(tables["phases"], row).select(["attempt", "phase", "completed"]).to_pylist()
+    own = [phase for phase in phases if phase["attempt"] == row["attempt"] and phase["phase"] != BETWEEN]
     return {
-        "is": chosen["is"],
         "point_id": row["point_id"],
         "device": row["device"],
         **{name: row[name] for name in ("model", "workload", "dtype", "allocator")},
-        "at": chosen["at"],
+        "at": at,
         "status": row["status"],
         "why": None if row["fits"] else why(row),
-        "passed": list(dict.fromkeys(phase["phase"] for phase in mine if phase["completed"])),
+        "passed": list(dict.fromkeys(phase["phase"] for phase in own if phase["completed"])),
         "failed": row["failed_phase"],
         "counters": {name: point[name] for name in COUNTERS if point[name] is not None},
         "peak_phase": point["peak_phase"],
@@ -149,7 +131,7 @@ def _load(chosen: Mapping[str, Any], found: Mapping[str, pa.Table]) -> dict[str,
 
 
 def _smaller_peaks(points: pa.Table, swept: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Where a peak is smaller than that of the point its quality is held against: both, and what became of it."""
+    """Points with a smaller peak than the point their quality is compared with: both peaks, and the verdict."""
     keys = [*(column.name for column in columns.DIMENSIONS), *swept]
     rows = points.select([*ASSESSED, *keys]).to_pylist()
     known = {(row["point_id"], row["device"]): row for row in rows}
@@ -176,12 +158,11 @@ def _smaller_peaks(points: pa.Table, swept: Sequence[str]) -> Iterator[dict[str,
 
 
 def _not_assessed(points: pa.Table) -> list[str]:
-    """How many points have no verdict of what they are worth, and why."""
+    """The number of points whose quality has no verdict, by reason."""
     rows = points.select(["status", "quality_because"]).to_pylist()
-    why_not = Counter(row["quality_because"] for row in rows if row["status"] == "ok" and row["quality_because"])
+    reasons = Counter(row["quality_because"] for row in rows if row["status"] == "ok" and row["quality_because"])
     return [
-        f"that results are as good was not assessed in {count} of the points that passed: {because}"
-        for because, count in why_not.items()
+        f"quality: {count} of the points that passed have no verdict: {because}" for because, count in reasons.items()
     ]
 
 
@@ -190,8 +171,8 @@ def _only(table: pa.Table, row: Row) -> pa.Table:
     return table.filter(of_point)
 
 
-def _estimates(estimates: pa.Table, points: pa.Table, swept: Sequence[str]) -> list[dict[str, Any]]:
-    """Each different term once, with the models and the keys it is of."""
+def _estimates(estimates: pa.Table, points: pa.Table) -> list[dict[str, Any]]:
+    """Each different term once, with the model, workload and dtype of its first point."""
     names = ["point_id", "model", "workload", "dtype"]
     of_point = {row["point_id"]: row for row in points.select(names).to_pylist()}
     found: dict[str, dict[str, Any]] = {}
@@ -204,104 +185,103 @@ def _estimates(estimates: pa.Table, points: pa.Table, swept: Sequence[str]) -> l
 
 
 def _assumed(estimates: pa.Table, rows: Sequence[Row]) -> list[str]:
-    """What nobody measured, as sentences."""
-    said = [text for text in dict.fromkeys(estimates["assumption"].to_pylist()) if text]
+    """What was not measured, as sentences."""
+    sentences = [text for text in dict.fromkeys(estimates["assumption"].to_pylist()) if text]
     skipped = sum(row["status"] == "skipped" for row in rows)
     if skipped:
-        said.append(f"{skipped} points were not run: a larger one passed or a smaller one failed, see skipped_because")
+        sentences.append(
+            f"{skipped} points were not run: a larger one passed or a smaller one failed, see skipped_because"
+        )
     kinds = {row["budget_kind"] for row in rows}
     if "data_limit" in kinds:
-        said.append("a limit of the data segment (RLIMIT_DATA) stands for a smaller memory: file pages are not in it")
+        sentences.append(
+            "a limit of the data segment (RLIMIT_DATA) stands for a smaller memory: file pages are not in it"
+        )
     if "allocator" in kinds:
-        said.append("a limit of the caching allocator stands for a smaller device: context and libraries are not in it")
+        sentences.append(
+            "a limit of the caching allocator stands for a smaller device: context and libraries are not in it"
+        )
     if any(row["kind"] == CALCULATED for row in rows):
-        said.append("calculated devices follow the workload without data: the imitated allocator decides what fits")
-    said.append("other inputs, library versions and neighbours on the device than those recorded were not tried")
-    return said
+        sentences.append(
+            "calculated devices trace the workload without data: the simulated allocator decides what fits"
+        )
+    sentences.append("only the recorded inputs, library versions and conditions on the device were tried, no others")
+    return sentences
 
 
-def as_text(found: Mapping[str, Any]) -> str:
-    """The sheet as lines."""
-    observed, calculated = found["observed"], found["calculated"]
-    lines = [f"Decision sheet of {found['run']}", "", "OBSERVED (measured, each point in a process of its own)"]
-    lines += _indented(_count_lines(observed["points"])) or ["  nothing"]
-    lines += _indented(observed["frontier_text"].splitlines())
-    loads = observed["loads"]
-    lines += [line for load in loads[:MOST_LOADS] for line in _indented(_load_lines(load))]
-    if len(loads) > MOST_LOADS:
-        lines.append(f"  ... and {len(loads) - MOST_LOADS} more points, with --json")
-    smaller = observed["smaller_peaks"]
-    lines += _indented([_bought_line(each) for each in smaller[:MOST_LOADS]])
-    if len(smaller) > MOST_LOADS:
-        lines.append(f"  ... and {len(smaller) - MOST_LOADS} more smaller peaks, with --json")
-    lines += ["", "CALCULATED (arithmetic and imitation, nothing of it measured)"]
-    terms = _estimate_lines(calculated["estimates"])
-    lines += _indented([*terms, *_count_lines(calculated["points"])]) or ["  nothing"]
-    lines += _indented(calculated["frontier_text"].splitlines())
-    lines += ["", "ASSUMED", *_indented(found["assumed"])]
-    lines += ["", "ENVIRONMENT", *_indented([_environment_line(record) for record in found["environment"]])]
-    lines += ["", "RAW RESULTS", f"  {found['raw_results']}", f"  {found['plan']}", f"  {found['tables'][0]}, ..."]
-    return "\n".join(lines)
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _indented(lines: Sequence[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
+def as_text(sheet: Mapping[str, Any]) -> str:
+    """The sheet, for a person."""
+    observed, calculated = sheet["observed"], sheet["calculated"]
+    loads, smaller = observed["loads"], observed["smaller_peaks"]
+    sections = {
+        f"Decision sheet of {sheet['run']}": [],
+        "OBSERVED (measured, each point in a process of its own)": [
+            *(_status_lines(observed["points"]) or ["nothing"]),
+            *observed["frontier_text"].splitlines(),
+            *(line for load in loads[:MOST_LISTED] for line in _load_lines(load)),
+            *more(len(loads), MOST_LISTED, "points"),
+            *map(_smaller_peak_line, smaller[:MOST_LISTED]),
+            *more(len(smaller), MOST_LISTED, "smaller peaks"),
+        ],
+        "CALCULATED (arithmetic and simulation; nothing here was measured)": [
+            *([*_term_lines(calculated["estimates"]), *_status_lines(calculated["points"])] or ["nothing"]),
+            *calculated["frontier_text"].splitlines(),
+        ],
+        "ASSUMED": sheet["assumed"],
+        "ENVIRONMENT": [_environment_line(record) for record in sheet["environment"]],
+        "RAW RESULTS": [sheet["raw_results"], sheet["plan"], f"{sheet['tables'][0]}, ..."],
+    }
+    return "\n\n".join("\n".join([heading, *indent(lines)]) for heading, lines in sections.items())
 
 
-def _count_lines(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _status_lines(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [
-        f"{device}  {sum(counts.values())} points: {', '.join(f'{count} {status}' for status, count in counts.items())}"
-        for device, counts in statuses.items()
+        f"{device}  {format_count(sum(of_device.values()), 'point')}: {counts(of_device)}"
+        for device, of_device in statuses.items()
     ]
 
 
 def _load_lines(load: Mapping[str, Any]) -> list[str]:
-    at = " ".join(f"{key}={value}" for key, value in load["at"].items())
     what = " ".join(str(load[name]) for name in ("device", "model", "workload", "dtype"))
-    lines = [f"{load['is']}: {what} {at}: {load['status']}"]
-    if load["why"] and load["status"] not in NO_MEMORY:
-        lines.append(f"    {load['why']}")
-    lines.append(f"    phases passed: {', '.join(load['passed']) or 'none'}; failed: {load['failed'] or 'none'}")
-    partial = " (a partial peak: a phase did not complete)" if load["peak_is_partial"] else ""
-    lines += [f"    {name:<24}{_exact(count)}" for name, count in load["counters"].items()]
+    details = [load["why"]] if load["why"] and load["status"] not in NO_MEMORY else []
+    details.append(f"phases passed: {', '.join(load['passed']) or 'none'}; failed: {load['failed'] or 'none'}")
+    counters = [[name, format_bytes(count), f"({count:,} bytes)"] for name, count in load["counters"].items()]
+    details += table(counters, "<><")
     if load["peak_phase"]:
-        lines.append(f"    peak in {load['peak_phase']}{partial}")
-    return lines
+        partial = " (a partial peak: a phase did not complete)" if load["peak_is_partial"] else ""
+        details.append(f"peak in {load['peak_phase']}{partial}")
+    return [f"{load['is']}: {what} {assignments(load['at'])}: {load['status']}", *indent(details, 4)]
 
 
-def _bought_line(smaller: Mapping[str, Any]) -> str:
-    at, than = (
-        " ".join(f"{key}={value}" for key, value in each["at"].items()) for each in (smaller, smaller["reference"])
-    )
+def _smaller_peak_line(smaller: Mapping[str, Any]) -> str:
     peaks = " against ".join(map(format_bytes, smaller["peak_bytes"]))
     verdict = smaller["quality_verdict"]
     if smaller["quality_because"]:
-        said = f"{verdict}: {smaller['quality_because']}"
+        quality = f"{verdict}: {smaller['quality_because']}"
     else:
         by = f" by {abs(smaller['quality_worse_by']):g}" if verdict != SAME else ""
-        said = f"{verdict}{by} ({smaller['quality'][0]:g} against {smaller['quality'][1]:g})"
-    return f"smaller than {than}: {smaller['device']} {at}: {smaller['counter']} {peaks}; quality {said}"
+        quality = f"{verdict}{by} ({smaller['quality'][0]:g} against {smaller['quality'][1]:g})"
+    than, at = assignments(smaller["reference"]["at"]), assignments(smaller["at"])
+    return f"smaller than {than}: {smaller['device']} {at}: {smaller['counter']} {peaks}; quality {quality}"
 
 
-def _exact(count: int) -> str:
-    return f"{format_bytes(count):>12}  ({count:,} bytes)"
-
-
-def _estimate_lines(estimates: Sequence[Mapping[str, Any]]) -> list[str]:
+def _term_lines(terms: Sequence[Mapping[str, Any]]) -> list[str]:
     shown = [
-        f"{term['term']} of {term['model']} ({term['workload']}, {term['dtype']}): {format_bytes(term['bytes'])} "
-        f"({term['bytes']:,} bytes) = {term['formula']}"
-        for term in estimates[:MOST_LOADS]
+        f"{term['term']} of {term['model']} ({term['workload']}, {term['dtype']}): {format_exact(term['bytes'])}"
+        f" = {term['formula']}"
+        for term in terms[:MOST_LISTED]
     ]
-    more = len(estimates) - MOST_LOADS
-    return [*shown, f"... and {more} more terms, with --json"] if more > 0 else shown
+    return [*shown, *more(len(terms), MOST_LISTED, "terms")]
 
 
 def _environment_line(record: Mapping[str, Any]) -> str:
+    words = [str(record[name]) for name in ("host", "system", "device_name", "device_uuid") if record.get(name)]
     named = ("torch", "python", "driver", "backend", "backend_version", "allocator_backend")
-    said = [str(record[name]) for name in ("host", "system", "device_name", "device_uuid") if record.get(name)]
-    said += [f"{name} {record[name]}" for name in named if record.get(name)]
+    words += [f"{name} {record[name]}" for name in named if record.get(name)]
     if record.get("device_total_bytes"):
-        said.append(f"device memory {format_bytes(record['device_total_bytes'])}")
-    said += [str(record[name]) for name in ("libraries", "variables") if record.get(name)]
-    return ", ".join(said)
+        words.append(f"device memory {format_bytes(record['device_total_bytes'])}")
+    words += [str(record[name]) for name in ("libraries", "variables") if record.get(name)]
+    return ", ".join(words)

@@ -1,11 +1,12 @@
-"""What one dimension does, as JSON and as lines for a person; and the command `effects`."""
+"""`effects RUN`: what each dimension of a run costs, as JSON and as text."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import pyarrow as pa
 
 from runners.device import CALCULATED, MEASURED
 from sweeper import columns as schema
@@ -26,92 +27,45 @@ from sweeper.effects.families import (
     why_not,
 )
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
-from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.rows import Row
-from sweeper.tables import loading
 from sweeper.units import format_bytes
-from sweeper.views import pictures
+from sweeper.views.layout import assignments, counts, indent, more, table
 
 LONGEST = 24  # steps on the screen; --json has them all
-HIGHEST = 5  # phases of a size that was asked for
+HIGHEST = 5  # phases listed for the size of --at
+HEADS = {"fixed": "fixed", "per_sample": "a sample", "per_token": "a token", "per_token_squared": "a token^2"}
 
 
-class Asked(NamedTuple):
-    run: str
-    as_json: bool
-    at: dict[str, int] | None
-    picture: str | None
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`effects RUN [--json] [--at batch=16,context=8192] [--picture FILE]`."""
-    asked = _asked(arguments)
-    if asked.picture is not None:
-        pictures.check(asked.picture)
-    found = loading.read(loading.run_folder(asked.run))
-    swept = [name for name in found["points"].column_names if name not in schema.FIXED]
-    points = found["points"].select([*NEEDS, *swept]).to_pylist()
-    phases = found["phases"].select(NEEDS_OF_PHASES).to_pylist()
-    told = effects(points, phases, asked.at)
-    print(json.dumps(told, indent=2) if asked.as_json else as_text(told))
-    if asked.picture is not None and told["nothing"] is None:
-        pictures.draw_effects(families(points, phases), asked.picture, asked.at)
-    return 0
-
-
-def _asked(arguments: Sequence[str]) -> Asked:
-    runs: list[str] = []
-    given: dict[str, str] = {}
-    words = iter(arguments)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name in ("--at", "--picture"):
-            given[name] = value if equals else next(words, "")
-            if not given[name]:
-                raise Mistake(f"effects: {name} needs {'a size, as in --at batch=16' if name == '--at' else 'a file'}")
-        elif word.startswith("-") and word != "--json":
-            raise Mistake(f"effects: {word} is not known; it takes RUN, --json, --at SIZE and --picture FILE")
-        elif word != "--json":
-            runs.append(word)
-    if len(runs) != 1:
-        raise Mistake(f"effects takes one run, the folder of a sweep, got {' '.join(runs) or 'none'}")
-    at = _sizes(given["--at"]) if "--at" in given else None
-    return Asked(runs[0], "--json" in arguments, at, given.get("--picture"))
-
-
-def _sizes(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for part in text.split(","):
-        key, _, value = (word.strip() for word in part.partition("="))
-        if key not in SIZE or not (value.isascii() and value.isdigit()) or int(value) == 0:
-            raise Mistake(f"--at {text}: {part!r} is not batch or context and a number, as in batch=16,context=8192")
-        found[key] = int(value)
-    return found
+def rows_of(tables: Mapping[str, pa.Table]) -> tuple[list[Row], list[Row]]:
+    """The rows of a run's points and phases, with the columns that `effects` needs."""
+    points = tables["points"]
+    swept = [name for name in points.column_names if name not in schema.FIXED]
+    return points.select([*NEEDS, *swept]).to_pylist(), tables["phases"].select(NEEDS_OF_PHASES).to_pylist()
 
 
 def effects(points: Sequence[Row], phases: Iterable[Row], at: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """Everything as JSON has it: bytes are bytes, what is not known is null. `at`: a size to calculate the peak of.
+    """The value for JSON: whole bytes, null for what is not known. `at`: a size whose peak to calculate.
 
-    Raises Mistake if `at` leaves open a key that was varied.
+    Raises Mistake if `at` has no value for a key that was varied.
     """
     phases = list(phases)
     found, steps = families(points, phases), differences(points, phases)
-    told = any(change is not None for step in steps for change in step.bytes.values())
+    any_known = any(change is not None for step in steps for change in step.bytes.values())
     return {
-        "nothing": None if found or told else _nothing(points),
+        "nothing": None if found or any_known else _nothing(points),
         "differences": [_difference_as_json(step) for step in steps],
         "families": [_family_as_json(family, title(family, found), at) for family in found],
     }
 
 
 def _nothing(points: Sequence[Row]) -> str:
-    """Why there is not one cost."""
+    """Why nothing can be compared."""
     reasons = Counter(why_not(row) or "no phase with its peak" for row in points)
     messages = (f"{row['error_type']}: {row['error_message']}" for row in points if row["error_type"])
     message = " ".join(next(messages, "").split())
-    told = ", ".join(f"{count} {reason}" for reason, count in reasons.items()) or "no points"
-    return f"no point passed whole, so that nothing can be compared: {told}" + (f" ({message:.120})" if message else "")
+    why = counts(reasons) or "no points"
+    return f"no point passed completely, so nothing can be compared: {why}" + (f" ({message:.120})" if message else "")
 
 
 def _difference_as_json(found: Difference) -> dict[str, Any]:
@@ -142,8 +96,12 @@ def _family_as_json(family: Family, named: Sequence[str], at: Mapping[str, int] 
         "fits": [_fit_as_json(phase, found) for phase, found in family.fits.items()],
         "largest": None if largest is None else _largest_as_json(family, largest),
         "peak_phases": [
-            {"along": along, "at": {SIZE[1 - SIZE.index(along)]: value}, "phases": [_reign_as_json(r) for r in reigns]}
-            for along, value, reigns in family.peak_ranges()
+            {
+                "along": along,
+                "at": {SIZE[1 - SIZE.index(along)]: value},
+                "phases": [_range_as_json(each) for each in ranges],
+            }
+            for along, value, ranges in family.peak_ranges()
         ],
         "at": None if at is None else _at_as_json(family.at(family.size(at))),
     }
@@ -154,10 +112,10 @@ def _ends(values: Sequence[int]) -> list[int]:
 
 
 def _fit_as_json(phase: PhaseKey, found: MemoryFit | NotFitted) -> dict[str, Any]:
-    told: dict[str, Any] = {"phase": phase.phase, "phase_device": phase.device, "kind": CALCULATED}
+    named: dict[str, Any] = {"phase": phase.phase, "phase_device": phase.device, "kind": CALCULATED}
     if isinstance(found, NotFitted):
-        return told | {f"{term}_bytes": None for term in TERMS} | {"refused": found.because}
-    return told | {
+        return named | {f"{term}_bytes": None for term in TERMS} | {"refused": found.because}
+    return named | {
         **{f"{term}_bytes": found.costs.get(term) for term in TERMS},
         "refused": None,
         "fitted_to": len(found.peaks),
@@ -171,12 +129,12 @@ def _fit_as_json(phase: PhaseKey, found: MemoryFit | NotFitted) -> dict[str, Any
     }
 
 
-def _reign_as_json(reign: PeakRange) -> dict[str, Any]:
-    return {"phase": reign.phase.phase, "from": reign.first, "to": reign.last, "kind": reign.kind}
+def _range_as_json(found: PeakRange) -> dict[str, Any]:
+    return {"phase": found.phase.phase, "from": found.first, "to": found.last, "kind": found.kind}
 
 
 def _largest_as_json(family: Family, size: Size) -> dict[str, Any]:
-    """The largest point that passed: its peak, what more of it would cost, and what it is made of."""
+    """The largest point that passed: its peak, the cost of one more sample or token, and the parts of the peak."""
     phase = family.peak_phase(size)
     found = family.fits[phase]
     fitted = None if isinstance(found, NotFitted) else found
@@ -221,7 +179,7 @@ def _at_as_json(found: PredictedPeak) -> dict[str, Any]:
 
 
 def as_text(found: Mapping[str, Any]) -> str:
-    """What `effects` found, as lines."""
+    """The result of `effects`, for a person."""
     if found["nothing"] is not None:
         return str(found["nothing"])
     lines = _difference_lines(found["differences"])
@@ -232,12 +190,12 @@ def as_text(found: Mapping[str, Any]) -> str:
             shown[name] = family["counter"]
             lines += ["", *_family_lines(family)]
     others = dict.fromkeys(family["counter"] for family in found["families"])
-    unseen = [f"the same of {counter}: with --json" for counter in others if counter not in shown.values()]
-    return "\n".join([*lines, *([""] if unseen else []), *unseen])
+    hidden = [f"the same for {counter}: use --json" for counter in others if counter not in shown.values()]
+    return "\n".join([*lines, *([""] if hidden else []), *hidden])
 
 
 def _difference_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each step of which anything is known."""
+    """A line for each step with a known change."""
     known = [each for each in found if any(each[column] is not None for column in PEAKS)]
     columns = [column for column in PEAKS if any(each[column] is not None for each in known)]
     kinds = " and ".join(dict.fromkeys(each["kind"] for each in known)) or MEASURED
@@ -246,23 +204,23 @@ def _difference_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     body = [
         [
             f"{each['device']}  {each['dimension']} {typed(each['from'])} -> {typed(each['to'])}",
-            _say(each["at"]),
+            assignments(each["at"]),
             *("-" if each[column] is None else _signed(each[column]) for column in columns),
             "-" if each["seconds"] is None else f"{each['seconds']:+.3f} s",
         ]
         for each in known[:LONGEST]
     ]
-    lines += _table(head, body, "<<" + ">" * len(columns) + ">") if known else ["  no two neighbours passed whole"]
-    if len(known) > LONGEST:
-        lines.append(f"  ... and {len(known) - LONGEST} more, with --json")
+    align = "<<" + ">" * len(columns) + ">"
+    lines += indent(table([head, *body], align) if known else ["no two neighbours passed completely"])
+    lines += indent(more(len(known), LONGEST))
     unknown = Counter(next(iter(each["because"].values())) for each in found if each not in known)
     return lines + [f"  not known: {count}, {reason}" for reason, count in unknown.items()]
 
 
 def _family_lines(family: Mapping[str, Any]) -> list[str]:
     named = [*family["title"], *(["(calculated, not measured)"] if family["kind"] == CALCULATED else [])]
-    left_out = [f"{count} {reason}" for reason, count in family["left_out"].items()]
-    points = f"{family['passed']} passed whole" + (f"; left out: {', '.join(left_out)}" if left_out else "")
+    left_out = counts(family["left_out"])
+    points = f"{family['passed']} passed completely" + (f"; left out: {left_out}" if left_out else "")
     ranges = ", ".join(_range(name, family["range"][name]) for name in SIZE)
     lines = ["  ".join([*named, f"peaks of {family['counter']}"]), f"  points: {points}; {ranges}", ""]
     lines += [*_fit_lines(family), "", *_peak_lines(family), "", *_lever_lines(family)]
@@ -283,12 +241,12 @@ def _fit_lines(family: Mapping[str, Any]) -> list[str]:
         for fit in fitted
     ]
     lines = [f"  WHAT IT COSTS (calculated: fitted to the {family['kind']} peak of each phase)"]
-    lines += [f"  {line}" for line in _table(head, body, "<" + ">" * len(terms) + "><")] if fitted else []
+    lines += indent(table([head, *body], "<" + ">" * len(terms) + "><"), 4) if fitted else []
     return lines + _reason_lines("not fitted:", family["fits"], "refused")
 
 
 def _reason_lines(what: str, phases: Iterable[Mapping[str, Any]], key: str) -> list[str]:
-    """A line for each reason, with the phases that have it."""
+    """A line for each reason, with its phases."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for phase in phases:
         if phase[key] is not None:
@@ -298,67 +256,64 @@ def _reason_lines(what: str, phases: Iterable[Mapping[str, Any]], key: str) -> l
 
 def _error(fit: Mapping[str, Any]) -> str:
     if fit["worst_residual"] is None:
-        return "of no more points than terms: how far it is off is not known"
+        return "with no more points than terms, so its error is not known"
     return f"off by {fit['worst_residual']:.2%} at most"
 
 
-HEADS = {"fixed": "fixed", "per_sample": "a sample", "per_token": "a token", "per_token_squared": "a token^2"}
-
-
 def _fitted_to(fit: Mapping[str, Any], everywhere: Mapping[str, Sequence[int]]) -> str:
-    """How many points, and what differs from the rest."""
+    """The number of points, and the ranges that differ from the family's."""
     left_out = fit["smaller_left_out"]
-    said = f"{fit['fitted_to']}" + (f" of {fit['fitted_to'] + left_out}" if left_out else "") + " points"
-    said += "".join(f", {_range(name, ends)}" for name, ends in fit["range"].items() if ends != everywhere[name])
-    return said + ("; the smallest are another operation's" if left_out else "")
+    text = f"{fit['fitted_to']}" + (f" of {fit['fitted_to'] + left_out}" if left_out else "") + " points"
+    text += "".join(f", {_range(name, ends)}" for name, ends in fit["range"].items() if ends != everywhere[name])
+    return text + ("; in the smallest another operation has the peak" if left_out else "")
 
 
 def _peak_lines(family: Mapping[str, Any]) -> list[str]:
     largest = family["largest"]
-    at = _say({name: largest[name] for name in SIZE})
+    at = assignments(largest, SIZE)
     peak = f"{format_bytes(largest['peak_bytes'])}, in {largest['peak_phase']} ({largest['kind']})"
     lines = ["  THE PEAK", f"    at {at}, the largest that passed, it is {peak}"]
     costs = largest["costs"]
     sample = f"sample of {largest['context']} tokens"
-    told = [(sample, costs["one_more_sample_bytes"]), ("token in one sample", costs["one_more_token_bytes"])]
-    more = [f"one more {what} costs {format_bytes(round(cost))}" for what, cost in told if cost is not None]
-    if more:
-        lines.append(f"    there {', '.join(more)}")
+    more_of = [(sample, costs["one_more_sample_bytes"]), ("token in one sample", costs["one_more_token_bytes"])]
+    known = [f"one more {what} costs {format_bytes(round(cost))}" for what, cost in more_of if cost is not None]
+    if known:
+        lines.append(f"    there {', '.join(known)}")
         lines.append(f"    (calculated: the fit of {largest['peak_phase']}, {_error(costs)})")
     token, logits = costs["one_more_token_bytes"], costs["logits_of_a_token_bytes"]
     if token is not None and logits:
         copies = f"{token / logits:.1f} times its logits, {format_bytes(logits)}"
         lines.append(f"    a token costs {copies} (calculated from vocab_size)")
-    found = {(line["along"], _say(line["at"])): line["phases"] for line in family["peak_phases"]}
-    if len(phases := {reign["phase"] for reigns in found.values() for reign in reigns}) == 1 < len(found):
+    found = {(line["along"], assignments(line["at"])): line["phases"] for line in family["peak_phases"]}
+    if len(phases := {each["phase"] for ranges in found.values() for each in ranges}) == 1 < len(found):
         return [*lines, f"    it is in {phases.pop()} at every point ({largest['kind']})"]
-    return lines + [f"    {at}: {_reign_line(along, reigns)}" for (along, at), reigns in found.items()]
+    return lines + [f"    {at}: {_range_line(along, ranges)}" for (along, at), ranges in found.items()]
 
 
-def _reign_line(along: str, reigns: Sequence[Mapping[str, Any]]) -> str:
-    """Which phase has the peak up to where. Between two measured points nobody knows better than between which."""
-    told = [reign for reign in reigns if reign["to"] is not None]
-    if len(told) == 1:
-        said = f"in {told[0]['phase']} throughout, {along}={told[0]['from']} to {told[0]['to']} ({told[0]['kind']})"
-    else:
-        first, *rest = told
+def _range_line(along: str, ranges: Sequence[Mapping[str, Any]]) -> str:
+    """Which phase has the peak over which values. A change of phase lies between two measured points."""
+    measured = [each for each in ranges if each["to"] is not None]
+    first, *rest = measured
+    if rest:
         parts = [f"in {first['phase']} up to {along}={first['to']}"]
-        parts += [f"in {reign['phase']} from {along}={reign['from']} on" for reign in rest]
-        said = f"{', '.join(parts)} ({first['kind']})"
-    beyond = (f"; in {r['phase']} from about {along}={r['from']} on (calculated)" for r in reigns if r["to"] is None)
-    return said + "".join(beyond)
+        parts += [f"in {each['phase']} from {along}={each['from']} on" for each in rest]
+        text = f"{', '.join(parts)} ({first['kind']})"
+    else:
+        text = f"in {first['phase']} throughout, {along}={first['from']} to {first['to']} ({first['kind']})"
+    beyond = (each for each in ranges if each["to"] is None)
+    return text + "".join(f"; in {each['phase']} from about {along}={each['from']} on (calculated)" for each in beyond)
 
 
 def _lever_lines(family: Mapping[str, Any]) -> list[str]:
     largest = family["largest"]
-    lines = [f"  WHICH LEVER FIRST, at {_say({name: largest[name] for name in SIZE})} in {largest['peak_phase']}"]
+    lines = [f"  WHICH LEVER FIRST, at {assignments(largest, SIZE)} in {largest['peak_phase']}"]
     if not largest["levers"]:
-        return [*lines, "    not known: nothing tells fixed costs from the rest"]
+        return [*lines, "    not known: fixed costs cannot be separated from the rest"]
     for share in largest["levers"]:
         part = f"{share['share']:4.0%}  {share['of']:<11}  {format_bytes(share['bytes'])}"
         lines += [f"    {part} ({share['kind']}: {share['known_by']})"]
         lines += [f"          {share['lever']}"]
-    lines.append("    what each would bring: experiment=training_levers or generation_levers calculates it for a card")
+    lines.append("    experiment=training_levers or generation_levers calculates for a card what each would save")
     held = largest["held_when_a_warm_pass_begins_bytes"]
     if held is not None:
         part = f" = {held / largest['peak_bytes']:.0%} of the peak" if largest["peak_bytes"] else ""
@@ -367,8 +322,8 @@ def _lever_lines(family: Mapping[str, Any]) -> list[str]:
 
 
 def _at_lines(found: Mapping[str, Any]) -> list[str]:
-    where = "within what was measured" if found["within_what_was_measured"] else "outside of what was measured"
-    lines = [f"  AT {_say({name: found[name] for name in SIZE})} (calculated, {where})"]
+    where = "within the measured range" if found["within_what_was_measured"] else "outside the measured range"
+    lines = [f"  AT {assignments(found, SIZE)} (calculated, {where})"]
     if found["peak_bytes"] is None:
         reasons = dict.fromkeys(phase["because"] for phase in found["phases"])
         return [*lines, f"    not known: {'; '.join(reasons)}"]
@@ -379,26 +334,12 @@ def _at_lines(found: Mapping[str, Any]) -> list[str]:
     known = [phase for phase in found["phases"] if phase["bytes"] is not None]
     highest = sorted(known, key=lambda phase: -phase["bytes"])[:HIGHEST]
     lines.append("    highest: " + ", ".join(f"{phase['phase']} {format_bytes(phase['bytes'])}" for phase in highest))
-    return lines + _reason_lines("not known of", found["phases"], "because")
-
-
-def _table(head: Sequence[str], body: Sequence[Sequence[str]], align: str) -> list[str]:
-    """Rows in columns, each `<` to the left or `>` to the right; no line for a head without words."""
-    rows = [row for row in (head, *body) if any(row)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(align))]
-    return [
-        "  " + "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    return lines + _reason_lines("not known for", found["phases"], "because")
 
 
 def _range(name: str, ends: Sequence[int]) -> str:
     low, high = ends
     return f"{name} {low}" if low == high else f"{name} {low} to {high}"
-
-
-def _say(values: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={typed(value)}" for key, value in values.items())
 
 
 def _signed(count: int) -> str:

@@ -1,6 +1,6 @@
-"""Pictures of a run, with matplotlib, which is optional: `pip install 'sweeper[pictures]'`.
+"""Pictures of a run. They need matplotlib: `pip install 'sweeper[pictures]'`.
 
-Marks are measured. Dashed lines are calculated: a fit, also where it lies between two measured points.
+Marks are measured. Dashed lines are calculated from a fit, also between two measured points.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_FAMILIES = 4  # a row of panels for each
-MOST_PHASES = 6  # with a colour of their own; of the lower ones nobody decides
+MOST_PHASES = 6  # drawn in a panel; the lowest ones decide nothing
 STEPS = 60  # of a curve
 GREY, BAND = "#8a8a8a", "#f0e442"
 ACROSS = ("data", "axes fraction")
-# Okabe and Ito's, which are told apart by those who do not see all colours.
+# The palette of Okabe and Ito, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKS = ("o", "s", "^", "D", "v", "P")
 
 
 def check(file: str) -> None:
-    """Raises Mistake where no picture can be made, before anything is read."""
+    """Raises Mistake for an unknown format, and without matplotlib. Call it before a long read."""
     if Path(file).suffix not in FORMATS:
         raise Mistake(f"--picture {file}: its name must end in {', '.join(FORMATS)}")
     if find_spec("matplotlib") is None:
@@ -39,10 +39,13 @@ def check(file: str) -> None:
 
 
 def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | None = None) -> None:
-    """The peaks of each phase along batch and along context, with the fits; `at`: as far as that size."""
+    """Draw the peak of each phase along batch and along context, with its fit. `at`: how far to extend the axes.
+
+    Raises Mistake if the file cannot be written.
+    """
     from matplotlib.figure import Figure
 
-    first = {tuple(title(family, families)): family for family in reversed(families)}  # of each, one counter
+    first = {tuple(title(family, families)): family for family in reversed(families)}  # one counter each
     different = list(reversed(first.values()))
     panels = [(family, _lines(family)) for family in different[:MOST_FAMILIES]]
     columns = max(len(lines) for _, lines in panels)
@@ -56,7 +59,7 @@ def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | 
             else:
                 panel.set_axis_off()
     if len(different) > len(panels):
-        figure.supxlabel(f"{len(different) - len(panels)} more, of other settings, are not shown", fontsize=8)
+        figure.supxlabel(f"{len(different) - len(panels)} more with other settings are not shown", fontsize=8)
     try:
         figure.savefig(file, dpi=150)
     except OSError as error:
@@ -64,22 +67,22 @@ def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | 
 
 
 class Line(NamedTuple):
-    """Points that differ along one key, at one value of the other."""
+    """Points that differ in one key, at one value of the other. `ranges`: which phase has the peak where."""
 
     along: str
     at: int
     sizes: list[Size]
-    reigns: Sequence[PeakRange]
+    ranges: Sequence[PeakRange]
 
 
 def _lines(family: Family) -> list[Line]:
-    """Along each key that was varied: where most phases have the peak in turn, of several the largest."""
+    """For each varied key the line on which most phases have the peak in turn, and the last of equal ones."""
     found: dict[str, Line] = {}
-    for along, at, reigns in family.peak_ranges():
+    for along, at, ranges in family.peak_ranges():
         other = SIZE[1 - SIZE.index(along)]
-        line = Line(along, at, [size for size in family.sizes if getattr(size, other) == at], reigns)
+        line = Line(along, at, [size for size in family.sizes if getattr(size, other) == at], ranges)
         before = found.get(along)
-        if before is None or (len(reigns), at) >= (len(before.reigns), before.at):
+        if before is None or (len(ranges), at) >= (len(before.ranges), before.at):
             found[along] = line
     alone = [Line("batch", size.context, [size], []) for size in family.sizes[:1]]
     return list(found.values()) or alone
@@ -88,8 +91,8 @@ def _lines(family: Family) -> list[Line]:
 def _title(family: Family, families: Sequence[Family], line: Line) -> str:
     fixed = f"{SIZE[1 - SIZE.index(line.along)]}={line.at}"
     kind = family.rows[0]["kind"]
-    said = f"peaks of {family.counter} at {fixed}: marks {kind}, dashed calculated"
-    return "  ".join(title(family, families)) + "\n" + said
+    legend = f"peaks of {family.counter} at {fixed}: marks {kind}, dashed calculated"
+    return "  ".join(title(family, families)) + "\n" + legend
 
 
 def _panel(panel: Axes, family: Family, line: Line, at: dict[str, int]) -> None:
@@ -116,13 +119,13 @@ def _panel(panel: Axes, family: Family, line: Line, at: dict[str, int]) -> None:
 
 
 def _highest(family: Family, line: Line) -> list[tuple[str, PhaseKey]]:
-    """The phases that have the peak somewhere on a line, and the highest; those with the same curve together."""
+    """The phases that have the peak somewhere on the line, then the highest others. Equal curves share a name."""
     together: dict[tuple[int | None, ...], list[PhaseKey]] = {}
     for phase, peaks in family.peaks.items():
         together.setdefault(tuple(peaks.get(size) for size in line.sizes), []).append(phase)
-    reigning = {reign.phase for reign in line.reigns}
+    has_peak = {each.phase for each in line.ranges}
     last = {curve: max((peak for peak in curve if peak is not None), default=0) for curve in together}
-    order = sorted(together, key=lambda curve: (reigning.isdisjoint(together[curve]), -last[curve]))
+    order = sorted(together, key=lambda curve: (has_peak.isdisjoint(together[curve]), -last[curve]))
     return [(_names(together[curve]), together[curve][0]) for curve in order[:MOST_PHASES]]
 
 
@@ -132,31 +135,31 @@ def _names(phases: Sequence[PhaseKey]) -> str:
 
 
 def _curve(found: MemoryFit | NotFitted, last: Size, along: str, first: int, end: int) -> list[tuple[float, float]]:
-    """The fit from the first to the end, where it says something."""
+    """(value, MiB) along a key from `first` to `end`, wherever the fit has a peak."""
     if isinstance(found, NotFitted):
         return []
     values = sorted({first + round(step * (end - first) / STEPS) for step in range(STEPS + 1)})
-    told = ((value, found.at(last._replace(**{along: value}))) for value in values)
-    return [(value, peak / MIB) for value, peak in told if not isinstance(peak, NotFitted)]
+    peaks = ((value, found.at(last._replace(**{along: value}))) for value in values)
+    return [(value, peak / MIB) for value, peak in peaks if not isinstance(peak, NotFitted)]
 
 
 def _mark_take_overs(panel: Axes, line: Line) -> None:
-    """A band from the last point where one phase has the peak to the first where the next one has."""
-    for before, after in pairwise(line.reigns):
+    """Draw a band from the last point where one phase has the peak to the first where the next phase has it."""
+    for before, after in pairwise(line.ranges):
         if before.last is not None and after.last is not None:
             panel.axvspan(before.last, after.first, color=BAND, alpha=0.25, linewidth=0)
             place = ((before.last + after.first) / 2, 0.98)
-            said = f"{after.phase.phase}\ntakes over"
-            panel.annotate(said, place, xycoords=ACROSS, ha="center", va="top", fontsize=8)
+            text = f"{after.phase.phase}\ntakes over"
+            panel.annotate(text, place, xycoords=ACROSS, ha="center", va="top", fontsize=8)
 
 
 def _mark_failures(panel: Axes, family: Family, line: Line) -> list[int]:
-    """What was asked for on the line and did not pass, and where that is."""
+    """Mark the points on the line that did not pass, and return their values."""
     along, sizes = line.along, line.sizes
     key = SIZE[1 - SIZE.index(along)]
-    there: dict[int, str] = {row[along]: row["status"] for row in family.rows if row[key] == line.at}
+    statuses: dict[int, str] = {row[along]: row["status"] for row in family.rows if row[key] == line.at}
     passed = {getattr(size, along) for size in sizes}
-    failed = {value: status for value, status in there.items() if value is not None and value not in passed}
+    failed = {value: status for value, status in statuses.items() if value is not None and value not in passed}
     for value, status in failed.items():
         panel.plot([value], [0], "x", color="black", markersize=7, clip_on=False, zorder=4)
         panel.annotate(status, (value, 0), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)

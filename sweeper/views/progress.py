@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs, and at its end: one line per attempt, and on a terminal what is under way."""
+"""The output of a sweep: a line for each attempt, a summary at the end and, on a terminal, what is running now."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from runners.outcome import Outcome, Status
 from runners.point import Point
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
-from sweeper.units import format_bytes, format_seconds
+from sweeper.units import format_bytes, format_count, format_seconds
+from sweeper.views.layout import assignments, counts
 
-SAYS = {
+ENDINGS = {
     Status.OK: "fits",
     Status.OOM: "out of memory",
-    Status.OOM_KILLED: "killed for want of memory",
+    Status.OOM_KILLED: "out of memory, killed by the kernel",
     Status.KILLED: "killed",
     Status.CRASHED: "crashed",
     Status.TIMEOUT: "timed out",
@@ -32,7 +33,7 @@ SAYS = {
 
 
 class Show:
-    """One plain line per finished attempt: for files, pipes and logs."""
+    """One plain line for each finished attempt: for files, pipes and logs."""
 
     def __init__(self, plan: Plan) -> None:
         self._keys = [dimension.key for dimension in plan.dimensions]
@@ -47,11 +48,11 @@ class Show:
         pass
 
     def waiting(self, device: str, point: Point, holder: str) -> None:
-        self._line(f"{self._named(device, point)}  waits: {holder} is on {device}")
+        self._line(f"{self._named(device, point)}  waits for {device}, which is in use by {holder}")
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
-        self._line(f"{self._named(device, point)}  {told(outcome)}{'  (measured before)' if recalled else ''}")
+        self._line(f"{self._named(device, point)}  {outcome_text(outcome)}{'  (measured before)' if recalled else ''}")
 
     def gave_up(self, device: str, why: str) -> None:
         self._line(f"{device}  stops here: {why}")
@@ -66,40 +67,38 @@ class Show:
         self,
         rows: Sequence[Mapping[str, Any]],
         folder: Path,
-        beside: Sequence[Mapping[str, Any]] | None = None,
+        context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
-        """Counts per status that add up to the points asked for, the frontier, and where everything is.
+        """Print the number of points with each status, the frontier, and the place of the tables.
 
-        `beside`: all rows of the run, also of points that this sweep did not ask for. `searched`: in intervals.
+        `rows`: the points that this sweep planned. `context`: all rows of the run. `searched`: its intervals.
         """
         from sweeper.views.frontier_text import frontier_text
 
-        counts = Counter(str(row["status"]) for row in rows)
-        self._line("")
-        told = ", ".join(f"{count} {status}" for status, count in counts.items())
-        self._line(f"{sum(counts.values())} points: {told}")
-        self._line("")
-        self._line(frontier_text(rows, self._objective, self._margin, beside, searched))
-        self._line("")
-        self._line(f"tables: {_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier")
+        statuses = Counter(str(row["status"]) for row in rows)
+        tables = f"{_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier"
+        frontier = frontier_text(rows, self._objective, self._margin, context, searched)
+        total = format_count(sum(statuses.values()), "point")
+        for text in ("", f"{total}: {counts(statuses)}", "", frontier, "", f"tables: {tables}"):
+            self._line(text)
 
     def _named(self, device: str, point: Point) -> str:
-        words = [f"{key}={point.get(key)}" for key in self._keys] or [str(point.get("workload"))]
-        return f"{device}  {' '.join(words)}"
+        words = assignments({key: point.get(key) for key in self._keys}) or str(point.get("workload"))
+        return f"{device}  {words}"
 
     def _line(self, text: str) -> None:
         try:
             print(text, flush=True)
         except OSError as error:
-            # Nobody reads on (`| head`), or there is no room for it: what is measured goes to files, so it goes on.
+            # The reader has left (`| head`) or the disk is full. Results go to files, so the sweep goes on.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
                 self.stopped(f"the output cannot be written, and the sweep goes on without it: {error.strerror}")
 
 
 class TerminalShow(Show):
-    """The same lines, above one that says what is under way. Redrawn by the sweep's own loop: no thread."""
+    """The same lines, above one with what is running now. The sweep's loop redraws it: there is no thread."""
 
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
@@ -108,15 +107,15 @@ class TerminalShow(Show):
 
         self._console = Console(highlight=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._under_way: dict[str, tuple[str, float]] = {}
+        self._running: dict[str, tuple[str, float]] = {}
         self._seconds: list[float] = []
 
     def began(self, device: str, point: Point) -> None:
-        self._under_way[device] = self._named(device, point), time.monotonic()
+        self._running[device] = self._named(device, point), time.monotonic()
         self.tick()
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
-        self._under_way.pop(device, None)
+        self._running.pop(device, None)
         if not recalled and outcome.duration_s is not None:
             self._seconds.append(outcome.duration_s)
         super().settled(device, point, outcome, recalled)
@@ -126,7 +125,7 @@ class TerminalShow(Show):
 
         now = time.monotonic()
         words = [f"{self._done} of {self._total}"]
-        words += [f"{name}, {now - since:.0f} s" for name, since in self._under_way.values()]
+        words += [f"{name}, {format_seconds(now - since)}" for name, since in self._running.values()]
         left = self._total - self._done
         if self._seconds and left:
             words.append(f"about {format_seconds(left * sum(self._seconds) / len(self._seconds))} left")
@@ -136,11 +135,11 @@ class TerminalShow(Show):
         self,
         rows: Sequence[Mapping[str, Any]],
         folder: Path,
-        beside: Sequence[Mapping[str, Any]] | None = None,
+        context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
         self._live.stop()
-        super().ended(rows, folder, beside, searched)
+        super().ended(rows, folder, context, searched)
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
@@ -148,7 +147,7 @@ class TerminalShow(Show):
 
 @contextlib.contextmanager
 def show_for(plan: Plan, folder: Path) -> Iterator[Show]:
-    """The way of showing that fits where the output goes."""
+    """Progress for a terminal, or plain lines where the output goes elsewhere."""
     if not sys.stdout.isatty():
         yield Show(plan)
         return
@@ -157,12 +156,11 @@ def show_for(plan: Plan, folder: Path) -> Iterator[Show]:
         yield show
 
 
-def told(outcome: Outcome) -> str:
-    """How an attempt ended, in a few words: the peak, with the name of its counter and unit, and where it failed."""
-    words = [SAYS.get(outcome.status, str(outcome.status))]
+def outcome_text(outcome: Outcome) -> str:
+    """How an attempt ended, in one line: the failed phase, the peak with its counter, and the error."""
+    text = ENDINGS.get(outcome.status, str(outcome.status))
     if outcome.failed_phase is not None and outcome.phases:
-        words.append(f"in {outcome.failed_phase}")
-    text = " ".join(words)
+        text += f" in {outcome.failed_phase}"
     counter = outcome.device.deciding_counter
     peak = outcome.peak(counter)
     if peak is not None:

@@ -1,25 +1,57 @@
-"""The command as a person types it: what is printed where, and how it ends. Nothing here measures anything."""
+"""What a command line prints where, and how it ends. Nothing here measures anything.
+
+Most run in this process, by `typed`. A real process is started for what only a process has: its standard streams, its
+folder on the path, the modules it loads.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from sweeper import cli
+from sweeper.errors import Mistake
+
 ROOT = Path(__file__).parents[2]
 NO_RUN = ["estimate", "devices=cpu"]
-
-
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+class Ended(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Typed = Callable[..., Ended]
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
+    """A command line typed in an empty folder, run in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # restored afterwards: --info turns it off
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["sweeper", *arguments])
+        return Ended(cli.main(), *capsys.readouterr())
+
+    return run
+
+
 def sweeper(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "sweeper", *arguments],
         cwd=cwd,
@@ -31,8 +63,11 @@ def sweeper(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comple
     )
 
 
-def left_in(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -42,56 +77,138 @@ def left_in(folder: Path) -> list[str]:
         (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device (did you mean cuda:0?); write cpu, cuda:0,"),
         (["batch=0"], "sweeper: batch=0: must be 1 or more"),
         (["estimat", "batch=1"], "sweeper: no such command: estimat (did you mean estimate?)"),
-        (["nonsense"], "sweeper: no such command: nonsense; there are effects, environment, estimate, frontier"),
+        (["nonsense"], "sweeper: no such command: nonsense; there are sweep, estimate, effects, frontier, environment"),
         (
             ["--cfg", "job", "batch=1,2"],
-            "sweeper: --cfg shows one configuration, and batch has several: ",
+            "sweeper: --cfg shows one configuration, and batch has several values: ",
         ),
         (["--cfg", "job", "btach=1"], "sweeper: no such key: btach (did you mean batch?)"),
         (["--cfg", "job", "-p", "nosuch"], "package 'nosuch' not found in config"),
         (["--cfg", "jbo"], "sweeper: argument --cfg/-c: invalid choice: 'jbo'"),
+        (["--cfg"], "sweeper: argument --cfg/-c: expected one argument; usage: sweeper KEY=VALUE,..."),
+        (["batch=1", "--jsn", "context=1"], "sweeper: no such flag: --jsn; usage: sweeper KEY=VALUE,..."),
+        (["estimate", "--jso"], "sweeper: no such flag: --jso; usage: sweeper estimate "),
+        (["frontier", "--js", "x"], "sweeper: no such flag: --js; usage: sweeper frontier RUN [--json]"),
+        (["frontier"], "sweeper: frontier takes one run, the folder of a sweep, got none"),
+        (["effects", "a", "--json", "b"], "sweeper: effects takes one run, the folder of a sweep, got a b"),
+        (["estimate", "a", "b"], "sweeper: estimate takes keys or one run, the folder of a sweep, got a b"),
+        (["effects", "a", "--at", "width=4"], "sweeper: --at width=4: 'width=4' is not batch or context"),
+        (["effects", "a", "--picture="], "sweeper: --picture needs a file"),
+        (["effects", "a", "--picture"], "sweeper: argument --picture: expected one argument; usage: sweeper effects"),
         (["estimate", "parameters=7", "bits=16", "batch=1"], "sweeper: batch=1: "),
         (["estimate", "devices=[gpu]"], "sweeper: devices=gpu: "),
     ],
 )
 def test_a_mistake_is_one_line_on_stderr_and_exit_2_and_leaves_nothing(
-    tmp_path: Path, arguments: list[str], line: str
+    tmp_path: Path, typed: Typed, arguments: list[str], line: str
 ) -> None:
-    done = sweeper(*arguments, cwd=tmp_path)
+    ended = typed(*arguments)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(line)
+    assert ended.stderr.count("\n") == 1
+    assert names_in(tmp_path) == []
+
+
+def test_a_mistake_ends_the_process_in_the_same_way(tmp_path: Path) -> None:
+    done = sweeper("btach=1,2", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(line)
-    assert done.stderr.count("\n") == 1
-    assert left_in(tmp_path) == []
+    assert done.stderr == "sweeper: no such key: btach (did you mean batch?)\n"
+    assert names_in(tmp_path) == []
 
 
-def test_the_same_line_is_said_under_a_folder_that_has_a_conf_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("word", "right"),
+    [
+        ("batch=nan", "must be a whole number"),
+        ("budget=1e999", "must be a size"),
+        ("seed=99999999999999999999999", "at most 2^63-1"),
+        ("objective=batch*nothing", "no point has nothing"),
+        ("name=" + "x" * 300, "must be 200 letters or less"),
+    ],
+)
+def test_a_number_or_a_name_out_of_range_is_refused_in_one_line(
+    tmp_path: Path, typed: Typed, word: str, right: str
+) -> None:
+    ended = typed("devices=cpu", word)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert right in ended.stderr
+    assert names_in(tmp_path) == []
+
+
+def test_a_workload_that_cannot_be_imported_is_refused_before_anything_starts(tmp_path: Path, typed: Typed) -> None:
+    (tmp_path / "mywork.py").write_text("import not_there\n")
+    ended = typed("devices=cpu", "workload=custom", "workload.target=mywork:run", "batch=1,2")
+    assert ended.returncode == 2
+    assert "not_there" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert set(names_in(tmp_path)) <= {"mywork.py", "__pycache__"}
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_conf_in_the_folder_is_not_mistaken_for_sweepers_own(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("batch: 999\n")
     (tmp_path / "conf" / "__init__.py").touch()
     done = sweeper("--cfg", "job", "-p", "batch", cwd=tmp_path)
     assert (done.returncode, done.stdout.strip()) == (0, "1")
     assert len(sweeper(*NO_RUN, "batch=1,2", cwd=tmp_path).stdout) > 0
-    assert left_in(tmp_path) == ["conf"]
+    assert names_in(tmp_path) == ["conf"]
 
 
-def test_estimate_shows_the_plan_and_hydra_leaves_no_file(tmp_path: Path) -> None:
-    done = sweeper(*NO_RUN, "batch=1,2,4", "context=2048,4096", "hydra.job.chdir=true", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "6 points" in done.stdout
-    assert left_in(tmp_path) == []
+def test_estimate_shows_the_plan_and_hydra_leaves_no_file(tmp_path: Path, typed: Typed) -> None:
+    ended = typed(*NO_RUN, "batch=1,2,4", "context=2048,4096", "hydra.job.chdir=true")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "6 points" in ended.stdout
+    assert names_in(tmp_path) == []
 
 
-def test_the_numbers_alone_are_estimated_without_a_configuration(tmp_path: Path) -> None:
-    done = sweeper("estimate", "parameters=7000000000", "bits=16", "reserve_gib=4", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "14,000,000,000 bytes" in done.stdout
+def test_estimate_takes_numbers_without_a_configuration(typed: Typed) -> None:
+    ended = typed("estimate", "parameters=7000000000", "bits=16", "reserve_gib=4")
+    assert ended.returncode == 0
+    assert "14,000,000,000 bytes" in ended.stdout
 
 
-def test_help_tells_the_commands_the_groups_and_the_keys(tmp_path: Path) -> None:
-    done = sweeper("--help", "batch=1,2", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_flags_stand_anywhere_among_the_overrides(tmp_path: Path, typed: Typed) -> None:
+    (tmp_path / "options" / "model").mkdir(parents=True)
+    (tmp_path / "options" / "model" / "mine.yaml").write_text("name: mine\nlibrary: torch\nwidth: 8\n")
+    ended = typed("estimate", "devices=cpu", "batch=1,2", "-cd", "options", "--json", "model=mine")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [point["values"]["batch"] for point in json.loads(ended.stdout)["points"]] == [1, 2]
+
+
+def test_sweep_is_the_command_of_a_line_without_one(typed: Typed) -> None:
+    assert typed("--cfg", "job", "batch=3", "-p", "batch") == typed("sweep", "batch=3", "--cfg", "job", "-p", "batch")
+
+
+# --- what is only shown -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help", "batch=1,2"], ["estimate", "--help"], ["estimate", "-h", "x"]])
+def test_help_lists_the_commands_the_groups_and_the_keys(typed: Typed, arguments: list[str]) -> None:
+    ended = typed(*arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
     for word in ("estimate", "environment", "frontier", "model: ", "tiny-llama", "workload: ", "devices=", "budget="):
-        assert word in done.stdout
+        assert word in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (
+            "effects",
+            ["usage: sweeper effects RUN", "--json", "--at SIZE", "--picture FILE", "costs"],
+        ),
+        ("environment", ["usage: sweeper environment", "python=INTERPRETER", "--json"]),
+        ("frontier", ["usage: sweeper frontier RUN", "--json", "the folder of a sweep"]),
+    ],
+)
+def test_a_command_that_takes_no_keys_has_a_help_of_its_own(typed: Typed, command: str, words: list[str]) -> None:
+    ended = typed(command, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    for word in words:
+        assert word in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -100,6 +217,7 @@ def test_help_tells_the_commands_the_groups_and_the_keys(tmp_path: Path) -> None
         (["--version"], "sweeper 0.1.0"),
         (["--cfg", "job", "batch=3"], "batch: 3"),
         (["-m", "--cfg", "job", "batch=3"], "batch: 3"),
+        (["estimate", "--cfg", "job", "batch=3", "--json"], "batch: 3"),
         (["--cfg", "job", "devices=cpu,cuda:0", "-p", "devices"], "- cuda:0"),
         (["--cfg", "job", "-p", "workload", "workload=custom", "workload.params.x=3"], "x: 3"),
         (["--info", "searchpath", "batch=1,2"], str(ROOT / "conf")),
@@ -109,15 +227,15 @@ def test_help_tells_the_commands_the_groups_and_the_keys(tmp_path: Path) -> None
         (["-sc", "install=bash"], "hydra_bash_completion"),
     ],
 )
-def test_what_is_only_shown_is_shown(tmp_path: Path, arguments: list[str], shown: str) -> None:
-    done = sweeper(*arguments, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert shown in done.stdout
-    assert left_in(tmp_path) == []
+def test_what_is_only_shown_is_shown(tmp_path: Path, typed: Typed, arguments: list[str], shown: str) -> None:
+    ended = typed(*arguments)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert shown in ended.stdout
+    assert names_in(tmp_path) == []
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
+    ("line", "offered"),
     [
         ("sweeper batch=1,2 conte", "context="),
         ("sweeper estimate batch=1,2 conte", "context="),
@@ -127,12 +245,48 @@ def test_what_is_only_shown_is_shown(tmp_path: Path, arguments: list[str], shown
         ("sweeper desig", "design="),
     ],
 )
-def test_a_shell_is_offered_what_can_be_typed_next(tmp_path: Path, typed: str, offered: str) -> None:
-    done = sweeper("-sc", "query=bash", cwd=tmp_path, COMP_LINE=typed, COMP_POINT=str(len(typed)))
-    assert offered in done.stdout.split()
+def test_a_shell_is_offered_what_can_be_typed_next(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, line: str, offered: str
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    monkeypatch.setenv("COMP_POINT", str(len(line)))
+    assert offered in typed("-sc", "query=bash").stdout.split()
 
 
-def test_a_reader_who_stops_reading_is_not_told_of_it(tmp_path: Path) -> None:
+# --- how a command ends -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (SystemExit(3), 3, ""),
+        (SystemExit(None), 0, ""),
+        (SystemExit("two\nlines"), 2, "sweeper: two lines\n"),
+        (Mistake("two\nlines"), 2, "sweeper: two lines\n"),
+    ],
+    ids=repr,
+)
+def test_an_end_of_a_command_is_an_exit_code(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, line: str
+) -> None:
+    def command(line: object) -> int:
+        raise raised
+
+    monkeypatch.setitem(cli.COMMANDS, "frontier", command)
+    assert typed("frontier", "x") == (code, "", line)
+
+
+def test_an_error_that_is_a_bug_is_not_hidden(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "frontier", lambda line: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        typed("frontier", "x")
+
+
+# --- a process --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_who_stops_reading_causes_no_message(tmp_path: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -m sweeper --info all | head -1"
     done = subprocess.run(
         command, shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
@@ -140,16 +294,7 @@ def test_a_reader_who_stops_reading_is_not_told_of_it(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_workload_that_cannot_be_imported_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "mywork.py").write_text("import not_there\n")
-    done = sweeper("devices=cpu", "workload=custom", "workload.target=mywork:run", "batch=1,2", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "not_there" in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert set(left_in(tmp_path)) <= {"mywork.py", "__pycache__"}
-
-
-def test_the_orchestrator_loads_no_torch_and_a_light_command_no_hydra(tmp_path: Path) -> None:
+def test_no_command_loads_torch_and_a_light_one_loads_no_hydra(tmp_path: Path) -> None:
     script = """\
         import sys
         sys.argv = ["sweeper", *sys.argv[1:]]
@@ -167,7 +312,9 @@ def test_the_orchestrator_loads_no_torch_and_a_light_command_no_hydra(tmp_path: 
 
     assert loaded(*NO_RUN, "batch=1,2") == ["hydra", "omegaconf"]
     assert loaded("estimate", "parameters=7", "bits=16") == []
-    assert not {"hydra", "omegaconf", "torch"} & set(loaded("frontier", "nosuch"))
+    assert loaded("frontier", "nosuch") == []
+    assert loaded("effects", "--help") == []
+    assert loaded("environment", "pyton=x") == []
     assert loaded("nonsense") == []
 
 
@@ -185,27 +332,10 @@ def test_it_works_from_a_wheel_that_is_installed_elsewhere(tmp_path: Path) -> No
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 points" in done.stdout
     assert str(tmp_path / "site" / "sweeper" / "conf") in sweeper("--info", "searchpath", cwd=empty, **site).stdout
-    assert left_in(empty) == []
+    assert names_in(empty) == []
 
 
-@pytest.mark.parametrize(
-    ("word", "right"),
-    [
-        ("batch=nan", "must be a whole number"),
-        ("budget=1e999", "must be a size"),
-        ("seed=99999999999999999999999", "at most 2^63-1"),
-        ("objective=batch*nothing", "no point has nothing"),
-        ("name=" + "x" * 300, "must be 200 letters or less"),
-    ],
-)
-def test_numbers_and_names_that_nothing_can_hold_are_refused_in_one_line(tmp_path: Path, word: str, right: str) -> None:
-    done = sweeper("devices=cpu", word, cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert right in done.stderr
-    assert left_in(tmp_path) == []
-
-
-def test_output_that_cannot_be_written_is_said_in_one_line(tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "sweeper", "--help"],

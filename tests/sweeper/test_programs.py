@@ -1,4 +1,4 @@
-"""What a command line says of a program: its arguments as typed, and what is refused before anything starts."""
+"""workload=command: the arguments of a program as typed, and what is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def test_arguments_are_the_words_that_were_typed(typed: str, words: list[str] | 
         assert argv(typed) == words
 
 
-def test_a_key_stands_in_a_point_only_if_the_arguments_have_it() -> None:
-    asked = plan("workload.argv=[python,{batch},{width}]", "batch=1,2", "workload.params.width=8")
-    assert [point["batch"] for point in asked.points] == [1, 2]
-    first = asked.points[0]
+def test_a_point_has_only_the_keys_that_the_arguments_name() -> None:
+    planned = plan("workload.argv=[python,{batch},{width}]", "batch=1,2", "workload.params.width=8")
+    assert [point["batch"] for point in planned.points] == [1, 2]
+    first = planned.points[0]
     assert (first["context"], first["dtype"], first["model"]) == (None, None, None)
     assert first["workload.params.width"] == 8
 
 
-def test_programs_can_be_compared() -> None:
+def test_a_sweep_can_compare_programs() -> None:
     words = [point["workload.argv"] for point in plan("workload.argv=[python,a.py],[python,b.py]").points]
     assert words == [["python", "a.py"], ["python", "b.py"]]
 
@@ -76,7 +76,7 @@ def test_programs_can_be_compared() -> None:
         (["workload.argv=[no-such-program]"], "no-such-program is neither an executable file nor a name on PATH"),
     ],
 )
-def test_what_a_program_cannot_be_given_is_refused_in_one_line(overrides: list[str], message: str) -> None:
+def test_arguments_that_a_program_cannot_be_given_are_refused_in_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(Mistake) as mistake:
         plan(*overrides)
     assert message in str(mistake.value)

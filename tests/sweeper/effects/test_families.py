@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import sweeper
 from runners.device import CALCULATED, MEASURED
 from runners.outcome import Status
+from sweeper import cli
 from sweeper.effects.families import (
     NEEDS,
     NEEDS_OF_PHASES,
@@ -27,8 +28,7 @@ from sweeper.effects.families import (
 )
 from sweeper.effects.memory_fit import NotFitted, Size
 from sweeper.errors import Mistake
-from sweeper.views import effects_report
-from sweeper.views.effects_report import as_text, effects, main
+from sweeper.views.effects_report import as_text, effects
 
 MIB = 2**20
 ROOT = Path(__file__).resolve().parents[3]
@@ -328,7 +328,7 @@ def test_a_requested_size_is_calculated_with_the_phase_that_has_its_peak() -> No
     assert (at["kind"], at["within_what_was_measured"], at["is_a_lower_bound"]) == (CALCULATED, False, False)
     assert at["peak_phase"] == "warm_backward"
     assert at["peak_bytes"] == pytest.approx(100 * MIB + 16 * 8192 * 200_000, rel=1e-6)
-    assert "AT batch=16 context=8192 (calculated, outside of what was measured)" in as_text(found)
+    assert "AT batch=16 context=8192 (calculated, outside the measured range)" in as_text(found)
     small = Run().grid().effects({"batch": 1, "context": 64})["families"][0]["at"]
     assert (small["peak_phase"], small["within_what_was_measured"]) == ("warm_step", True)
     assert small["measured_peak_bytes"] == 180 * MIB
@@ -341,7 +341,7 @@ def test_a_phase_that_cannot_be_calculated_makes_the_peak_a_lower_bound() -> Non
     found = run.effects({"batch": 16, "context": 256})
     assert found["families"][0]["at"]["is_a_lower_bound"] is True
     assert "the peak is at least" in as_text(found)
-    assert "not known of warm_step: neither batch nor context was varied" in as_text(found)
+    assert "not known for warm_step: neither batch nor context was varied" in as_text(found)
 
 
 def test_a_requested_size_needs_a_value_for_each_varied_key_only() -> None:
@@ -405,9 +405,9 @@ def test_a_run_of_failures_only_gives_one_line_with_the_reason() -> None:
         run.add("error", batch=batch, failed_phase="start", error_type="TypeError", error_message="no\nbatch")
     text = as_text(run.effects())
     assert text.count("\n") == 0
-    assert "no point passed whole" in text
+    assert "no point passed completely" in text
     assert "2 error in start: its peak is partial (TypeError: no batch)" in text
-    assert as_text(effects([], [])) == "no point passed whole, so that nothing can be compared: no points"
+    assert as_text(effects([], [])) == "no point passed completely, so nothing can be compared: no points"
 
 
 def test_every_number_in_the_text_is_marked_as_measured_or_calculated() -> None:
@@ -446,8 +446,8 @@ def test_family_titles_have_the_values_that_differ() -> None:
     [
         ([], "takes one run, the folder of a sweep, got none"),
         (["a", "b"], "got a b"),
-        (["a", "--csv"], "--csv is not known"),
-        (["a", "--at"], "--at needs a size"),
+        (["a", "--csv"], "no such flag: --csv; usage: sweeper effects RUN [--json] [--at SIZE] [--picture FILE]"),
+        (["a", "--at"], "--at: expected one argument"),
         (["a", "--at", "batch=0"], "'batch=0' is not batch or context and a number"),
         (["a", "--at", "width=4"], "'width=4' is not batch or context"),
         (["a", "--picture=x.gif"], "x.gif: its name must end in .png, .svg, .pdf"),
@@ -456,7 +456,7 @@ def test_family_titles_have_the_values_that_differ() -> None:
 )
 def test_a_mistake_is_one_line_with_a_remedy(arguments: list[str], message: str) -> None:
     with pytest.raises(Mistake) as mistake:
-        main(arguments)
+        cli.run(["effects", *arguments])
     assert message in str(mistake.value)
 
 
@@ -504,8 +504,8 @@ def test_a_real_sweep_has_its_differences_its_costs_and_a_picture(swept: Path, t
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_text_of_a_real_sweep_has_its_sections(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(swept)]) == 0
+def test_the_text_of_a_real_sweep_is_for_a_person(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["effects", str(swept)]) == 0
     text = capsys.readouterr().out
     for heading in ("ONE STEP OF ONE DIMENSION (measured", "WHAT IT COSTS (calculated", "THE PEAK", "WHICH LEVER"):
         assert heading in text
@@ -522,4 +522,4 @@ def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_rest_works(
 
 def test_a_picture_that_cannot_be_written_is_a_mistake(swept: Path) -> None:
     with pytest.raises(Mistake, match="cannot be written: No such file or directory"):
-        effects_report.main([str(swept), "--picture", "/nowhere/x.svg"])
+        cli.run(["effects", str(swept), "--picture", "/nowhere/x.svg"])

@@ -1,4 +1,4 @@
-"""The card check of a number of parameters, compared with figures calculated by hand."""
+"""`estimate parameters=N bits=B`, against figures made by hand."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from runners.device import Card
-from sweeper import cards
+from sweeper import cards, cli
 from sweeper.errors import Mistake
 from sweeper.estimates import card_check
 from sweeper.estimates.card_check import CardCheck, check_card
-from sweeper.views import card_check_report
+from sweeper.planning.card_request import parse_card_request
 
 ROOT = Path(__file__).resolve().parents[3]
 CARD = Card(name="a card", vendor="nvidia", architecture="sm_89", total_bytes=24_500_000_000, context_bytes=500_000_000)
@@ -87,13 +87,13 @@ def test_the_default_card_has_24_gb() -> None:
 
 
 @pytest.mark.parametrize("typed", ["8000000000", "8e9", "8E9", "0.8e+10", "8.0e9"])
-def test_a_number_of_parameters_can_have_an_exponent(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
-    card_check_report.main([f"parameters={typed}", "bits=16"], json=True)
+def test_a_number_of_parameters_can_be_written_short(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["estimate", f"parameters={typed}", "bits=16", "--json"])
     assert json.loads(capsys.readouterr().out)["terms"][0]["bytes"] == 16_000_000_000
 
 
-def test_the_text_names_the_assumptions_and_what_is_not_included(capsys: pytest.CaptureFixture[str]) -> None:
-    card_check_report.main(["parameters=8e9", "bits=16", "card=rtx-3090"])
+def test_what_is_printed_names_its_assumptions_and_what_is_in_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["estimate", "parameters=8e9", "bits=16", "card=rtx-3090"])
     printed = capsys.readouterr().out
     for said in ("fits to run", "does not fit to train", "may fit with an adapter", "card=rtx-3090", "assumed: LoRA"):
         assert said in printed
@@ -102,7 +102,7 @@ def test_the_text_names_the_assumptions_and_what_is_not_included(capsys: pytest.
 
 
 def test_the_bare_form_adds_an_assumed_reserve(capsys: pytest.CaptureFixture[str]) -> None:
-    assert card_check_report.main(["parameters=7000000000", "bits=16", "reserve_gib=4"]) == 0
+    assert cli.run(["estimate", "parameters=7000000000", "bits=16", "reserve_gib=4"]) == 0
     printed = capsys.readouterr().out
     assert "14,000,000,000 bytes = 14.00 GB = 13.04 GiB" in printed
     assert "18,294,967,296 bytes = 18.29 GB = 17.04 GiB" in printed
@@ -110,7 +110,7 @@ def test_the_bare_form_adds_an_assumed_reserve(capsys: pytest.CaptureFixture[str
 
 
 def test_the_bare_form_as_json_has_whole_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    card_check_report.main(["parameters=3", "bits=4", "reserve_gib=0.1"], json=True)
+    cli.run(["estimate", "parameters=3", "bits=4", "reserve_gib=0.1", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert {term["term"]: term["bytes"] for term in found["terms"]} == {"weights": 2, "reserve": 107_374_183}
     assert found["total_bytes"] == 107_374_185
@@ -145,7 +145,7 @@ def test_the_bare_form_as_json_has_whole_bytes(capsys: pytest.CaptureFixture[str
 )
 def test_the_bare_form_refuses_a_mistake_in_one_line(typed: str, named: str) -> None:
     with pytest.raises(Mistake) as refused:
-        card_check_report.main(typed.split())
+        parse_card_request(typed.split())
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -153,8 +153,8 @@ def test_the_bare_form_refuses_a_mistake_in_one_line(typed: str, named: str) -> 
 def test_the_bare_form_needs_neither_torch_nor_hydra() -> None:
     code = (
         "import sys\n"
-        "from sweeper.views.card_check_report import main\n"
-        "main(['parameters=7000000000', 'bits=16', 'reserve_gib=4'])\n"
+        "from sweeper.cli import run\n"
+        "run(['estimate', 'parameters=7000000000', 'bits=16', 'reserve_gib=4'])\n"
         "sys.exit(bool({'torch', 'hydra', 'omegaconf', 'pandas', 'pyarrow'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -20,8 +20,8 @@ from sweeper.estimates import estimate
 from sweeper.estimates.estimate import terms
 from sweeper.estimates.memory_terms import MemoryTerm, kv_cache, weights
 from sweeper.estimates.parameter_counts import parameters
+from sweeper.planning.card_request import BITS
 from sweeper.units import GIB, format_both, hundredths
-from sweeper.views import card_check_report
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -148,7 +148,7 @@ def test_weights_are_rounded_up_to_the_byte(bits: int, expected: int) -> None:
     assert weights(3, bits).bytes == expected
 
 
-@given(parameters=st.integers(0, 10**18), bits=st.sampled_from(card_check_report.BITS))
+@given(parameters=st.integers(0, 10**18), bits=st.sampled_from(BITS))
 def test_weights_are_exact_at_any_size(parameters: int, bits: int) -> None:
     assert weights(parameters, bits).bytes * 8 - parameters * bits in range(8)
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.outcome import Status
+from sweeper import cli
 from sweeper.errors import Mistake
 from sweeper.frontier.edges import NEEDS, frontier
 from sweeper.objective import Objective
 from sweeper.tables.run_tables import Tables
 from sweeper.units import format_bytes
-from sweeper.views.decision_sheet import main
 from sweeper.views.frontier_text import frontier_text
 
 MIB, GIB = 2**20, 2**30
@@ -307,7 +307,7 @@ def test_many_searches_do_not_flood_the_screen() -> None:
 
 def test_the_command_prints_the_decision_sheet(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = swept(written)
-    assert main([str(run.folder)]) == 0
+    assert cli.run(["frontier", str(run.folder)]) == 0
     text = capsys.readouterr().out
     sections = ["OBSERVED", "CALCULATED", "ASSUMED", "ENVIRONMENT", "RAW RESULTS"]
     places = [text.index(section) for section in sections]
@@ -325,7 +325,7 @@ def test_the_command_prints_the_decision_sheet(written: Any, capsys: pytest.Capt
 
 def test_the_command_gives_the_same_as_json(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run = swept(written)
-    main([str(run.folder), "--json"])
+    cli.run(["frontier", str(run.folder), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [edge["batch"] for edge in found["observed"]["frontier"]] == [2, 4]
     assert found["observed"]["points"] == {"cpu": {"ok": 2, "oom": 1}, "cuda:0": {"unavailable": 3}}
@@ -343,7 +343,7 @@ def test_the_command_reads_a_run_that_was_killed_before_it_wrote_tables(
     written: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = swept(written, write=False)
-    main([str(run.folder)])
+    cli.run(["frontier", str(run.folder)])
     assert "batch=2" in capsys.readouterr().out
 
 
@@ -351,14 +351,14 @@ def test_the_command_reads_a_run_that_was_killed_before_it_wrote_tables(
 def test_a_wrong_command_is_a_mistake(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake):
-        main(arguments)
+        cli.run(["frontier", *arguments])
 
 
 def test_a_run_named_without_its_folder_is_told_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outputs" / "bill").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match="did you mean outputs/bill"):
-        main(["bill"])
+        cli.run(["frontier", "bill"])
 
 
 def test_the_frontier_is_a_table_of_the_run(written: Any) -> None:

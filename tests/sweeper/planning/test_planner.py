@@ -222,10 +222,10 @@ REFUSED = {
     "hydra/launcher=joblib": "hydra/launcher=joblib: sweeper plans",
     "hydra.nosuch=1": "no such key: hydra.nosuch",
     "hydra.searchpath=[file:///nosuch]": "provider=hydra.searchpath",
-    "--run": "--run is not taken",
-    "-cn=mine": "-cn is not taken",
-    "--frob": "unrecognized arguments: --frob",
-    "--resolve": "--resolve and --package say how",
+    "--run": "--run is not supported",
+    "-cn=mine": "-cn is not supported",
+    "--frob": "no such flag: --frob",
+    "--resolve": "--resolve and --package change how",
 }
 
 

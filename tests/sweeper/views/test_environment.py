@@ -1,4 +1,4 @@
-"""What the command `environment` says of this machine and of others."""
+"""The command `environment`, on this machine and on pretended ones."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sweeper import cli
 from sweeper.errors import Mistake
-from sweeper.views import environment
+from sweeper.views.environment import CUDA_UNPROVEN, as_text, environment
 
 STAND_IN = """\
 import types
@@ -28,50 +29,93 @@ def put_torch(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert environment.main(arguments) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.run(["environment", *arguments]) == 0
     return capsys.readouterr().out
 
 
-def test_every_device_that_is_not_there_says_why(
+def test_every_device_that_is_missing_has_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_torch(tmp_path, STAND_IN.replace('cuda="12.8"', "cuda=None"), monkeypatch)
-    found = json.loads(said(capsys, "--json"))
-    told = {device["device"]: device["unavailable"] for device in found["devices"]}
-    assert told["cpu"] is None
-    assert "built without CUDA" in told["cuda:0"]
-    assert told["sim:CARD"] is None
+    found = json.loads(printed(capsys, "--json"))
+    reasons = {device["device"]: device["unavailable"] for device in found["devices"]}
+    assert reasons["cpu"] is None
+    assert "built without CUDA" in reasons["cuda:0"]
+    assert reasons["sim:CARD"] is None
 
 
 def test_a_gpu_is_listed_and_called_unproven(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_torch(tmp_path, STAND_IN, monkeypatch)
-    printed = said(capsys)
-    assert "A GPU, 16.00 GiB, idle, GPU-00000000-1111-2222-3333-444444444444" in printed
-    assert "allocated, reserved" in printed
-    assert environment.CUDA_UNPROVEN in printed
+    text = printed(capsys)
+    assert "A GPU, 16.00 GiB, idle, GPU-00000000-1111-2222-3333-444444444444" in text
+    assert "allocated, reserved" in text
+    assert "".join(text.splitlines()).isprintable()
+    assert len(text.splitlines()) <= 24
+    assert CUDA_UNPROVEN in text
 
 
-def test_without_torch_nothing_is_offered_and_the_reason_is_there(
+def test_without_torch_nothing_can_be_measured_and_the_reason_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_torch(tmp_path, "raise ImportError('broken on purpose')", monkeypatch)
-    printed = said(capsys)
-    assert "broken on purpose" in printed
-    assert "for each phase" not in printed
+    text = printed(capsys)
+    assert "broken on purpose" in text
+    assert "for each phase" not in text
 
 
-def test_where_nobody_looks_it_is_plain_text_of_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = said(capsys)
-    assert "".join(printed.splitlines()).isprintable()
-    assert len(printed.splitlines()) <= 24
+ANSWER = {
+    "executable": sys.executable,
+    "python": "3.11.7",
+    "torch": "2.13.0+cpu",
+    "torch_error": None,
+    "backend": "cpu",
+    "backend_version": None,
+    "driver": None,
+    "libraries": {"transformers": "5.24.0"},
+    "gpus": [],
+    "gpus_error": "torch was built without CUDA",
+    "cpu": {
+        "name": "a processor",
+        "total_bytes": 2**34,
+        "guard_bytes": 2**33,
+        "phase_peaks": False,
+        "phase_peaks_error": "the kernel refuses the reset",
+    },
+}
 
 
-def test_an_interpreter_of_the_workloads_own_is_asked_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(said(capsys, f"python={sys.executable}", "--json"))
-    assert found["executable"] == sys.executable
+def test_the_text_is_one_screen_of_plain_lines_and_wraps_only_to_a_width() -> None:
+    found = environment(ANSWER)
+    lines = as_text(found).splitlines()
+    assert "".join(lines).isprintable()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) > 100
+    assert max(map(len, as_text({**found, "executable": "python"}, width=60).splitlines()[4:8])) <= 60
+
+
+def test_a_counter_that_cannot_be_measured_has_its_reason() -> None:
+    assert "resident: no peak for each phase: the kernel refuses the reset" in as_text(environment(ANSWER))
+
+
+def test_a_library_for_a_gpus_driver_is_suggested_only_where_torch_is_built_for_one() -> None:
+    def suggested(backend: str) -> set[str]:
+        return {each["library"] for each in environment({**ANSWER, "backend": backend})["missing"]}
+
+    assert suggested("cpu") == {"peft"}
+    assert suggested("cuda") == {"peft", "nvidia-ml-py"}
+    assert suggested("hip") == {"peft", "amdsmi"}
+
+
+def test_the_interpreter_of_the_workload_is_examined_instead_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    found = json.loads(printed(capsys, f"python={other}", "--json"))
+    assert found["executable"] == str(other)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +124,6 @@ def test_an_interpreter_of_the_workloads_own_is_asked_in_its_place(capsys: pytes
 )
 def test_a_mistake_is_one_line(arguments: list[str], named: str) -> None:
     with pytest.raises(Mistake) as refused:
-        environment.main(arguments)
+        cli.run(["environment", *arguments])
     assert named in str(refused.value)
     assert "\n" not in str(refused.value)

@@ -1,0 +1,101 @@
+"""`estimate parameters=7e9 bits=16 reserve_gib=4 card=rtx-4090 rank=8`: numbers to check against a card."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+
+from runners.device import Card
+from sweeper import cards
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.estimates.card_check import CARD, RANK
+
+BITS = (4, 8, 16, 32)
+LARGEST = 10**18  # parameters
+KEYS = {
+    "parameters": "a whole number above 0, as in parameters=7000000000 or 7e9",
+    "bits": "one of 4, 8, 16, 32",
+    "reserve_gib": "a number of GiB, 0 or more, as in reserve_gib=4 or 0.5",
+    "card": f"a card of conf/card, as in card={CARD}",
+    "rank": "a whole number above 0, as in rank=8",
+}
+OWN_KEYS = ("parameters", "bits", "reserve_gib")  # keys that no configuration has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRequest:
+    parameters: int
+    bits: int
+    reserve_gib: Decimal | None
+    card_name: str
+    card: Card
+    rank: int
+
+
+def is_card_request(words: Iterable[str]) -> bool:
+    """Whether `estimate` was given numbers instead of a configuration."""
+    return any(word.partition("=")[0] in OWN_KEYS for word in words)
+
+
+def parse_card_request(words: Iterable[str]) -> CardRequest:
+    """Raises Mistake."""
+    given = _keys(words)
+    known, name = cards.of_sweeper(), given.get("card", CARD)
+    parameters, bits = _parameters(given["parameters"]), _bits(given["bits"])
+    reserve = _reserve(given["reserve_gib"]) if "reserve_gib" in given else None
+    if name not in known:
+        raise Mistake(f"card={name}: no such card{did_you_mean(name, known) or '; it must be ' + KEYS['card']}")
+    return CardRequest(
+        parameters=parameters,
+        bits=bits,
+        reserve_gib=reserve,
+        card_name=name,
+        card=known[name],
+        rank=_rank(given.get("rank", str(RANK))),
+    )
+
+
+def _keys(words: Iterable[str]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise Mistake(f"cannot read {word!r}: write key=value, as in parameters=7000000000 bits=16")
+        if key not in KEYS:
+            raise Mistake(f"{key}={value}: no such key{did_you_mean(key, KEYS)}; the keys are {', '.join(KEYS)}")
+        if key in given:
+            raise Mistake(f"{key} is given twice, {given[key]} and {value}: it takes one value")
+        given[key] = value
+    for key in ("parameters", "bits"):
+        if key not in given:
+            raise Mistake(f"{key} is missing: {KEYS[key]}")
+    return given
+
+
+def _parameters(value: str) -> int:
+    """7000000000 and 7e9 are the same number; 7.5 is refused, 7.5e9 is not."""
+    if re.fullmatch(r"[0-9]{1,18}|[0-9]{1,9}(\.[0-9]{1,9})?[eE]\+?[0-9]{1,2}", value):
+        count = Decimal(value)
+        if 0 < count < LARGEST and count == count.to_integral_value():
+            return int(count)
+    raise Mistake(f"parameters={value}: must be {KEYS['parameters']}")
+
+
+def _bits(value: str) -> int:
+    if value not in map(str, BITS):
+        raise Mistake(f"bits={value}: must be {KEYS['bits']}")
+    return int(value)
+
+
+def _reserve(value: str) -> Decimal:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
+        raise Mistake(f"reserve_gib={value}: must be {KEYS['reserve_gib']}")
+    return Decimal(value)
+
+
+def _rank(value: str) -> int:
+    if not re.fullmatch("[0-9]{1,6}", value) or int(value) == 0:
+        raise Mistake(f"rank={value}: must be {KEYS['rank']}")
+    return int(value)

@@ -1,0 +1,88 @@
+"""The parser: which command a line is, its flags and its words. Nothing is composed or run."""
+
+from __future__ import annotations
+
+import pytest
+
+from sweeper.errors import Mistake
+from sweeper.planning.command_line import names_run, python_of, read, run_of
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("", "sweep"),
+        ("batch=1", "sweep"),
+        ("+model.config.x=1 batch=1", "sweep"),
+        ("~model", "sweep"),
+        ("-m batch=1", "sweep"),
+        ("sweep batch=1", "sweep"),
+        ("estimate", "estimate"),
+        ("frontier outputs/a=b", "frontier"),
+    ],
+)
+def test_a_first_word_that_is_no_override_is_the_command(line: str, command: str) -> None:
+    assert read(line.split()).command == command
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "batch=1 hydra.verbose=true --cfg job context=2 -cd options lr=-1e-3",
+        "--cfg job -cd options batch=1 context=2 hydra.verbose=true lr=-1e-3",
+        "-cd=options batch=1 context=2 --cfg=job lr=-1e-3 hydra.verbose=true",
+    ],
+)
+def test_flags_and_overrides_are_told_apart_in_any_order(line: str) -> None:
+    found = read(line.split())
+    assert found.overrides == ("batch=1", "context=2", "lr=-1e-3")
+    assert found.of_hydra == ("hydra.verbose=true",)
+    assert (found.flags.cfg, found.flags.config_dir) == ("job", "options")
+    assert found.arguments == tuple(line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "shows"),
+    [("batch=1", False), ("batch=1 -i", True), ("estimate --version", True), ("environment --json", False)],
+)
+def test_a_flag_that_only_shows_something_is_known(line: str, shows: bool) -> None:
+    assert read(line.split()).shows == shows
+
+
+def test_the_flags_of_effects_are_values() -> None:
+    flags = read(["effects", "outputs/a", "--at", "batch=16, context=8192", "--picture", "a.png"]).flags
+    assert (flags.at, flags.picture, flags.json) == ({"batch": 16, "context": 8192}, "a.png", False)
+    assert read(["effects", "outputs/a"]).flags.at is None
+
+
+def test_a_run_may_stand_before_and_after_the_flags() -> None:
+    assert run_of(read(["frontier", "--json", "outputs/a"])) == "outputs/a"
+    assert run_of(read(["frontier", "outputs/a", "--json"])) == "outputs/a"
+
+
+def test_estimate_takes_a_run_or_overrides_and_the_value_of_a_flag_is_neither() -> None:
+    assert names_run(read(["estimate", "outputs/a"]))
+    assert not names_run(read(["estimate", "-cd", "options", "batch=1", "+model.config.x=1"]))
+
+
+def test_environment_takes_one_key() -> None:
+    assert python_of(read(["environment"])) is None
+    assert python_of(read(["environment", "--json", "python=/usr/bin/python3"])) == "/usr/bin/python3"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("estimte batch=1", "no such command: estimte (did you mean estimate?)"),
+        ("batch=1 --confi x", "no such flag: --confi"),  # no abbreviations
+        ("effects a --at batch=0", "--at batch=0: 'batch=0' is not batch or context and a number"),
+        ("batch=1 --run", "--run is not supported: every command line is a sweep"),
+        ("hydra.sweeper.x=1", "hydra.sweeper.x=1: sweeper plans and starts its own processes"),
+        ("--package model", "--resolve and --package change how --cfg shows the configuration: add --cfg job"),
+    ],
+)
+def test_a_line_that_cannot_be_read_is_a_mistake_of_one_line(line: str, message: str) -> None:
+    with pytest.raises(Mistake) as mistake:
+        read(line.split())
+    assert str(mistake.value).startswith(message)
+    assert "\n" not in str(mistake.value)
