@@ -1,6 +1,7 @@
 # make install   .venv with everything that a sweep needs
 # make sweep     the same, and a first sweep on the device that is found
-# make test      .venv with the test extra: ruff, mypy, pytest
+# make check     ruff, mypy, and the tests that need neither torch nor a process: within a minute
+# make test      ruff, mypy and all tests, in .venv with the test extra: minutes
 #
 # PYTHON=python3.12 chooses the interpreter that .venv is made with.
 # PIP_CONSTRAINT=constraints.txt keeps torch to the CPU build that the tests run with; without it, pip chooses.
@@ -12,11 +13,14 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALLED_TO_TEST := $(VENV)/installed-to-test
 
+# Test files in which nothing imports torch or starts a process; the plugin tests.pure sees to it.
+PURE := @PURE@
+
 ifdef PIP_CONSTRAINT
 export PIP_CONSTRAINT
 endif
 
-.PHONY: help install sweep test lint test-slow test-gpu bench
+.PHONY: help install sweep check test lint test-slow test-gpu bench
 .DEFAULT_GOAL := help
 
 help:
@@ -27,8 +31,13 @@ install: $(INSTALLED)
 sweep: $(INSTALLED)
 	$(BIN)/python -m sweeper batch=1,2,4 context=2048,4096
 
+# worksteal: each worker takes its half in the order of the files, so that a module's runs are made once, and one that
+# is done takes over half of what the other has left. With loadfile it waited for the other's last file.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=25
+
+check: lint
+	$(BIN)/python -m pytest -p tests.pure --durations=5 $(PURE)
 
 lint: $(INSTALLED_TO_TEST)
 	$(BIN)/ruff check .

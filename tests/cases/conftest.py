@@ -1,9 +1,8 @@
-"""Runs sweeps as a person does, by their command line, with the workloads of the cases to be found."""
+"""Runs sweeps by their command line, with the workloads of wl.py on the path."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,16 +13,17 @@ import pandas as pd
 import pytest
 
 import sweeper
+from tests import command_line
 
 HERE = Path(__file__).parent
 MIB = 2**20
-# Tests of other devices, sweeps and starts say so; parallel, since no test is to wait for another one's cpu.
+# Defaults that a test overrides by naming the key. parallel: no test waits for the cpu lock of another worker's test.
 USUAL = {"devices": "[cpu]", "timeout": "60", "start": "warm", "parallel": "true", "name": "case"}
 
 
 @dataclass(frozen=True)
 class Ran:
-    """A command that has ended, and the run it left, if it left one."""
+    """A command that has ended, and the folder of its run if it made one."""
 
     code: int
     out: str
@@ -51,7 +51,7 @@ Sweep = Callable[..., Ran]
 
 
 def workload(target: str, **params: Any) -> list[str]:
-    """What is typed for a workload of wl.py, or several of them."""
+    """The overrides for a workload of wl.py, or for several with commas between."""
     targets = ",".join(f"wl:{name}" for name in target.split(","))
     return [
         "workload=custom",
@@ -60,9 +60,13 @@ def workload(target: str, **params: Any) -> list[str]:
     ]
 
 
-def command(words: list[str]) -> list[str]:
+def with_defaults(words: list[str]) -> list[str]:
     typed = {word.partition("=")[0] for word in words}
-    return [sys.executable, "-m", "sweeper", *words, *(f"{k}={v}" for k, v in USUAL.items() if k not in typed)]
+    return [*words, *(f"{key}={value}" for key, value in USUAL.items() if key not in typed)]
+
+
+def command(words: list[str]) -> list[str]:
+    return [sys.executable, "-m", "sweeper", *with_defaults(words)]
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -70,16 +74,14 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def run(cwd: Path, words: list[str], **variables: str) -> Ran:
-    done = subprocess.run(
-        command(words), cwd=cwd, env=environment(**variables), capture_output=True, text=True, timeout=120, check=False
-    )
+    done = command_line.run(with_defaults(words), cwd, environment(**variables))
     name = next((word.partition("=")[2] for word in words if word.startswith("name=")), USUAL["name"])
     return Ran(code=done.returncode, out=done.stdout, err=done.stderr, folder=cwd / "outputs" / name)
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
-    """`sweep("batch=1,2", *workload("grows"))` in a folder of the test's own; keywords are environment variables."""
+    """`sweep("batch=1,2", *workload("grows"))` in the test's own folder. Keywords are environment variables."""
 
     def typed(*words: str, **variables: str) -> Ran:
         return run(tmp_path, list(words), **variables)
@@ -95,18 +97,18 @@ ENDS = (
 
 @pytest.fixture(scope="session")
 def every_end(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """One sweep over workloads that end in every way that takes no time."""
+    """One sweep over workloads that end at once, each in its own way."""
     return run(tmp_path_factory.mktemp("every_end"), workload(",".join(ENDS)))
 
 
 @pytest.fixture(scope="session")
 def missing(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Two points, each on the cpu and on a GPU that is not there, on a machine that has one too."""
+    """Two points on the cpu and on a GPU that is missing. CUDA_VISIBLE_DEVICES hides one that the machine has."""
     words = ["devices=[cpu,cuda:0]", "model=mlp", "dtype=float32,bfloat16"]
     return run(tmp_path_factory.mktemp("missing"), words, CUDA_VISIBLE_DEVICES="")
 
 
-def told(ran: Ran, target: str) -> pd.Series[Any]:
+def row_of(ran: Ran, target: str) -> pd.Series[Any]:
     return ran.point(**{"workload.target": f"wl:{target}"})
 
 

@@ -1,4 +1,4 @@
-"""Cases of cases.md: a sweep that is stopped, or typed again, and what is measured then."""
+"""Cases of cases.md: a sweep that is stopped, or typed again, and what it measures then."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def hangs(folder: Path) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["the sweep", "its process group"])
-def test_ctrl_c_keeps_what_is_done_ends_what_runs_and_the_rest_is_measured_later(
-    sweep: Sweep, tmp_path: Path, to: str
-) -> None:
+def test_ctrl_c_keeps_finished_points_and_the_next_run_measures_the_rest(sweep: Sweep, tmp_path: Path, to: str) -> None:
     """Case 55 (QUARK#111, talos#278, minimal-ai#22)."""
     words = [*workload("threshold,state_leak,hang_until", gate=tmp_path / "gate")]
     folder = tmp_path / "outputs" / "case"
@@ -59,8 +57,8 @@ def test_ctrl_c_keeps_what_is_done_ends_what_runs_and_the_rest_is_measured_later
 
 
 @pytest.mark.slow
-def test_a_run_typed_again_measures_nothing_but_what_retry_names(sweep: Sweep) -> None:
-    """Case 56 (MARRVEL_MCP#315, automlbenchmark#394, wandb#2980): four ends, none of them measured twice unasked."""
+def test_a_run_typed_again_measures_only_what_retry_names(sweep: Sweep) -> None:
+    """Case 56 (MARRVEL_MCP#315, automlbenchmark#394, wandb#2980): four statuses, none measured twice without retry."""
     words = [*workload("grows,always_oom,partial_then_raise,hang"), "timeout=2"]
     first = sweep(*words)
     ends = ["ok", "oom", "error", "timeout"]

@@ -1,4 +1,4 @@
-"""Cases of cases.md: whether the bytes in a row are the bytes that were held."""
+"""Cases of cases.md: the bytes in a row are the bytes that the workload held."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 import pandas as pd
 import pytest
 
-from tests.cases.conftest import MIB, Ran, Sweep, run, told, workload
+from tests.cases.conftest import MIB, Ran, Sweep, row_of, run, workload
 
 
 @pytest.fixture(scope="module")
 def growing(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """64 MiB for each unit of batch, each in a new interpreter."""
+    """64 MiB per unit of batch, each point in a new interpreter."""
     return run(tmp_path_factory.mktemp("growing"), [*workload("grows"), "batch=1,2,4,8,16", "start=cold"])
 
 
@@ -22,7 +22,7 @@ def taken(row: pd.Series | pd.DataFrame) -> pd.Series:
 
 
 @pytest.mark.slow
-def test_the_baseline_of_the_process_is_apart_from_what_the_workload_takes(growing: Ran) -> None:
+def test_the_process_baseline_is_separate_from_what_the_workload_takes(growing: Ran) -> None:
     """Case 53 (asv docs, rbx#726)."""
     rows = growing.points
     baseline = rows["process_baseline_bytes"] / MIB
@@ -37,7 +37,7 @@ def test_the_baseline_of_the_process_is_apart_from_what_the_workload_takes(growi
 
 @pytest.mark.slow
 def test_bytes_are_bytes_and_a_printed_gib_is_2_to_the_30(growing: Ran) -> None:
-    """Case 54 (torchtune#1346, orbit#290, asv#1162): kibibytes or decimal units would be far off."""
+    """Case 54 (torchtune#1346, orbit#290, asv#1162): kibibytes or decimal units would be outside these bounds."""
     row = growing.point(batch=16)
     assert 1.29e9 - 219 * MIB <= row["peak_resident_bytes"] - row["process_baseline_bytes"] <= 1.36e9 - 219 * MIB
     printed = re.findall(r"batch=(\d+)  fits, ([0-9.]+) GiB resident", growing.out)
@@ -48,7 +48,7 @@ def test_bytes_are_bytes_and_a_printed_gib_is_2_to_the_30(growing: Ran) -> None:
 
 @pytest.mark.slow
 def test_the_shortest_spike_is_in_the_peak_every_time(sweep: Sweep) -> None:
-    """Case 14 (rbx#725, ByConity#1116): the high-water mark, and no sampler's luck."""
+    """Case 14 (rbx#725, ByConity#1116): the peak is the high-water mark and not a sample."""
     rows = sweep(*workload("spike", mib=1024), "seed=0,1,2,3,4").points
     above = taken(rows)
     assert len(above) == 5
@@ -56,14 +56,14 @@ def test_the_shortest_spike_is_in_the_peak_every_time(sweep: Sweep) -> None:
     assert above.max() - above.min() < 16
 
 
-def test_address_space_that_is_not_touched_is_not_resident(every_end: Ran) -> None:
+def test_address_space_that_is_never_touched_is_not_resident(every_end: Ran) -> None:
     """Case 52 (Futility#113): 2 GiB are reserved."""
-    assert -4 <= taken(told(every_end, "untouched")) <= 41
+    assert -4 <= taken(row_of(every_end, "untouched")) <= 41
 
 
 @pytest.mark.slow
-def test_no_point_pays_for_the_ones_before_it(sweep: Sweep) -> None:
-    """Case 50: a large point first, or last."""
+def test_a_peak_does_not_depend_on_the_points_before_it(sweep: Sweep) -> None:
+    """Case 50: the large point first, and last."""
     falling = sweep(*workload("grows"), "batch=8,1", "name=falling")
     rising = sweep(*workload("grows"), "batch=1,8", "name=rising")
     for batch in (1, 8):
@@ -72,7 +72,7 @@ def test_no_point_pays_for_the_ones_before_it(sweep: Sweep) -> None:
 
 
 @pytest.mark.slow
-def test_a_dtype_is_what_the_weights_are_in_and_each_spelling_of_it_is_one_point(sweep: Sweep) -> None:
+def test_the_weights_have_the_dtype_and_its_spellings_are_one_point(sweep: Sweep) -> None:
     """Cases 59 (transformers#34743, transformers#29955, ModuleFormer#6) and 60 (transformers#27769)."""
     ran = sweep("dtype=float32,bfloat16,float16,half,torch.float16", "batch=4", "context=512", "allocator=repeatable")
     rows = ran.points.set_index("dtype")
@@ -86,14 +86,14 @@ def test_a_dtype_is_what_the_weights_are_in_and_each_spelling_of_it_is_one_point
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The decoder of 8 layers of 256, trained in four ways, and evaluated after it."""
+    """The decoder of 8 layers of width 256, trained in four ways and then evaluated."""
     ways = ["workload.method=full,lora", "workload.rank=4", "workload.checkpointing=false,true"]
     words = ["model=tiny-llama", "workload=train", *ways, "batch=4", "context=512", "workload.evaluation.batch=4"]
     return run(tmp_path_factory.mktemp("trained"), [*words, "allocator=repeatable", "timeout=600"])
 
 
 def over_the_model(ran: Ran, counter: str, phase: str, **values: object) -> int:
-    """What a point's phase took above its built model, in bytes."""
+    """Bytes at a phase's peak less those at the end of model_load."""
     phases = ran.table("phases")
     mine = phases[phases["point_id"] == ran.point(**values)["point_id"]].set_index("phase")
     return int(mine.loc[phase, f"peak_{counter}_bytes"] - mine.loc["model_load", f"end_{counter}_bytes"])
@@ -116,7 +116,7 @@ def test_checkpointing_takes_effect_in_training_and_only_there(trained: Ran) -> 
     plain, checkpointed = ({"workload.method": "full", "workload.checkpointing": on} for on in (False, True))
     backward = [over_the_model(trained, "resident", "warm_backward", **point) for point in (plain, checkpointed)]
     assert backward[1] / backward[0] < 0.65
-    # Of tensors: what is left in the heap by the steps before, 5 MiB here, is in the resident peak of what comes after.
+    # By tensor bytes: the steps before leave 5 MiB in the heap, which are in the resident peak of the evaluation.
     evaluations = [over_the_model(trained, "tensor", "evaluation", **point) for point in (plain, checkpointed)]
     assert evaluations[1] == pytest.approx(evaluations[0], rel=0.05)
     assert trained.point(**checkpointed)["loss_check"] == "same"

@@ -1,4 +1,4 @@
-"""A budget stands for a smaller device: it refuses at the same points every time, cleanly, and where it says."""
+"""A budget stands for a smaller device: it refuses the same points every time, as out of memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sweep(folder: Path, *words: str) -> pd.DataFrame:
 
 @pytest.mark.slow
 def test_three_repeats_of_a_grid_under_a_budget_agree_at_every_point_and_fail_cleanly(tmp_path: Path) -> None:
-    told = []
+    answers = []
     for repeat in range(3):
         folder = tmp_path / str(repeat)
         folder.mkdir()
@@ -41,9 +41,9 @@ def test_three_repeats_of_a_grid_under_a_budget_agree_at_every_point_and_fail_cl
         assert set(points["status"]) == {"ok", "oom"}
         assert set(points["budget_kind"]) == {"data_limit"}
         assert points.query("status == 'oom'")["requested_bytes"].notna().all()
-        told.append(points["fits"].tolist())
-    assert told[0] == told[1] == told[2]
-    assert 0 < sum(told[0]) < 32
+        answers.append(points["fits"].tolist())
+    assert answers[0] == answers[1] == answers[2]
+    assert 0 < sum(answers[0]) < 32
 
 
 @pytest.mark.slow
@@ -63,12 +63,12 @@ def test_a_search_under_a_budget_finds_what_the_whole_grid_finds_in_20_attempts_
 
 @pytest.mark.slow
 def test_an_interval_is_searched_for_the_largest_batch_of_each_context(tmp_path: Path) -> None:
-    asked = ["design=frontier", "batch=interval(1,64)", "budget=600MiB", "parallel=true"]
+    words = ["design=frontier", "batch=interval(1,64)", "budget=600MiB", "parallel=true"]
     limits = {}
     for context in (128, 256, 384, 512):
         folder = tmp_path / str(context)
         folder.mkdir()
-        sweep(folder, *TRAINING, *asked, f"context={context}")
+        sweep(folder, *TRAINING, *words, f"context={context}")
         edge = pd.read_parquet(folder / "outputs/run/frontier.parquet").set_index("side")
         assert edge["batch"]["fails"] == edge["batch"]["fits"] + 1
         assert edge["confirmed"].all()
@@ -77,7 +77,7 @@ def test_an_interval_is_searched_for_the_largest_batch_of_each_context(tmp_path:
 
 
 @pytest.mark.slow
-def test_the_calculated_grid_tells_at_every_point_what_the_measured_one_tells(tmp_path: Path) -> None:
+def test_the_calculated_grid_agrees_with_the_measured_one_at_every_point(tmp_path: Path) -> None:
     points = sweep(tmp_path, *TRAINING[:-1], "devices=[cpu,sim:cpu]", *GRID)
     fits = points.pivot(index=["batch", "context"], columns="device", values="fits")
     assert len(fits) == 32
@@ -109,7 +109,7 @@ def measure(lab: Lab, batch: int, context: int, budget: int | None) -> Measured:
 def test_the_smallest_budget_that_passes_is_the_free_runs_peak_of_address_space(
     lab: Lab, batch: int, context: int
 ) -> None:
-    free = measure(lab, batch, context, 8 * 2**30).outcome  # a budget that it does not reach: the same threads run
+    free = measure(lab, batch, context, 8 * 2**30).outcome  # never reached, but starts the same threads
     assert free.status is Status.OK
     peak = free.peak("address")
     assert peak is not None
@@ -126,7 +126,7 @@ def test_the_smallest_budget_that_passes_is_the_free_runs_peak_of_address_space(
 
 
 def test_without_a_budget_a_point_that_is_too_large_for_the_machine_is_refused_and_not_killed(lab: Lab) -> None:
-    """The guard: the memory available at the start, less a reserve."""
+    """The guard is the memory available at the start, less a reserve."""
     measured = lab.measure("faulty:reserves", {"mib": 2**20})
     outcome = measured.outcome
     assert (outcome.status, outcome.fits, outcome.budget_kind) == (Status.OOM, False, "guard")

@@ -1,4 +1,4 @@
-"""A library that is missing or broken: the row says which, and why, and nothing is measured instead."""
+"""A library that is missing or broken: the row names it and the cause, and nothing is measured instead."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_a_torch_that_does_not_import_is_unavailable_with_the_root_cause(
     assert lab.measure("faulty:good").outcome.status is Status.OK
 
 
-def test_a_broken_optional_library_keeps_its_root_cause_and_says_what_to_install(lab: Lab, tmp_path: Path) -> None:
+def test_a_broken_optional_library_is_reported_with_its_root_cause_and_what_to_install(
+    lab: Lab, tmp_path: Path
+) -> None:
     code = "try:\n    import not_there\nexcept ImportError as error:\n    raise RuntimeError('broken') from error"
     library(tmp_path, "transformers", code)
     outcome = measure(lab, tmp_path, "forward")

@@ -14,7 +14,6 @@ import pytest
 
 from runners.journal import Journal
 from runners.meters.cpu import CpuMeter
-from runners.meters.torch_tensors import TensorTracker
 from runners.phases import Phases
 
 MLP = {"name": "mlp", "library": "torch", "width": 32}
@@ -101,6 +100,8 @@ def settled() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
+    from runners.meters.torch_tensors import TensorTracker  # needs torch, which the other tests here do without
+
     def measured(name: str = "forward", **changes: Any) -> Run:
         asked: Mapping[str, Any] = values(name, **changes)
         module = importlib.import_module(f"runners.workloads.{name}")
