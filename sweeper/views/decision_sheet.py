@@ -54,9 +54,8 @@ def decision_sheet(folder: Path) -> dict[str, Any]:
     """Everything on the sheet, as JSON has it: bytes are bytes, what is not known is null."""
     found = run_tables.read(folder)
     lines = list(read_plan(folder))
-    last = [line for line in lines if isinstance(line, RunLine)][-1:]  # the run keys of the last sweep count
-    objective = next((line.objective for line in last if line.objective), TOKENS)
-    margin = next((line.margin for line in last), {})
+    last = next((line for line in reversed(lines) if isinstance(line, RunLine)), None)
+    objective, margin = (last and last.objective) or TOKENS, last.margin if last else {}
     points = found["points"]
     swept = [name for name in points.column_names if name not in columns.FIXED]
     searched = [searched_in(line) for line in lines if isinstance(line, SearchedLine)]
