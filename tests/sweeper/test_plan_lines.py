@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import sweeper
 from runners.point import Point
 from sweeper.interval import Interval
 from sweeper.plan import Dimension
@@ -86,3 +87,8 @@ def test_a_damaged_or_unknown_line_is_skipped(damaged: str, tmp_path: Path) -> N
 
 def test_a_run_without_a_plan_has_no_lines(tmp_path: Path) -> None:
     assert list(read_plan(tmp_path)) == []
+
+
+def test_the_name_of_the_file_is_written_once() -> None:
+    package = Path(sweeper.__file__).parent
+    assert [path.name for path in package.rglob("*.py") if '"plan.jsonl"' in path.read_text()] == ["plan_lines.py"]
