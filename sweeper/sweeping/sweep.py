@@ -327,7 +327,7 @@ class Sweep:
 
     def _calculated_for(self, device: Device) -> CalculatedPeaks:
         if device.is_calculated:
-            return CalculatedPeaks(itself=True)
+            return CalculatedPeaks(repeats_exactly=True)
         like = self._like(device)
         if like is None:
             return NOTHING
