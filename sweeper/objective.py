@@ -1,4 +1,4 @@
-"""By what configurations are ranked, so that one of them is the largest."""
+"""The quantity that ranks configurations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Objective:
     """A product of keys with exponents: `tokens` (batch x context), one key, or `batch^2*context`."""
 
     text: str
-    factors: tuple[tuple[str, Number], ...]  # each key as it is typed, and its exponent
+    factors: tuple[tuple[str, Number], ...]  # each key as typed, and its exponent
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """Read an objective. Raises Mistake if it is no product of keys, or names a key twice."""
+        """Parse an objective. Raises Mistake if it is not a product of keys, or if it names a key twice."""
         factors: dict[str, Number] = {}
         for factor in text.split("*"):
             found = FACTOR.fullmatch(factor)
@@ -40,7 +40,7 @@ class Objective:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys that are named, without aliases such as `tokens`."""
+        """The keys in the text, without aliases such as `tokens`."""
         return tuple(key for key, _ in self.factors if key not in ALIASES)
 
     @property
@@ -53,11 +53,11 @@ class Objective:
         return found
 
     def ranking(self, names: Sequence[str]) -> Callable[[Mapping[str, Number]], Rank]:
-        """The rank of points that differ in these keys: by the product, then by batch, context and the others.
+        """A function that ranks points by the product and, if equal, by batch, context and the other keys.
 
-        A key of the objective that is not among them is the same for every point and is left out. If none is among
-        them, the product of all of them counts. Products are compared by their logarithm, since powers can exceed the
-        range of a float, rounded to nine digits: 2 x 8 ranks as 4 x 4 does.
+        `names`: the keys in which the points differ. Other keys of the objective are the same for every point and do
+        not count; if no key is left, the product of all names counts. Products are compared by their logarithms, since
+        powers can exceed the range of a float, rounded to nine digits so that 2 x 8 ranks as 4 x 4 does.
         """
         exponents = self.exponents
         counted = {name: exponents[name] for name in names if name in exponents} or dict.fromkeys(names, 1)

@@ -1,1 +1,1 @@
-"""Which points are asked for, and in which order: generators that yield points and are sent answers."""
+"""Which points are run, and in which order: generators that yield points and are sent answers."""

@@ -1,4 +1,8 @@
-"""What a design and a sweep exchange."""
+"""What a design and a sweep exchange.
+
+A design is a generator without I/O. It yields batches of points and is sent the answers to them in the same order. For
+points that are planned for later, the answers are those of earlier runs, or None. Each device has a design of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from sweeper.plan import PlannedPoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a design is told of an attempt. A batch's are kept until it is over: 0.2 KiB each, and 7 KiB if whole."""
+    """What a design needs of an outcome. A batch keeps one for each point: 0.2 KiB, and 7 KiB for a whole outcome."""
 
     status: Status
     fits: bool | None
     device: Device
     attempt: int | None
     budget_bytes: int | None
-    used_bytes: int | None  # of what the budget counts; without one, what the allocator took from the device
+    used_bytes: int | None  # in the budget's counter; without a budget, the peak that the allocator reserved
 
 
 Design = Generator[list[PlannedPoint], list[Answer | None], None]
@@ -40,13 +44,12 @@ def answer(outcome: Outcome) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class CalculatedPeaks:
-    """What a calculated device told of points of the same sweep, for whoever measures them after it: their peaks in
-    bytes, as if nothing had limited them. `total_bytes` is what the device has that measures."""
+    """Peaks of the same points on a calculated device, for the design of a device that measures them afterwards."""
 
-    itself: bool = False  # the device calculates, and says the same if it is asked again: nothing is to be confirmed
-    comes_first: bool = False  # and is waited for
-    total_bytes: int | None = None
-    peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # by the point's id
+    repeats_exactly: bool = False  # the design's own device is a calculated one: nothing needs to be confirmed
+    comes_first: bool = False  # the design waits for the peaks
+    total_bytes: int | None = None  # the memory of the device that measures
+    peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # in bytes, without a limit; by the point's id
 
 
 NOTHING = CalculatedPeaks()

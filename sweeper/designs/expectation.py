@@ -1,4 +1,4 @@
-"""How likely each point fits, before it is run."""
+"""How likely each point fits, before it is run. Pure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import TYPE_CHECKING
 
 from sweeper.designs.lattice import Cell, Lattice, LatticePoint
 from sweeper.objective import Number
 
-Predictor = Callable[[Mapping[str, Number]], float]
+if TYPE_CHECKING:
+    from sweeper.designs.least_squares import Equations
+
+Predictor = Callable[[Mapping[str, Number]], float]  # bytes
+Form = Sequence[tuple[str, int]]  # dimensions and their exponents
 
 PREDICTOR_ERROR = 0.03  # relative, one deviation: published predictors reach 1-3 %
 FIT_ERROR = 0.05
 TOO_UNSURE = 0.25  # from this error on an expectation is worse than none
-SHORT = 64  # levels up to which every open point is weighed; on a longer dimension the promising ones
+NOISE = 0.006  # of a peak around the memory model
+SHORT = 64  # levels up to which the search compares every open point; on a longer dimension only the promising ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +35,13 @@ class Verdict:
 
 
 class Expectation:
-    """How likely each point fits, from whichever has been nearer to the truth so far: the predictor, or a fit.
+    """How likely each point fits, from the more accurate of two sources so far: a predictor and a fit.
 
-    The predictor is scaled by the median of observed to predicted. The fit is of the costs of a memory model: to the
-    peaks seen and, lightly, to what the predictor says of the whole lattice, which averages out an error that changes
-    from point to point. An error is tracked for each, from what it said of every attempt before it was made, so a
-    surprise widens it at once. On the benchmark's first 100 of 16 x 16: 19.4 attempts with 3 %, 22.9 with 10 %; the
-    predictor alone, weighed by p, its error doubled at each surprise, took 23.1 and 31.4.
+    The predictor is scaled by the median ratio of measured to predicted bytes. The fit gives the costs of a memory
+    model. It uses the measured peaks and, with a small weight, the predictions for the whole lattice, which averages
+    out errors that differ between points. The error of each source is tracked by comparing every attempt with what the
+    source had predicted, so a surprise widens it at once. On the benchmark's first 100 of 16 x 16: 19.4 attempts with
+    3 %, 22.9 with 10 %; the predictor alone, its error doubled at each surprise, took 23.1 and 31.4.
     """
 
     def __init__(
@@ -43,10 +49,10 @@ class Expectation:
     ) -> None:
         self._lattice = lattice
         self._limit = limit_bytes or 0
-        self._peaks: dict[Cell, int | None] = {}  # of what passed
+        self._peaks: dict[Cell, int | None] = {}  # of the points that fit
         self._failed: list[Cell] = []
-        self._forms = _forms(lattice)
-        self._parts_at: dict[Cell, list[float]] = {}
+        self._forms = _forms(lattice.dimensions)
+        self._parts_of: dict[Cell, list[float]] = {}
         self._costs: list[float] | None = None
         self._predictor = predictor if limit_bytes else None
         self._predicted: dict[Cell, float] = {}
@@ -55,10 +61,10 @@ class Expectation:
             "predictor": PredictionError(predictor_error),
             "fit": PredictionError(predictor_error if predictor else FIT_ERROR),
         }
-        self._survey = Equations(len(self._forms))
+        self._survey: Equations | None = None
         if self._predictor is not None:
-            for cell in self._surveyed():
-                self._survey.add(self._parts(cell), self._prediction(cell))
+            cells = self._surveyed()
+            self._survey = _equations(len(self._forms), map(self._parts, cells), map(self._prediction, cells))
         self._fit()
         self._decide()
 
@@ -66,7 +72,7 @@ class Expectation:
         self._limit = self._limit or limit_bytes
 
     def _decide(self) -> None:
-        """Choose the source to follow: `predictor`, `fit`, or None where neither is good enough."""
+        """Choose the source to use: `predictor`, `fit`, or None if neither is accurate enough."""
         usable = [name for name in ("fit", "predictor") if self._knows(name)]
         self.source = min(usable, key=lambda name: self._errors[name].size, default=None)
         self.error = self._errors[self.source].size if self.source else math.inf
@@ -77,13 +83,13 @@ class Expectation:
         return (self._predictor if source == "predictor" else self._costs) is not None
 
     def probability(self, cell: Cell) -> float:
-        """That the point fits, by what is expected alone: what was closed since is the search's to know."""
+        """The probability that the point fits, without what verdicts imply."""
         assert self.source is not None
         deviations = math.log(self._limit / self._bytes(cell, self.source)) / self.error
         return 0.5 * math.erfc(-deviations / math.sqrt(2))
 
     def learn(self, cell: Cell, verdict: Verdict) -> None:
-        """Take in a verdict that told."""
+        """Take in a verdict that decided a point."""
         if not self._limit:
             return
         for source, error in self._errors.items():
@@ -100,7 +106,7 @@ class Expectation:
         self._decide()
 
     def _off_by(self, expected: float, verdict: Verdict) -> float:
-        """The relative error of what was expected; where only the side of the limit is known, what it was at least."""
+        """The relative error of an expected peak; the least possible one if only the side of the limit is known."""
         if verdict.fits and verdict.peak_bytes:
             return math.log(verdict.peak_bytes / expected)
         missed = math.log(self._limit / expected)
@@ -120,7 +126,7 @@ class Expectation:
         return self._predicted[cell]
 
     def _surveyed(self) -> list[Cell]:
-        """Every point of a small lattice; of a large one some, near in the ratio of their levels."""
+        """Every point of a small lattice, and some points of a large one, at levels in equal ratios."""
         height, width = len(self._lattice.levels), self._lattice.width
         levels: Iterable[int] = range(height)
         if height > SHORT:
@@ -129,10 +135,9 @@ class Expectation:
         return [(column, level) for column in columns for level in levels]
 
     def _parts(self, cell: Cell) -> list[float]:
-        if cell not in self._parts_at:
-            at = self._lattice.point(cell)
-            self._parts_at[cell] = [float(math.prod(at[name] ** power for name, power in form)) for form in self._forms]
-        return self._parts_at[cell]
+        if cell not in self._parts_of:
+            self._parts_of[cell] = _parts(self._lattice.point(cell), self._forms)
+        return self._parts_of[cell]
 
     def _fit(self) -> None:
         peaks = {cell: float(peak) for cell, peak in self._peaks.items() if peak}
@@ -144,132 +149,59 @@ class Expectation:
         if misplaced:
             self._costs = self._fitted({**peaks, **dict.fromkeys(misplaced, float(self._limit))})
 
-    def _fitted(self, seen: Mapping[Cell, float]) -> list[float]:
-        equations = Equations(len(self._forms))
-        if self._predictor is not None:
-            noise = 0.006  # of a peak around the memory model
-            equations.include(self._survey, (noise / max(noise, self._errors["predictor"].size)) ** 2, self._scale)
-        for cell, total in seen.items():
-            equations.add(self._parts(cell), total)
+    def _fitted(self, peaks: Mapping[Cell, float]) -> list[float]:
+        equations = _equations(len(self._forms), map(self._parts, peaks), peaks.values())
+        if self._survey is not None:
+            weight = (NOISE / max(NOISE, self._errors["predictor"].size)) ** 2
+            equations.include(self._survey, weight, self._scale)
         return equations.nonnegative([i for i, cost in enumerate(self._costs or ()) if cost])
 
 
 def interpolated(dimensions: Mapping[str, Sequence[Number]], known: Sequence[tuple[LatticePoint, float]]) -> Predictor:
-    """The bytes of a few points as they are, and of all others by the costs that explain those."""
-    lattice = Lattice(dimensions)
-    forms = _forms(lattice)
-    names = list(dimensions)
-
-    def parts(point: Mapping[str, Number]) -> list[float]:
-        return [float(math.prod(point[name] ** power for name, power in form)) for form in forms]
-
-    equations, exact = Equations(len(forms)), {}
-    for point, total in known:
-        exact[tuple(point[name] for name in names)] = total
-        equations.add(parts(point), total)
-    costs = equations.nonnegative()
+    """A predictor that knows the bytes of some points, and fits costs to them for all others."""
+    forms = _forms(dimensions)
+    parts = [_parts(point, forms) for point, _ in known]
+    costs = _equations(len(forms), parts, [total for _, total in known]).nonnegative()
+    exact = {tuple(point[name] for name in dimensions): total for point, total in known}
 
     def predict(point: Mapping[str, Number]) -> float:
-        told = exact.get(tuple(point[name] for name in names))
-        return sum(map(mul, costs, parts(point))) if told is None else told
+        total = exact.get(tuple(point[name] for name in dimensions))
+        return sum(map(mul, costs, _parts(point, forms))) if total is None else total
 
     return predict
 
 
 class PredictionError:
-    """The relative error of a source, from its misses: recent ones count more, the claimed error like three of them."""
+    """The relative error of a source, from its misses. Recent ones weigh more; the claimed error weighs as three."""
 
     def __init__(self, claimed: float) -> None:
         self._claimed = self.size = claimed
         self._squares = self._count = 0.0
 
     def learn(self, miss: float) -> None:
-        if miss == 0.0:  # on the right side, and nothing more is known
+        if miss == 0.0:  # on the right side of the limit, and nothing else is known
             return
         self._squares = 0.85 * self._squares + miss * miss
         self._count = 0.85 * self._count + 1
         self.size = max(0.004, math.sqrt((3 * self._claimed**2 + self._squares) / (3 + self._count)))
 
 
-def _forms(lattice: Lattice) -> list[tuple[tuple[str, int], ...]]:
-    """What memory grows with: every product of dimensions, and batch x context squared, as eager attention makes it."""
-    names = list(lattice.dimensions)[:4]
-    forms = [tuple((name, 1) for bit, name in enumerate(names) if which >> bit & 1) for which in range(1 << len(names))]
+def _forms(dimensions: Iterable[str]) -> list[Form]:
+    """The terms of memory: every product of dimensions, and batch x context squared for eager attention."""
+    names = list(dimensions)[:4]
+    forms: list[Form] = [
+        tuple((name, 1) for bit, name in enumerate(names) if which >> bit & 1) for which in range(1 << len(names))
+    ]
     if "context" in names:
         forms.append((("batch", 1), ("context", 2)) if "batch" in names else (("context", 2),))
     return forms
 
 
-class Equations:
-    """Costs >= 0 of the parts that make up each total, by least squares of the relative error."""
-
-    def __init__(self, size: int) -> None:
-        self._gram = [[0.0] * size for _ in range(size)]
-        self._goal = [0.0] * size
-
-    def add(self, parts: Sequence[float], total: float) -> None:
-        row = [part / total for part in parts]
-        for i, value in enumerate(row):
-            self._goal[i] += value
-            self._gram[i] = [g + value * other for g, other in zip(self._gram[i], row, strict=True)]
-
-    def include(self, other: Equations, weight: float, scale: float) -> None:
-        """Add another's, counted `weight` times, as if each of its totals were `scale` times as big."""
-        square, single = weight / scale**2, weight / scale
-        for i, line in enumerate(other._gram):
-            self._gram[i] = [g + square * value for g, value in zip(self._gram[i], line, strict=True)]
-            self._goal[i] += single * other._goal[i]
-
-    def nonnegative(self, likely: Sequence[int] = ()) -> list[float]:
-        """Lawson and Hanson's active set, begun with the parts that are likely in it: a few small eliminations."""
-        size = len(self._goal)
-        norms = [math.sqrt(self._gram[i][i]) or 1.0 for i in range(size)]
-        gram = [[self._gram[i][j] / norms[i] / norms[j] + (1e-9 * (i == j)) for j in range(size)] for i in range(size)]
-        goal = [self._goal[i] / norms[i] for i in range(size)]
-        free = list(likely)
-        costs = _bounded(gram, goal, [0.0] * size, free)
-        for _ in range(3 * size):
-            slopes = [goal[i] - sum(map(mul, gram[i], costs)) if i not in free else 0.0 for i in range(size)]
-            steepest = max(range(size), key=slopes.__getitem__)
-            if slopes[steepest] < 1e-7:
-                break
-            free.append(steepest)
-            costs = _bounded(gram, goal, costs, free)
-        return [cost / norm for cost, norm in zip(costs, norms, strict=True)]
+def _parts(point: Mapping[str, Number], forms: Iterable[Form]) -> list[float]:
+    return [float(math.prod(point[name] ** power for name, power in form)) for form in forms]
 
 
-def _bounded(gram: list[list[float]], goal: list[float], costs: list[float], free: list[int]) -> list[float]:
-    """The best costs of the free parts; a part that would turn negative is stopped at zero and leaves `free`."""
-    costs = list(costs)
-    while free:
-        best = _solved([[gram[i][j] for j in free] for i in free], [goal[i] for i in free])
-        if min(best) > 0:
-            for i, value in zip(free, best, strict=True):
-                costs[i] = value
-            break
-        step = min(
-            (costs[i] / (costs[i] - b) for i, b in zip(free, best, strict=True) if b <= 0 and costs[i] > b), default=0.0
-        )
-        for i, value in zip(free, best, strict=True):
-            costs[i] += step * (value - costs[i])
-        for i in [i for i, value in zip(free, best, strict=True) if value <= 0 and costs[i] <= 1e-12]:
-            free.remove(i)
-            costs[i] = 0.0
-    return costs
+def _equations(unknowns: int, parts: Iterable[Sequence[float]], totals: Iterable[float]) -> Equations:
+    from sweeper.designs.least_squares import Equations  # numpy takes 0.1 s, and most commands fit nothing
 
-
-def _solved(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gauss, with pivots."""
-    rows = [[*row, value] for row, value in zip(matrix, right, strict=True)]
-    size = len(rows)
-    for k in range(size):
-        pivot = max(range(k, size), key=lambda i: abs(rows[i][k]))
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        for i in range(k + 1, size):
-            factor = rows[i][k] / rows[k][k]
-            rows[i] = [a - factor * b for a, b in zip(rows[i], rows[k], strict=True)]
-    solution = [0.0] * size
-    for k in reversed(range(size)):
-        rest = sum(rows[k][j] * solution[j] for j in range(k + 1, size))
-        solution[k] = (rows[k][size] - rest) / rows[k][k]
-    return solution
+    return Equations(unknowns, list(parts), list(totals))

@@ -1,9 +1,4 @@
-"""Which points are asked for, and in which order.
-
-A design is a dialogue without I/O: a generator that yields batches of points and is sent the answers to them in the
-same order; of points whose turn comes later those that an earlier run has told, else None. Every device gets a dialogue
-of its own.
-"""
+"""design=frontier: runs only the points that decide where the edge is."""
 
 from __future__ import annotations
 
@@ -24,44 +19,53 @@ from sweeper.frontier.evidence import GROWING
 from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint
 
+# Statuses whose cause can lie outside the point, which is tried once more. An error or a timeout would repeat.
+RETRIED = (Status.KILLED, Status.CRASHED, Status.LOST)
+
+Known = Mapping[str, tuple[Point, Answer]]  # answers of earlier runs, by the point's id
+
 
 def frontier(plan: Plan, calculated: CalculatedPeaks = NOTHING, earlier: Sequence[Point] = ()) -> Design:
-    """Only what decides where the edge is, for each combination of the keys that are not searched.
+    """One search for each combination of the keys that are not searched. Raises Mistake if a key cannot be searched.
 
-    The searches run in step, so that there is always something to measure. What an attempt implies is not measured, and
-    says which attempt that was. What was calculated of the same points is where it begins to look. `earlier`: points
-    that the run has attempts at, of which an interval knows those that lie on it.
+    The searches run in step, so that each batch has a point of every search. A point whose end is implied is not run,
+    and names the attempt that implies it. `calculated`: peaks of the same points, where the searches begin to look.
+    `earlier`: points that the run has attempted before; a search of an interval recalls those on its lattice.
     """
     searched = [dimension for dimension in plan.dimensions if grows(dimension)]
     others = [dimension for dimension in plan.dimensions if dimension not in searched]
-    _refuse_to_search(plan, searched, others)
-    neighbours = Neighbours(plan)
-    hunts = [PointSearch(plan, choice, searched, calculated) for choice in boustrophedon(others)]  # a mistake ends here
+    _check(plan, searched, others)
+
+    def searches() -> list[PointSearch]:
+        return [PointSearch(plan, choice, searched, calculated) for choice in boustrophedon(others)]
+
+    found = searches()
     if _have_interval(searched):
-        later = [PlannedPoint(point=each, later=True) for each in earlier if any(hunt.place(each) for hunt in hunts)]
+        on_lattice = (point for point in earlier if any(search.place(point) for search in found))
+        later = [PlannedPoint(point=point, later=True) for point in on_lattice]
     else:
-        later = _written_out(plan, others, searched)
-    known: dict[str, tuple[Point, Answer]] = {}
+        later = _all_points(plan, others, searched)
     if later or calculated.comes_first:
         answers_before = yield later
-        before = zip(later, answers_before, strict=True)
-        known = {each.point.id: (each.point, told) for each, told in before if told is not None}
-        hunts = [PointSearch(plan, choice, searched, calculated) for choice in boustrophedon(others)]
-    for hunt in hunts:
-        hunt.recall(known)
-    batch: list[PlannedPoint] = []
-    while hunting := [(hunt, asks) for hunt in hunts if (asks := hunt.asks())]:
-        batch += [neighbours.of(choice, nth) for _, asks in hunting for choice, nth in asks]
-        answers = iter((yield batch))
-        for hunt, asks in hunting:
-            hunt.hear([told for _ in asks if (told := next(answers)) is not None])
-        batch = []
+        known = {
+            each.point.id: (each.point, answer)
+            for each, answer in zip(later, answers_before, strict=True)
+            if answer is not None
+        }
+        found = searches()  # peaks may have been calculated since
+        for search in found:
+            search.recall(known)
+    neighbours = Neighbours(plan)
+    while requests := [(search, attempts) for search in found if (attempts := search.next_attempts())]:
+        answers = iter((yield [neighbours.of(choice, nth) for _, attempts in requests for choice, nth in attempts]))
+        for search, attempts in requests:
+            search.record([answer for _ in attempts if (answer := next(answers)) is not None])
     if not _have_interval(searched):
-        yield batch + [implied for hunt in hunts for implied in hunt.implied()]
+        yield [implied for search in found for implied in search.implied()]
 
 
 def searched(plan: Plan) -> list[Point]:
-    """A point of each search that has an interval: of what it asked for is known in which dimensions, and no more."""
+    """One point of each search of an interval, whose dimensions are recorded because its values are not listed."""
     along = [each for each in plan.dimensions if grows(each)]
     others = [each for each in plan.dimensions if not grows(each)]
     if plan.design != "frontier" or not _have_interval(along) or _have_interval(others):
@@ -70,20 +74,14 @@ def searched(plan: Plan) -> list[Point]:
     return [plan.settle({**choice, **first}) for choice in boustrophedon(others)]
 
 
-# --- only what decides ------------------------------------------------------------------------------------------------
-
-# What may have come from outside: the point is tried once more. An error or a deadline would come again.
-ONCE_MORE = (Status.KILLED, Status.CRASHED, Status.LOST)
-
-
 class PointSearch:
-    """The search in one combination of what is not searched, in terms of points and answers."""
+    """The search for one combination of the keys that are not searched, in terms of points and answers."""
 
     def __init__(self, plan: Plan, choice: Choice, searched: Sequence[Dimension], calculated: CalculatedPeaks) -> None:
         self._plan, self._choice = plan, choice
         run = plan.run
-        # Points that are measured several times anyway are confirmed by that.
-        confirm = "none" if run.repeat_points > 1 or calculated.itself else run.confirm
+        # Several attempts at each point are a confirmation already.
+        confirm = "none" if run.repeat_points > 1 or calculated.repeats_exactly else run.confirm
         dimensions = {each.key: _ascending(each.values) for each in searched}
         try:
             self._search = LatticeSearch(
@@ -91,12 +89,52 @@ class PointSearch:
             )
         except ValueError as error:
             raise Mistake(f"design=frontier: {error}") from None
-        self._asked: dict[str, int] = {}  # how often, by point of the lattice
-        self._attempts: dict[str, str] = {}  # the last attempt that told, by point of the lattice
-        self._at: LatticePoint = {}
+        self._counts: dict[str, int] = {}  # attempts planned so far, by point of the lattice
+        self._attempts: dict[str, str] = {}  # the last attempt that decided, by point of the lattice
+        self._pending: LatticePoint = {}
+
+    def next_attempts(self) -> list[tuple[Choice, int]]:
+        """The next point with the number of each attempt at it; nothing if the search is over."""
+        attempt = self._search.next_attempt()
+        if attempt is None:
+            return []
+        self._pending = attempt.point
+        before = self._counts.get(canonical(attempt.point), 0)
+        count = before + (1 if before else self._plan.run.repeat_points)
+        self._counts[canonical(attempt.point)] = count
+        return [({**self._choice, **attempt.point}, nth) for nth in range(before + 1, count + 1)]
+
+    def record(self, answers: Sequence[Answer]) -> None:
+        """Record the answers to the attempts planned last."""
+        for answer in answers:
+            self._note(self._pending, answer)
+        self._search.record(*map(_verdict, answers))
+
+    def recall(self, known: Known) -> None:
+        """Take in answers of earlier runs, which imply others as new ones do.
+
+        With several attempts at each point nothing is recalled, since one earlier attempt does not stand for them.
+        """
+        if self._plan.run.repeat_points > 1 or not known:
+            return
+        for at, answer in self._placed(known):
+            if answer.fits is not None:
+                self._note(at, answer)
+                self._counts[canonical(at)] = 1
+                self._search.recall(at, _verdict(answer))
+
+    def implied(self) -> Iterator[PlannedPoint]:
+        """The points that were not run because an attempt implies how they would end."""
+        for at, implied_by in self._search.implied():
+            point = self._plan.settle({**self._choice, **at})
+            yield PlannedPoint(point=point, because=self._attempts[canonical(implied_by)])
+
+    def place(self, point: Point) -> LatticePoint | None:
+        """The place of a point on the lattice, or None if it is not one of its points."""
+        return self._place(point, self._search.lattice.dimensions)
 
     def _expected(self, dimensions: Mapping[str, Sequence[Any]], calculated: CalculatedPeaks) -> dict[str, Any]:
-        """The predictor that what was calculated of these points makes, and what it is held against."""
+        """A predictor made of calculated peaks, and the limit in bytes; nothing if no peak is known."""
         known = []
         for point, peak in calculated.peaks.values():
             at = self._place(point, dimensions)
@@ -110,45 +148,17 @@ class PointSearch:
             "limit_bytes": first.get("budget") or calculated.total_bytes,
         }
 
-    def asks(self) -> list[tuple[Choice, int]]:
-        """What is to be measured next, and the how manieth attempt at it; nothing where the search is over."""
-        ask = self._search.next_attempt()
-        if ask is None:
-            return []
-        self._at = ask.point
-        before = self._asked.get(canonical(ask.point), 0)
-        count = before + (1 if before else self._plan.run.repeat_points)
-        self._asked[canonical(ask.point)] = count
-        return [({**self._choice, **ask.point}, nth) for nth in range(before + 1, count + 1)]
-
-    def place(self, point: Point) -> LatticePoint | None:
-        """Where a point lies, if it is one of those that are searched here."""
-        return self._place(point, self._search.lattice.dimensions)
-
     def _place(self, point: Point, dimensions: Mapping[str, Sequence[Any]]) -> LatticePoint | None:
         at = {key: point.get(key) for key in dimensions}
-        there = all(at[key] in values for key, values in dimensions.items())
-        return at if there and self._plan.settle({**self._choice, **at}).id == point.id else None
+        on_lattice = all(at[key] in values for key, values in dimensions.items())
+        return at if on_lattice and self._plan.settle({**self._choice, **at}).id == point.id else None
 
-    def recall(self, known: Mapping[str, tuple[Point, Answer]]) -> None:
-        """What earlier runs told, by point: it closes others like what is measured now.
-
-        Not where each point is to be measured several times: one attempt of an earlier run does not stand for them.
-        """
-        if self._plan.run.repeat_points > 1 or not known:
-            return
-        for at, told in self._placed(known):
-            if told.fits is not None:
-                self._note(at, told)
-                self._asked[canonical(at)] = 1
-                self._search.recall(at, _verdict(told))
-
-    def _placed(self, known: Mapping[str, tuple[Point, Answer]]) -> Iterator[tuple[LatticePoint, Answer]]:
-        """Those that lie on the lattice: looked up for each of its points, or each looked for on an interval."""
+    def _placed(self, known: Known) -> Iterator[tuple[LatticePoint, Answer]]:
+        """The answers on the lattice. An interval has more points than there are answers, so these are looked up."""
         dimensions = self._search.lattice.dimensions
         if any(isinstance(values, Interval) for values in dimensions.values()):
-            places = ((self.place(point), told) for point, told in known.values())
-            yield from ((at, told) for at, told in places if at is not None)
+            places = ((self.place(point), answer) for point, answer in known.values())
+            yield from ((at, answer) for at, answer in places if at is not None)
             return
         for values in product(*dimensions.values()):
             at = dict(zip(dimensions, values, strict=True))
@@ -156,39 +166,27 @@ class PointSearch:
             if found is not None:
                 yield at, found[1]
 
-    def hear(self, answers: Sequence[Answer]) -> None:
-        """The answers to what was asked for last."""
-        for told in answers:
-            self._note(self._at, told)
-        self._search.record(*map(_verdict, answers))
-
-    def _note(self, at: LatticePoint, told: Answer) -> None:
-        limit = self._limit(told)
+    def _note(self, at: LatticePoint, answer: Answer) -> None:
+        limit = self._limit(answer)
         if limit is not None:
             self._search.set_limit(limit)
-        if told.fits is not None and told.attempt is not None:
+        if answer.fits is not None and answer.attempt is not None:
             point = self._plan.settle({**self._choice, **at})
-            self._attempts[canonical(at)] = Attempt(point=point, device=told.device, number=told.attempt).name
+            self._attempts[canonical(at)] = Attempt(point=point, device=answer.device, number=answer.attempt).name
 
-    def implied(self) -> Iterator[PlannedPoint]:
-        """The points that were not measured because an attempt told how they would end."""
-        for at, implied_by in self._search.implied():
-            point = self._plan.settle({**self._choice, **at})
-            yield PlannedPoint(point=point, because=self._attempts[canonical(implied_by)])
-
-    def _limit(self, told: Answer) -> int | None:
-        """What the counter that decides may reach on this device."""
-        if told.budget_bytes is not None:
-            return told.budget_bytes
-        return next((device.total_bytes for device in self._plan.devices if device.name == told.device.name), None)
+    def _limit(self, answer: Answer) -> int | None:
+        """What the deciding counter may reach on this device, in bytes."""
+        if answer.budget_bytes is not None:
+            return answer.budget_bytes
+        return next((device.total_bytes for device in self._plan.devices if device.name == answer.device.name), None)
 
 
-def _verdict(told: Answer) -> Verdict:
-    return Verdict(told.fits, told.used_bytes, retry=told.status in ONCE_MORE)
+def _verdict(answer: Answer) -> Verdict:
+    return Verdict(answer.fits, answer.used_bytes, retry=answer.status in RETRIED)
 
 
 def grows(dimension: Dimension) -> bool:
-    """Whether it can be searched along: numbers, of which more is known never to take less memory."""
+    """Whether a dimension can be searched: it has numbers, and more of its key never takes less memory."""
     if dimension.key.rpartition(".")[2] not in GROWING:
         return False
     values = dimension.values
@@ -203,12 +201,13 @@ def _ascending(values: Sequence[Any]) -> Sequence[Any]:
     return values if isinstance(values, Interval) else sorted(values)
 
 
-def _refuse_to_search(plan: Plan, searched: Sequence[Dimension], others: Sequence[Dimension]) -> None:
+def _check(plan: Plan, searched: Sequence[Dimension], others: Sequence[Dimension]) -> None:
+    """Raises Mistake if there is nothing to search, an interval of unknown direction, or an invalid corner."""
     for dimension in others:
         if isinstance(dimension.values, Interval):
             low, high = dimension.values.low, dimension.values.high
             raise Mistake(
-                f"{dimension.key}=interval({low},{high}): nobody knows whether more of it takes more memory;"
+                f"{dimension.key}={dimension.values}: it is not known whether more of it takes more memory;"
                 f" list its values, as in {dimension.key}={low},{high}"
             )
     if not searched:
@@ -216,11 +215,11 @@ def _refuse_to_search(plan: Plan, searched: Sequence[Dimension], others: Sequenc
             "design=frontier: there is nothing to search; give batch or context several values, as in"
             " 'batch=interval(1,512)' or batch=1,2,4,8"
         )
-    for ends in product(*([each.values[0], each.values[-1]] for each in plan.dimensions)):  # a mistake ends here
-        plan.settle({each.key: end for each, end in zip(plan.dimensions, ends, strict=True)})
+    for corner in product(*([each.values[0], each.values[-1]] for each in plan.dimensions)):
+        plan.settle({each.key: value for each, value in zip(plan.dimensions, corner, strict=True)})
 
 
-def _written_out(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[PlannedPoint]:
-    """Every point, where each has values that can be listed: what was not measured has its row too."""
+def _all_points(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[PlannedPoint]:
+    """Every point of listed values, so that points that are not run have a row too."""
     points = {point.id: point for choice in boustrophedon([*others, *searched]) for point in [plan.settle(choice)]}
     return [PlannedPoint(point=point, later=True) for point in points.values()]

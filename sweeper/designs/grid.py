@@ -24,26 +24,26 @@ def axes(plan: Plan, *_: Any) -> Design:
 
 
 def listed(plan: Plan, *_: Any) -> Design:
-    """The points as they were written out."""
+    """The points as they are listed."""
     return _each(plan, plan.design_options["points"])
 
 
 def _each(plan: Plan, choices: Iterable[Choice]) -> Design:
-    """All of them, and once more each as often as asked: other points lie between two attempts at one."""
+    """All points, `repeat_points` times. Two attempts at one point have all others between them."""
     for dimension in plan.dimensions:
         if isinstance(dimension.values, Interval):
-            key, interval = dimension.key, f"interval({dimension.values.low},{dimension.values.high})"
+            key = dimension.key
             raise Mistake(
-                f"{key}={interval}: design={plan.design} lists its values, as in {key}=1,2,4; design=frontier"
-                " searches an interval"
+                f"{key}={dimension.values}: design={plan.design} lists its values, as in {key}=1,2,4;"
+                " design=frontier searches an interval"
             )
-    batch = plan.first_batch or asked(plan, choices)
+    batch = plan.first_batch or planned(plan, choices)
     for nth in range(1, plan.run.repeat_points + 1):
         yield [replace(each, nth=nth) for each in batch]
 
 
 def boustrophedon(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
-    """As the ox ploughs: where a row ends the next begins, so that only one dimension moves at a time."""
+    """Every combination. Each row runs against the one before it, so that only one dimension changes at a time."""
     if not dimensions:
         return [{}]
     first, *rest = dimensions
@@ -61,8 +61,8 @@ def star(dimensions: Sequence[Dimension]) -> Iterator[dict[str, Any]]:
         yield from ({**base, dimension.key: value} for value in dimension.values[1:])
 
 
-def asked(plan: Plan, choices: Iterable[Choice]) -> list[PlannedPoint]:
-    """The points of the choices, each point once, each with its nearest neighbour among those before it."""
+def planned(plan: Plan, choices: Iterable[Choice]) -> list[PlannedPoint]:
+    """The points of the choices without repetitions, each with its nearest neighbour among those before it."""
     neighbours = Neighbours(plan)
     batch: dict[str, PlannedPoint] = {}
     for choice in choices:

@@ -1,4 +1,4 @@
-"""The nearest earlier point of each point."""
+"""For each point of a design, the earlier point that is nearest to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Choice = Mapping[str, Any]  # a value for each dimension
 
 
 class Neighbours:
-    """The points of a device so far, by their values in each dimension."""
+    """The points planned so far for one device, with their values in each dimension."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -20,7 +20,7 @@ class Neighbours:
         self._earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
 
     def of(self, choice: Choice, nth: int = 1) -> PlannedPoint:
-        """The point of a choice, with the one before it that is nearest to it. Asked again it has none."""
+        """The point of a choice and its nearest earlier point, which only the first attempt at a point has."""
         point = self._plan.settle(choice)
         if point.id in self._earlier:
             return PlannedPoint(point=point, nth=nth)
@@ -30,7 +30,7 @@ class Neighbours:
         return PlannedPoint(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
 
     def _nearest(self, values: Sequence[str]) -> tuple[str | None, Sequence[int]]:
-        """The one that differs in the fewest dimensions, and in which; of several, the latest."""
+        """The latest of the points that differ in the fewest dimensions, and the places of these dimensions."""
         nearest: str | None = None
         fewest: Sequence[int] = ()
         for point_id in reversed(self._earlier):

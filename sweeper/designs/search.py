@@ -27,6 +27,7 @@ Mass = Callable[[int, int], float]  # how much of a column lies up to a level
 
 UNSURE = 0.05  # from here on a point must help either way: 16 x 16 with 30 % took 34.2 attempts otherwise, not 25.6
 CERTAINTY = 0.98  # no expectation is trusted further
+DIGITS = 9  # of a point's value: rounding errors, which depend on the build of LAPACK, must not decide between ties
 IN_A_ROW = 3  # undecided attempts in a row above other undecided points: not an accident, and the search stops there
 AFTER_A_CONTRADICTION = 64  # attempts at what a withdrawn inference had decided; the rest stays unknown
 
@@ -236,11 +237,11 @@ class LatticeSearch:
 
         def by_what_helps_either_way(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
             p = min(CERTAINTY, max(1 - CERTAINTY, expected.probability(cell)))
-            return p * math.log(if_fits) + (1 - p) * math.log(if_fails), p
+            return round(p * math.log(if_fits) + (1 - p) * math.log(if_fails), DIGITS), p
 
         def by_what_remains(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
             p = min(CERTAINTY, max(1 - CERTAINTY, expected.probability(cell)))
-            return -p * math.log(points + 1 - if_fits) - (1 - p) * math.log(points + 1 - if_fails), p
+            return round(-p * math.log(points + 1 - if_fits) - (1 - p) * math.log(points + 1 - if_fails), DIGITS), p
 
         if expected.source is None:
             return in_the_worst_case

@@ -1,1 +1,1 @@
-"""What fits: the edge between points that fit and points that do not. Pure."""
+"""The edge between points that fit and points that do not. Pure."""

@@ -108,6 +108,7 @@ class Staircase:
         self._all = list(points)  # in the order in which they were measured
         self.points = maximal(self._all)  # with two dimensions: the first value descends, the second ascends
         self._tops: dict[At, At] = {}
+        self._from_highest: dict[int, list[tuple[float, At]]] = {}  # by axis: each value there, and the other values
 
     def cover(self, at: At) -> bool:
         """Whether a point covers this one, or is it."""
@@ -118,13 +119,16 @@ class Staircase:
 
     def highest(self, axis: int, others: At) -> float | None:
         """The highest value along one axis of the points that cover the other values."""
-        if len(others) == 1 and axis in (0, 1):  # a bisection, for lattices of 512 x 512
+        if len(others) == 1:  # a bisection, for lattices of 512 x 512
             if axis == 1:
                 place = bisect.bisect_right(self.points, -others[0], key=lambda point: -point[0]) - 1
             else:
                 place = bisect.bisect_left(self.points, others[0], key=lambda point: point[1])
             return self.points[place][axis] if 0 <= place < len(self.points) else None
-        return max((point[axis] for point in self.points if covers(but(point, axis), others)), default=None)
+        if axis not in self._from_highest:
+            ordered = sorted(self.points, key=lambda point: -point[axis])
+            self._from_highest[axis] = [(point[axis], but(point, axis)) for point in ordered]
+        return next((level for level, rest in self._from_highest[axis] if covers(rest, others)), None)
 
     def above(self, at: At) -> At:
         """The largest point above the first one that covers a covered point."""

@@ -325,7 +325,7 @@ class Sweep:
 
     def _calculated_peaks(self, device: Device) -> CalculatedPeaks:
         if device.is_calculated:
-            return CalculatedPeaks(itself=True)
+            return CalculatedPeaks(repeats_exactly=True)
         twin = self._calculated_twin(device)
         if twin is None:
             return NOTHING

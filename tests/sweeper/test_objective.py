@@ -1,4 +1,4 @@
-"""The quantity that ranks configurations, as a person types it."""
+"""The quantity that ranks configurations, as it is typed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_product_has_an_exponent_for_each_key() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "batch+context", "batch**2", "batch^-1", "__import__(1)", "batch*batch", "a b"])
-def test_what_is_no_product_of_keys_is_refused_and_never_evaluated(wrong: str) -> None:
+def test_anything_but_a_product_of_keys_is_refused_and_never_evaluated(wrong: str) -> None:
     with pytest.raises(Mistake, match="must be tokens, a key, or a product"):
         Objective.parse(wrong)
 
@@ -31,11 +31,11 @@ def test_equal_products_rank_alike_and_the_larger_batch_comes_first() -> None:
     assert wide > long
 
 
-def test_a_product_beyond_a_float_is_still_ranked() -> None:
+def test_a_product_beyond_the_range_of_a_float_is_ranked() -> None:
     rank = Objective.parse("context^200").ranking(["context"])
     assert rank({"context": 8192}) > rank({"context": 4096})
 
 
-def test_an_objective_that_names_nothing_searched_ranks_by_all_that_is_searched() -> None:
+def test_an_objective_without_a_searched_key_ranks_by_all_searched_keys() -> None:
     rank = Objective.parse("workload.rank").ranking(["batch", "context"])
     assert rank({"batch": 2, "context": 8}) > rank({"batch": 2, "context": 4})

@@ -231,7 +231,7 @@ def test_with_nothing_to_search_it_says_so(values: dict[str, Sequence[Any]]) -> 
 
 
 def test_an_interval_of_a_key_without_a_direction_is_refused() -> None:
-    with pytest.raises(Mistake, match=r"warmup=interval\(0,9\): nobody knows"):
+    with pytest.raises(Mistake, match=r"warmup=interval\(0,9\): it is not known"):
         held(plan(warmup=Interval(0, 9), batch=(1, 2)), up_to(1))
 
 
