@@ -1,26 +1,23 @@
-"""Calculated devices on the command line: whole sweeps, and what a person gets of them."""
+"""Calculated devices on the command line: whole sweeps, their tables and what they print."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import command_line
+
 MLP = ["model=mlp", "workload=forward", "model.width=1024"]
 
 
 def sweep(folder: Path, *words: str, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "sweeper", *words, f"outputs={folder}", "name=run"],
-        capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-    )  # fmt: skip
+    done = command_line.run([*words, f"outputs={folder}", "name=run"], folder, {**os.environ, **environ})
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -37,7 +34,7 @@ def three_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, said
 
 
-def test_one_run_tells_on_which_cards_each_point_fits(three_cards: tuple[Path, str]) -> None:
+def test_one_run_shows_on_which_cards_each_point_fits(three_cards: tuple[Path, str]) -> None:
     points = rows(three_cards[0])
     fits = points.pivot_table(index=["batch", "context"], columns="device", values="fits", aggfunc="first")
     assert fits.loc[(8, 4096)].all()
@@ -45,7 +42,7 @@ def test_one_run_tells_on_which_cards_each_point_fits(three_cards: tuple[Path, s
     assert not fits.loc[(8, 2097152)].any()
 
 
-def test_every_row_says_that_it_is_calculated_and_has_nothing_that_was_not(three_cards: tuple[Path, str]) -> None:
+def test_every_row_is_marked_as_calculated_and_has_no_measured_figure(three_cards: tuple[Path, str]) -> None:
     points, phases = rows(three_cards[0]), rows(three_cards[0], "phases")
     assert set(points.kind) == {"calculated"}
     assert points.peak_allocated_bytes.notna().all()
@@ -55,7 +52,7 @@ def test_every_row_says_that_it_is_calculated_and_has_nothing_that_was_not(three
     assert three_cards[1].count("(calculated, not measured)") == 3
 
 
-def test_nothing_of_what_was_followed_is_left(three_cards: tuple[Path, str]) -> None:
+def test_no_allocation_trace_is_left_in_the_run(three_cards: tuple[Path, str]) -> None:
     assert not (three_cards[0] / "run" / "followed").exists()
 
 
@@ -72,17 +69,19 @@ def test_the_same_again_calculates_nothing(three_cards: tuple[Path, str]) -> Non
     assert sorted(path.name for path in (folder / "run" / "points").glob("*/*")) == before
 
 
-def test_a_search_asks_a_calculated_device_nothing_twice_and_begins_a_measured_one_at_its_edge(tmp_path: Path) -> None:
+def test_a_search_calculates_no_point_twice_and_starts_measuring_at_the_calculated_edge(tmp_path: Path) -> None:
     words = ["batch=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16", "context=2048", "budget=200MiB", "start=warm"]
     sweep(tmp_path, *MLP, *words, "design=frontier", "devices=[cpu,sim:cpu]", "allocator=repeatable")
     points, attempts = rows(tmp_path), rows(tmp_path, "attempts")
-    asked = attempts[attempts.device == "sim:cpu"]
-    assert not asked.duplicated("point_id").any()
+    calculated = attempts[attempts.device == "sim:cpu"]
+    assert not calculated.duplicated("point_id").any()
     calculated, measured = (points[points.device == device] for device in ("sim:cpu", "cpu"))
     largest = [frame[frame.fits.fillna(False)].batch.max() for frame in (calculated, measured)]
     assert abs(largest[0] - largest[1]) <= 1
     tried = attempts[attempts.device == "cpu"].batch
-    assert tried.iloc[0] in range(largest[0] - 1, largest[0] + 3)  # not in the middle of what is asked, as without
+    assert tried.iloc[0] in range(
+        largest[0] - 1, largest[0] + 3
+    )  # without the calculated edge it starts in the middle of the list
 
 
 @pytest.mark.slow
