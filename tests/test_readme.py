@@ -1,14 +1,11 @@
-"""The documents are kept by what they claim: their commands run, their links lead somewhere, their tables are whole."""
+"""The documents hold: their commands run, their links lead to files, and their tables are complete."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +13,7 @@ import pytest
 
 from runners.outcome import Status
 from sweeper.views.environment import CUDA_UNPROVEN
+from tests import command_line
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -31,18 +29,15 @@ def named(path: Path) -> str:
 
 
 def blocks(page: str, mark: str) -> list[str]:
-    """The shell blocks of a page that stand under the mark."""
+    """The shell blocks of a page that follow a comment with this mark."""
     return re.findall(rf"<!-- {mark} -->\n```sh\n(.*?)```", page, re.DOTALL)
 
 
 def run(command: str, folder: Path) -> str:
-    """One line of a block, as it stands there, under this interpreter."""
-    program, *arguments = shlex.split(command, comments=True)
-    assert program == "python"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environ, capture_output=True, text=True, timeout=900, check=False
-    )
+    """The output of one line of a block, which runs as it stands there, under this interpreter."""
+    program, flag, module, *words = shlex.split(command, comments=True)
+    assert (program, flag, module) == ("python", "-m", "sweeper")
+    done = command_line.run(words, folder, timeout=900)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -60,21 +55,21 @@ def test_the_readmes_first_sweep_ends_with_a_frontier(block: str, tmp_path: Path
         assert "largest that fits" in run(command, tmp_path)
 
 
-def test_the_readmes_arithmetic_prints_what_stands_there(tmp_path: Path) -> None:
+def test_the_readmes_arithmetic_prints_what_the_readme_shows(tmp_path: Path) -> None:
     (block,) = blocks(README, "tested, with what it prints")
     assert f"```\n{run(block, tmp_path)}```" in README
 
 
 @pytest.mark.slow
-def test_what_people_try_in_training_is_one_sweep_that_leaves_the_loss_alone(tmp_path: Path) -> None:
+def test_one_sweep_over_what_people_try_in_training_leaves_the_loss_unchanged(tmp_path: Path) -> None:
     (block,) = blocks(WORKLOADS, "tested slowly")
     assert "4 points: 4 ok" in run(f"{block} name=tried", tmp_path)
-    told = pd.read_parquet(tmp_path / "outputs/tried/points.parquet")["loss_check"]
-    assert (told.isna().sum(), (told == "same").sum()) == (1, 3)
+    checks = pd.read_parquet(tmp_path / "outputs/tried/points.parquet")["loss_check"]
+    assert (checks.isna().sum(), (checks == "same").sum()) == (1, 3)
 
 
 @pytest.mark.slow
-def test_each_kind_of_cache_holds_the_bytes_that_are_written_down(tmp_path: Path) -> None:
+def test_each_kind_of_cache_holds_the_bytes_of_the_table(tmp_path: Path) -> None:
     (block,) = blocks(WORKLOADS, "tested against the table")
     run(f"{block} name=caches", tmp_path)
     measured = pd.read_parquet(tmp_path / "outputs/caches/phases.parquet").set_index(["point_id", "phase"])
@@ -85,12 +80,12 @@ def test_each_kind_of_cache_holds_the_bytes_that_are_written_down(tmp_path: Path
         *held, peak = (int(cell.replace(",", "")) for cell in cells.strip("| ").split("|"))
         phases = [measured.loc[(points[cache], f"cold_{name}")] for name in ("prefill", "decode")]
         metrics = [json.loads(phase["metrics"]) for phase in phases]
-        assert held == [told[key] for told in metrics for key in ("cache_bytes", "cache_bytes_by_formula")]
+        assert held == [each[key] for each in metrics for key in ("cache_bytes", "cache_bytes_by_formula")]
         assert phases[1]["peak_tensor_bytes"] == pytest.approx(peak, rel=0.01)
 
 
 @pytest.mark.slow
-def test_the_workload_that_is_written_out_runs_as_it_stands(tmp_path: Path) -> None:
+def test_the_workload_in_the_page_runs_as_it_stands(tmp_path: Path) -> None:
     (workload,) = re.findall(r"```python\n(# mywork.py.*?)```", WORKLOADS, re.DOTALL)
     (tmp_path / "mywork.py").write_text(workload)
     (block,) = blocks(WORKLOADS, "tested with mywork.py")
@@ -104,8 +99,8 @@ def test_the_commands_of_the_page_on_effects_run_and_make_a_picture(tmp_path: Pa
     assert (tmp_path / "effects.png").stat().st_size > 0
 
 
-def test_every_command_of_the_readme_is_one_that_the_command_line_reads(tmp_path: Path) -> None:
-    """Those that would measure for too long, or need a GPU or a file of the reader's, are planned and not run."""
+def test_every_sweep_of_the_readme_can_be_planned(tmp_path: Path) -> None:
+    """Also those that would measure for too long or need a GPU. A file of the reader's is not there."""
     commands = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
     planned = [line for line in commands if line.startswith("python -m sweeper ") and "mywork" not in line]
     sweeps = [line for line in planned if "=" in line.split()[3]]
@@ -121,13 +116,13 @@ def test_a_link_within_the_project_leads_to_a_file(page: Path) -> None:
     assert not broken
 
 
-def test_the_readme_has_every_status_once() -> None:
+def test_the_readme_lists_every_status_once() -> None:
     assert re.findall(r"^\| `(\w+)` \|", README.partition("## How an attempt can end")[2], re.MULTILINE)[
         : len(Status)
     ] == [status.value for status in Status]
 
 
-def test_the_readme_says_of_cuda_what_the_command_environment_says() -> None:
+def test_the_readme_and_the_command_environment_agree_on_cuda() -> None:
     assert CUDA_UNPROVEN in " ".join(README.split())
 
 
@@ -140,7 +135,9 @@ def test_the_page_of_columns_is_what_the_schema_declares() -> None:
     assert writer.PAGE.read_text() == writer.page(), "run python docs/write_columns.py"
 
 
-def test_every_target_of_the_makefile_that_a_page_names_is_there() -> None:
+def test_every_make_target_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    told = {name for page in PAGES for name in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", page.read_text(), re.M)}
-    assert {first or second for first, second in told} <= targets
+    named_in_pages = {
+        name for page in PAGES for name in re.findall(r"^make ([a-z-]+)|`make ([a-z-]+)`", page.read_text(), re.M)
+    }
+    assert {first or second for first, second in named_in_pages} <= targets

@@ -5,22 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests import command_line
+
 MLP = ["model=mlp", "workload=forward", "model.width=1024"]
 
 
 def sweep(folder: Path, *words: str, code: int = 0, **environ: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "sweeper", *words, f"outputs={folder}", "name=run"],
-        capture_output=True, text=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-    )  # fmt: skip
+    done = command_line.run([*words, f"outputs={folder}", "name=run"], folder, {**os.environ, **environ})
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,9 +27,9 @@ from sweeper.effects.families import (
 from sweeper.effects.memory_fit import NotFitted, Size
 from sweeper.errors import Mistake
 from sweeper.views.effects_report import as_text, effects
+from tests import command_line
 
 MIB = 2**20
-ROOT = Path(__file__).resolve().parents[3]
 Costs = Mapping[str, tuple[int, int, int]]  # of each phase: fixed, a sample, a token
 TRAINING: Costs = {
     "model_load": (60 * MIB, 0, 0),
@@ -464,24 +462,14 @@ def test_a_mistake_is_one_line_with_a_remedy(arguments: list[str], message: str)
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four small points, really measured."""
     folder = tmp_path_factory.mktemp("swept")
-    command("batch=1,2", "context=16,32", "start=warm", "devices=cpu", "name=small", folder=folder)
+    command_line.run(["batch=1,2", "context=16,32", "start=warm", "devices=cpu", "name=small"], folder)
     return folder / "outputs" / "small"
-
-
-def command(*arguments: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    code = f"import sys; {before}sys.argv[0] = 'sweeper'; from sweeper.cli import main; sys.exit(main())"
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
 
 
 def test_a_real_sweep_has_its_differences_its_costs_and_a_picture(swept: Path, tmp_path: Path) -> None:
     picture = tmp_path / "effects.png"
-    done = command(
-        "effects", str(swept), "--json", "--at", "batch=4,context=32", "--picture", str(picture), folder=tmp_path
-    )
+    shown = ["--json", "--at", "batch=4,context=32", "--picture", str(picture)]
+    done = command_line.run(["effects", str(swept), *shown], tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     points = sweeper.load(swept).points.set_index(["batch", "context"])
@@ -512,12 +500,14 @@ def test_the_text_of_a_real_sweep_is_for_a_person(swept: Path, capsys: pytest.Ca
     assert "one more sample of 32 tokens costs" in text
 
 
-def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_rest_works(swept: Path, tmp_path: Path) -> None:
-    missing = "sys.modules['matplotlib'] = None; "
-    done = command("effects", str(swept), "--picture", "x.png", folder=tmp_path, before=missing)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "sweeper: --picture x.png: matplotlib is missing; pip install 'sweeper[pictures]'\n"
-    assert command("effects", str(swept), folder=tmp_path, before=missing).returncode == 0
+def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_rest_works(
+    swept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(Mistake, match=r"^--picture x.png: matplotlib is missing; pip install 'sweeper\[pictures\]'$"):
+        main([str(swept), "--picture", "x.png"])
+    assert capsys.readouterr().out == ""
+    assert main([str(swept)]) == 0
 
 
 def test_a_picture_that_cannot_be_written_is_a_mistake(swept: Path) -> None:
