@@ -505,9 +505,9 @@ def test_without_matplotlib_a_picture_is_refused_in_one_line_and_the_rest_works(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Mistake, match=r"^--picture x.png: matplotlib is missing; pip install 'sweeper\[pictures\]'$"):
-        main([str(swept), "--picture", "x.png"])
+        cli.run(["effects", str(swept), "--picture", "x.png"])
     assert capsys.readouterr().out == ""
-    assert main([str(swept)]) == 0
+    assert cli.run(["effects", str(swept)]) == 0
 
 
 def test_a_picture_that_cannot_be_written_is_a_mistake(swept: Path) -> None:
