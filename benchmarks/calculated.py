@@ -238,7 +238,7 @@ def calculation(point: Point) -> tuple[int | None, str]:
         if line["kind"] == "failed":
             return None, line["why"]
         if line["kind"] == "ended":
-            largest = max(largest, line["counters"][attempt.device]["peak"]["tensor"])
+            largest = max(largest, line["counters"][attempt.device.name]["peak"]["tensor"])
     return largest, ""
 
 

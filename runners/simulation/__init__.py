@@ -1,1 +1,1 @@
-"""A card that is not there: the workload traced without data, then replayed on an imitated allocator."""
+"""Calculated attempts: the workload is traced without data, and the trace is replayed on an imitated allocator."""

@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
+from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
 
 WORKSPACE = 2**62  # an event in place of a size: the workspace of a matrix product's handle, which depends on the card
 EMPTY_CACHE = 2**62 + 1  # an event: torch.cuda.empty_cache()
@@ -43,8 +44,8 @@ class Rules(Protocol):
 
     host_counts: bool  # whether tensors in host memory count: only on a CPU
 
-    def applied(self) -> Any:
-        """A context manager, entered around the workload."""
+    def applied(self) -> AbstractContextManager[Any]:
+        """Entered around the workload."""
         ...
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
@@ -72,7 +73,7 @@ class MetaTracer(UnseenByDynamo):
         # By the address of a live StorageImpl: its bytes, its number, and the weak reference that reports its end.
         self._storages: dict[int, tuple[int, int, Any]] = {}
         self._values: dict[int, torch.UntypedStorage] = {}  # by the same: its whole numbers, where known
-        self._calls: dict[Any, _CachedCall] = {}
+        self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
 
@@ -113,16 +114,16 @@ class MetaTracer(UnseenByDynamo):
         if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
         accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
-        signature = _signature(func, args, kwargs)
+        signature = signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
             result = self._call(func, args, kwargs)
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
-            call = _CachedCall(_shapes_of(func, args, result), self._rules.uses_workspace(func), temporaries)
+            call = CachedCall(shapes_of(func, args, result), self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
-            result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else _recreate(call.made)
+            result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else recreate(call.made)
         if call.uses_workspace:
             self._allocate_workspace()
         if accumulated:
@@ -346,84 +347,7 @@ class MetaTracer(UnseenByDynamo):
         return Unavailable(message)
 
 
-# --- repeated calls ---------------------------------------------------------------------------------------------------
-# The layers of a decoder call the same operators on the same shapes. Computing the shapes of results takes most of the
-# time here, since many operators are written in Python for `meta`: 11 s of 22 in a profile of a training step.
-
-IN_PLACE, NOTHING = "in place", "nothing"
-# These change a tensor's own shape or storage, so they run each time. Not all of them have the tag inplace_view.
-RESHAPES = frozenset({aten.resize_, aten.resize_as_, aten.set_, aten.as_strided_, aten.detach_})
-
-
-class _CachedCall(NamedTuple):
-    """What an operator does for arguments of certain shapes. `made` has the shapes of its results; None for views."""
-
-    made: Any
-    uses_workspace: bool
-    temporaries: tuple[int, ...]
-
-
-def _signature(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the shapes of the results depend on; None if an argument is a tensor with data, whose values may count."""
-    try:
-        return func, _described(args), _described(tuple(kwargs.items())) if kwargs else None
-    except (ValueError, TypeError):
-        return None
-
-
-def _described(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        if not value.is_meta or value.is_complex() or value.layout is not torch.strided:
-            raise ValueError
-        return value.dtype, value.shape, value.stride()
-    if isinstance(value, (tuple, list)):
-        return tuple([_described(each) for each in value])
-    hash(value)
-    return type(value), value  # 1, 1.0 and True are equal
-
-
-def _shapes_of(func: Any, args: Any, result: Any) -> Any:
-    """The shapes of new tensors, nested as the operator returns them; None for anything else."""
-    schema = getattr(func, "_schema", None)
-    if schema is None or func.is_view:
-        return None
-    if schema.is_mutable:
-        if torch.Tag.inplace_view in func.tags or func.overloadpacket in RESHAPES:
-            return None
-        if result is None or (isinstance(result, tuple) and not result):
-            return NOTHING
-        return IN_PLACE if args and result is args[0] and isinstance(result, torch.Tensor) else None
-    taken = {leaf.untyped_storage()._cdata for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)}
-    try:
-        return _new_shapes(result, taken)
-    except ValueError:
-        return None
-
-
-def _new_shapes(result: Any, taken: set[int]) -> Any:
-    if isinstance(result, torch.Tensor):
-        key = result.untyped_storage()._cdata
-        if not result.is_meta or key in taken or result.storage_offset() or result.layout is not torch.strided:
-            raise ValueError
-        taken.add(key)
-        made = result.shape, result.stride(), result.dtype
-        if _recreate(made).untyped_storage().nbytes() != result.untyped_storage().nbytes():
-            raise ValueError
-        return made
-    if isinstance(result, (tuple, list)):
-        return [type(result), *(_new_shapes(each, taken) for each in result)]
-    if result is not None:
-        raise ValueError
-    return None
-
-
-def _recreate(made: Any) -> Any:
-    if made is None:
-        return None
-    if isinstance(made, list):
-        return made[0](map(_recreate, made[1:]))
-    shape, stride, dtype = made
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+# --- replacements -----------------------------------------------------------------------------------------------------
 
 
 def _without_inference_mode() -> AbstractContextManager[None]:

@@ -81,3 +81,10 @@ def test_a_row_prints_its_difference_and_the_kernels_own_memory_explains_it() ->
     row = calculated.Compared("train mlp", 10 * 2**20, 8 * 2**20, with_scratch=10 * 2**20)
     assert (row.equal, row.explained) == (False, True)
     assert str(row) == "   10.000      8.000     -2.000  train mlp  <- with the kernels' own memory 10.000"
+
+
+def test_a_row_of_the_benchmark_is_calculated() -> None:
+    peak_bytes, why = calculated.calculation(calculated.point_of("forward mlp batch=1 context=8"))
+    assert why == ""
+    assert peak_bytes is not None
+    assert peak_bytes > 0
