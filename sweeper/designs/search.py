@@ -69,7 +69,7 @@ class LatticeSearch:
         self._repeated: set[Cell] = set()
         self._undecided_in_a_row = 0
         self._attempts_in_doubt = 0
-        self._infer()
+        self._evidence: Evidence | None = None
 
     def next_attempt(self) -> NextAttempt | None:
         """The point to run next, the same until its verdict is recorded; None when the search is over."""
@@ -134,18 +134,25 @@ class LatticeSearch:
             self.flaky.add(cell)
         else:
             return
-        self._infer()
+        self._evidence = None
 
-    def _infer(self) -> None:
-        places = {cell: self.lattice.place(cell) for cell in self._fits}
-        self.evidence = Evidence(
-            fits=(place for cell, place in places.items() if self._fits[cell]),
-            fails=(place for cell, place in places.items() if not self._fits[cell]),
-        )
+    @property
+    def evidence(self) -> Evidence:
+        """What the verdicts so far imply, with the levels of a point as its values (see `Lattice.place`)."""
+        if self._evidence is None:
+            places = {cell: self.lattice.place(cell) for cell in self._fits}
+            self._evidence = Evidence(
+                fits=(place for cell, place in places.items() if self._fits[cell]),
+                fails=(place for cell, place in places.items() if not self._fits[cell]),
+            )
+        return self._evidence
+
+    def _bounds(self) -> tuple[list[int], list[int]]:
+        """Of each column, the highest level that is implied to fit and the lowest that is implied to fail."""
         axis, above = len(self.lattice.others), len(self.lattice.levels)
         bounds = [self.evidence.bounds(axis, column) for column in self.lattice.columns]
-        self._lowest = [-1 if fits is None else int(fits) for fits, _ in bounds]
-        self._highest = [above if fails is None else int(fails) for _, fails in bounds]
+        lowest = [-1 if fits is None else int(fits) for fits, _ in bounds]
+        return lowest, [above if fails is None else int(fails) for _, fails in bounds]
 
     @property
     def undecided(self) -> list[Cell]:
@@ -161,12 +168,13 @@ class LatticeSearch:
     def _choice(self) -> Cell | None:
         if self._attempts_in_doubt >= AFTER_A_CONTRADICTION:
             return None
-        best = self._best(self._below_undecided())
+        lowest, highest = self._bounds()
+        best = self._best(lowest, self._below_undecided(highest))
         if best is not None or self._undecided_in_a_row >= IN_A_ROW:
             return best
-        return self._best(self._highest)
+        return self._best(lowest, highest)
 
-    def _below_undecided(self) -> list[int]:
+    def _below_undecided(self, highest: list[int]) -> list[int]:
         """For each column the level above which points are tried last: two smaller or equal ones are undecided.
 
         Something other than memory ends there, such as a kernel's limit or the model's positions. A single undecided
@@ -176,17 +184,17 @@ class LatticeSearch:
         decided = [place(cell) for cell in self._fits]
         limits = [at for at in map(place, self.undecided) if not any(covers(other, at) for other in decided)]
         if len(limits) < 2:
-            return self._highest
-        highest = list(self._highest)
+            return highest
+        highest = list(highest)
         for column, others in enumerate(self.lattice.columns):
             levels = sorted(at[-1] for at in limits if covers(others, at[:-1]))
             if len(levels) >= 2:
                 highest[column] = min(highest[column], levels[1])
         return highest
 
-    def _best(self, highest: list[int]) -> Cell | None:
-        """The most valuable of the points that are open, below the given levels and not run yet."""
-        bounds = list(zip(self._lowest, highest, strict=True))
+    def _best(self, lowest: list[int], highest: list[int]) -> Cell | None:
+        """The most valuable of the points between the given levels that were not run yet."""
+        bounds = list(zip(lowest, highest, strict=True))
         opened = [column for column, (low, high) in enumerate(bounds) if high - low > 1]
         if not opened:
             return None

@@ -14,6 +14,7 @@ from typing import Any
 from runners.device import CALCULATED, MEASURED, device_named
 from runners.point import canonical
 from sweeper.rows import Row
+from sweeper.units import format_bytes
 
 # The terms that rows of the same run can give, by name. `unseen`: what a calculated peak has beyond the measured one.
 OF_MEASURED = ("spread", "evaluation", "export", "longest_input", "others")
@@ -44,8 +45,6 @@ class MarginTerm:
         return self.bytes is not None or self.fails
 
     def __str__(self) -> str:
-        from sweeper.units import format_bytes
-
         if self.bytes is None:
             return f"{self.name} {'does not fit' if self.fails else f'not {self.source}'}"
         return f"{self.name} {format_bytes(self.bytes)} {self.source}{', already in the peak' if self.in_peak else ''}"

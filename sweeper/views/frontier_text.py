@@ -107,7 +107,7 @@ def _margin_lines(group: FrontierGroup, objective: Objective, margin: Margin) ->
     terms = ", ".join(map(str, found.terms))
     if found.at is None and found.unknown:
         return [f"with a margin:       unknown  ({terms})"]
-    largest = group.text(found.at) if found.at else "none is known to fit"
+    largest = "none is known to fit" if found.at is None else group.text(found.at)
     lines = [f"with {format_bytes(found.bytes)} left:  {largest}  ({terms})"]
     larger = [f"{group.text(at)} ({', '.join(_unknown(terms))})" for at, terms in found.unknown[:4]]
     lines += [f"  unknown for:       {'; '.join(larger)}"] if larger else []

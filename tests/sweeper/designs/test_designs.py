@@ -1,4 +1,4 @@
-"""What a design asks for, and in which order."""
+"""The points of grid, axes and list, and their order."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def plan(design: str, points: Any = None, settle: Any = None, **values: tuple[An
     )
 
 
-def asked(plan: Plan) -> list[PlannedPoint]:
-    """All that a design asks for that looks at no outcome."""
+def planned(plan: Plan) -> list[PlannedPoint]:
+    """All points of a design that does not depend on outcomes."""
     batches = list(DESIGNS[plan.design](plan))
     assert len(batches) == 1
     return batches[0]
 
 
 def values(plan: Plan) -> list[tuple[Any, ...]]:
-    return [tuple(each.point.values.values()) for each in asked(plan)]
+    return [tuple(each.point.values.values()) for each in planned(plan)]
 
 
 def test_a_grid_turns_at_the_end_of_each_row() -> None:
@@ -61,7 +61,7 @@ def test_a_grid_keeps_the_values_in_the_order_they_were_typed() -> None:
 
 
 def test_a_grid_without_dimensions_is_one_point() -> None:
-    assert len(asked(plan("grid"))) == 1
+    assert len(planned(plan("grid"))) == 1
 
 
 lengths = st.lists(st.integers(1, 4), max_size=4)
@@ -69,7 +69,7 @@ lengths = st.lists(st.integers(1, 4), max_size=4)
 
 @given(lengths)
 def test_each_point_of_a_grid_is_one_step_in_one_dimension_from_the_one_before(lengths: list[int]) -> None:
-    walk = asked(plan("grid", **{f"d{i}": tuple(range(length)) for i, length in enumerate(lengths)}))
+    walk = planned(plan("grid", **{f"d{i}": tuple(range(length)) for i, length in enumerate(lengths)}))
     assert len({each.point.id for each in walk}) == len(walk) == math.prod(lengths)
     for before, after in itertools.pairwise(walk):
         moved = [abs(after.point[key] - before.point[key]) for key in after.point.values]
@@ -82,27 +82,27 @@ def test_each_point_of_a_grid_is_one_step_in_one_dimension_from_the_one_before(l
 def test_axes_vary_each_dimension_alone_from_the_first_values() -> None:
     star = plan("axes", batch=(1, 2), context=(64, 128))
     assert values(star) == [(1, 64), (2, 64), (1, 128)]
-    first, _, third = asked(star)
+    first, _, third = planned(star)
     assert third.changed_from == first.point.id
     assert third.changed == ("context",)
 
 
-def test_a_list_is_asked_as_it_is_written() -> None:
+def test_a_list_keeps_its_order() -> None:
     points = [{"batch": 4, "context": 64}, {"batch": 1, "context": 64}, {"batch": 1, "context": 8}]
-    walk = asked(plan("list", points, batch=(4, 1), context=(64, 8)))
+    walk = planned(plan("list", points, batch=(4, 1), context=(64, 8)))
     assert [each.point.values for each in walk] == points
     assert [each.changed for each in walk] == [(), ("batch",), ("context",)]
 
 
-def test_the_neighbour_is_the_one_that_differs_in_the_fewest_dimensions() -> None:
+def test_the_neighbour_differs_in_the_fewest_dimensions() -> None:
     points = [{"a": 1, "b": 1, "c": 1}, {"a": 2, "b": 2, "c": 2}, {"a": 1, "b": 1, "c": 3}]
-    first, second, third = asked(plan("list", points, a=(1, 2), b=(1, 2), c=(1, 2, 3)))
+    first, second, third = planned(plan("list", points, a=(1, 2), b=(1, 2), c=(1, 2, 3)))
     assert (first.changed_from, first.changed) == (None, ())
     assert (second.changed_from, second.changed) == (first.point.id, ("a", "b", "c"))
     assert (third.changed_from, third.changed) == (first.point.id, ("c",))
 
 
-def test_values_that_settle_to_one_point_are_asked_once() -> None:
+def test_values_that_settle_to_one_point_are_run_once() -> None:
     def settle(choice: Mapping[str, Any]) -> Point:
         return Point(values={"dtype": {"half": "float16"}.get(choice["dtype"], choice["dtype"])})
 

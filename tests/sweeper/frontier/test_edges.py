@@ -71,7 +71,7 @@ def test_where_nothing_fits_the_largest_is_null_and_not_a_number() -> None:
     assert "none fits" in frontier_text(upto(0, (1, 2, 4)))
 
 
-def test_where_nothing_told_there_is_no_edge_and_the_text_says_why() -> None:
+def test_without_a_decided_point_there_is_no_edge_and_the_text_says_why() -> None:
     rows = line({1: "unavailable", 2: "unavailable"}, device="cuda:0", error_message="no CUDA device")
     assert frontier(rows) == []
     text = frontier_text(rows)
@@ -80,7 +80,7 @@ def test_where_nothing_told_there_is_no_edge_and_the_text_says_why() -> None:
 
 
 @pytest.mark.parametrize("status", sorted({status.value for status in Status} - {"ok", "oom", "oom_killed"}))
-def test_only_an_answer_moves_the_frontier(status: str) -> None:
+def test_only_a_decided_point_moves_the_frontier(status: str) -> None:
     edges = frontier(line({1: "ok", 2: status, 4: "ok", 8: status}))
     assert largest(edges)["batch"] == 4
     assert [edge["side"] for edge in edges] == ["fits"]
@@ -88,7 +88,7 @@ def test_only_an_answer_moves_the_frontier(status: str) -> None:
     assert largest(edges)["limit"] == ("other" if tried else "unknown")
 
 
-def test_memory_beyond_a_failure_of_another_kind_does_not_name_the_limit() -> None:
+def test_a_refusal_beyond_a_failure_of_another_kind_is_not_the_limit() -> None:
     edges = frontier(line({1: "ok", 2: "error", 4: "oom"}, failed_phase="warm_forward"))
     assert largest(edges)["limit"] == "other"
     assert largest(edges)["untested_between"] == 1
@@ -111,7 +111,7 @@ def test_the_limiting_phase_is_where_the_next_larger_one_failed() -> None:
     assert [edge["limiting_phase"] for edge in frontier(rows)] == ["backward", "backward"]
 
 
-def test_in_two_directions_the_edge_is_every_maximal_passing_and_minimal_failing_point() -> None:
+def test_in_two_dimensions_the_edge_is_every_maximal_passing_and_minimal_failing_point() -> None:
     rows = [
         row("ok" if batch * context <= 256 else "oom", batch=batch, context=context)
         for batch in (1, 2, 4, 8)
@@ -129,7 +129,7 @@ def test_in_two_directions_the_edge_is_every_maximal_passing_and_minimal_failing
     ("objective", "answer"),
     [("tokens", (1, 512)), ("batch", (4, 64)), ("context", (1, 512)), ("batch^2*context", (4, 64))],
 )
-def test_the_largest_is_the_one_the_objective_asks_for(objective: str, answer: tuple[int, int]) -> None:
+def test_the_objective_decides_which_point_is_the_largest(objective: str, answer: tuple[int, int]) -> None:
     fitting = [(1, 512), (2, 128), (4, 64)]
     edges = frontier([row(batch=batch, context=context) for batch, context in fitting], Objective.parse(objective))
     assert (largest(edges)["batch"], largest(edges)["context"]) == answer
@@ -151,7 +151,7 @@ def test_a_failure_below_a_pass_is_shown_as_not_monotone() -> None:
     assert "not monotone:        batch=2 fails" in frontier_text(rows)
 
 
-def test_dimensions_that_are_no_direction_separate_searches() -> None:
+def test_each_value_of_a_key_without_direction_is_a_group_of_its_own() -> None:
     rows = [*upto(4, (1, 2, 4, 8)), *upto(2, (1, 2, 4, 8), warmup=3), *upto(8, (1, 2, 4, 8), dtype="bfloat16")]
     found = {(edge["warmup"], edge["dtype"]): edge["batch"] for edge in frontier(rows) if edge["largest"]}
     assert found == {(1, "float32"): 4, (3, "float32"): 2, (1, "bfloat16"): 8}
@@ -159,7 +159,7 @@ def test_dimensions_that_are_no_direction_separate_searches() -> None:
     assert "warmup=3" in text
 
 
-def test_a_parameter_of_the_users_own_is_no_direction() -> None:
+def test_a_parameter_of_a_custom_workload_has_no_direction() -> None:
     rows = []
     for limit in (2, 4):
         for each in upto(limit, (1, 2, 4, 8)):
@@ -170,7 +170,7 @@ def test_a_parameter_of_the_users_own_is_no_direction() -> None:
     assert found == {2: 2, 4: 4}
 
 
-def test_what_differs_in_a_key_without_a_column_is_another_search() -> None:
+def test_points_that_differ_in_a_key_without_a_column_are_another_group() -> None:
     rows = upto(4, (1, 2, 4, 8))
     other = [each | {"config": json.dumps(json.loads(each["config"]) | {"timeout": 5})} for each in upto(2, (1, 2, 4))]
     assert [edge["batch"] for edge in frontier([*rows, *other]) if edge["largest"]] == [4, 2]
@@ -183,14 +183,14 @@ def test_devices_and_calculated_rows_are_never_mixed() -> None:
     assert "(calculated, not measured)" in frontier_text(rows)
 
 
-def test_a_point_that_passes_sometimes_does_not_count_as_fitting() -> None:
+def test_a_flaky_point_does_not_count_as_fitting() -> None:
     rows = line({1: "ok", 2: "ok", 4: "oom"})
     rows[1]["flaky"] = True
     assert largest(frontier(rows))["batch"] == 1
     assert "flaky" in frontier_text(rows)
 
 
-def test_headroom_is_what_is_left_of_the_limit_in_the_counter_that_decides() -> None:
+def test_headroom_is_what_is_left_of_the_limit_in_the_deciding_counter() -> None:
     on_budget = row(
         budget_bytes=GIB, budget_used_bytes=GIB - 5, peak_resident_bytes=3 * GIB, device_total_bytes=16 * GIB
     )
@@ -206,17 +206,17 @@ def test_headroom_is_what_is_left_of_the_limit_in_the_counter_that_decides() -> 
     ]
 
 
-def test_the_budget_is_named_also_where_the_first_point_was_not_measured() -> None:
+def test_the_budget_is_shown_although_the_first_point_was_not_measured() -> None:
     rows = [row("skipped"), row(batch=2, budget_bytes=GIB, budget_kind="data_limit")]
     assert "budget 1.00 GiB (data_limit)" in frontier_text(rows)
 
 
-def test_points_between_that_did_not_tell_are_counted_unless_others_imply_them() -> None:
+def test_undecided_points_between_are_counted_unless_others_imply_them() -> None:
     edges = frontier(line({1: "ok", 2: "not_run", 3: "timeout", 4: "oom", 8: "not_run", 16: "oom"}))
     assert [(edge["batch"], edge["untested_between"]) for edge in edges] == [(1, 2), (4, 2)]
 
 
-def test_a_skipped_neighbour_is_as_good_as_what_implies_it() -> None:
+def test_a_skipped_neighbour_has_the_limit_of_the_point_that_implies_it() -> None:
     rows = [
         row("ok", batch=4, context=64),
         row("oom", batch=8, context=32, point_id="0123456789abcdef", failed_phase="backward"),
@@ -236,6 +236,8 @@ def test_a_program_without_batch_and_context_has_a_frontier_too() -> None:
     (edge,) = frontier([point])
     assert (edge["side"], edge["along"]) == ("fits", "")
     assert "largest that fits" in frontier_text([point])
+    point |= {"device_total_bytes": 16 * GIB, "peak_resident_bytes": GIB}
+    assert "none is known to fit" not in frontier_text([point], margin={"next_release": GIB})
 
 
 grids = st.integers(1, 3).flatmap(
@@ -246,7 +248,7 @@ grids = st.integers(1, 3).flatmap(
 
 
 @given(grids)
-def test_the_edge_is_what_its_definition_says_whatever_was_found(found: dict[tuple[int, ...], str]) -> None:
+def test_the_edge_is_what_its_definition_says(found: dict[tuple[int, ...], str]) -> None:
     keys = ("batch", "context", "workload.new_tokens")[: len(next(iter(found)))]
     rows = []
     for at, status in found.items():
@@ -276,16 +278,16 @@ def test_the_edge_is_what_its_definition_says_whatever_was_found(found: dict[tup
     assert all(edge["monotone"] is not crossed for edge in edges)
     for edge, one in zip(edges, [*at["fits"], *at["fails"]], strict=True):
         if edge["side"] == "fits" and edge["point_id"] is not None:
-            silent = set(found) - fitting - failing
+            undecided = set(found) - fitting - failing
             implying = {low for low in failing if not any(below(low, each) for each in fitting)}
-            between = {each for each in silent if below(one, each) and not any(below(low, each) for low in implying)}
+            between = {each for each in undecided if below(one, each) and not any(below(low, each) for low in implying)}
             implying = {high for high in fitting if not any(below(each, high) for each in failing)}
             between = {each for each in between if not any(below(each, high) for high in implying)}
             assert edge["untested_between"] == len(between)
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "text"),
     [
         (1303 * 10**6, "1.21 GiB"),
         (2**30, "1.00 GiB"),
@@ -294,8 +296,8 @@ def test_the_edge_is_what_its_definition_says_whatever_was_found(found: dict[tup
         (12, "12 bytes"),
     ],
 )
-def test_bytes_are_said_in_the_unit_that_is_named(count: int, said: str) -> None:
-    assert format_bytes(count) == said
+def test_bytes_have_the_unit_that_is_named(count: int, text: str) -> None:
+    assert format_bytes(count) == text
 
 
 def test_many_searches_do_not_flood_the_screen() -> None:
@@ -354,7 +356,7 @@ def test_a_wrong_command_is_a_mistake(arguments: list[str], tmp_path: Path, monk
         cli.run(["frontier", *arguments])
 
 
-def test_a_run_named_without_its_folder_is_told_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_named_without_its_folder_is_suggested_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outputs" / "bill").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match="did you mean outputs/bill"):
@@ -398,12 +400,12 @@ def test_where_a_smaller_batch_would_not_help_the_edge_says_so(phase: str, more:
     config = json.dumps({"model": {"name": "mlp"}, "workload": {"name": "train", **more}, "batch": 4, "context": 64})
     failed = row("oom", batch=4, **{"workload": "train"} | {"workload": more.get("workload", "train")})
     text = frontier_text([row(batch=1), failed | {"failed_phase": phase, "config": config}])
-    told = [line for line in text.splitlines() if f"out of memory in {phase}" in line]
-    assert len(told) == 1
-    assert ("a smaller batch would not help" not in told[0]) is helps
+    lines = [line for line in text.splitlines() if f"out of memory in {phase}" in line]
+    assert len(lines) == 1
+    assert ("a smaller batch would not help" not in lines[0]) is helps
 
 
-def test_many_cards_have_a_line_each_by_their_size_and_what_is_measured_stands_as_ever() -> None:
+def test_many_cards_have_one_line_each_by_size_and_measured_groups_stay_as_they_are() -> None:
     sizes = {"sim:large": 80, "sim:small": 8, "sim:middle": 24, "sim:none": 4}
     rows = [
         each
