@@ -1,0 +1,137 @@
+"""The engine of this machine, with real supervisors and short programs: what it reports and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runners import processes
+from runners.engines.local import EngineFailed, Event, Local
+from runners.point import Attempt
+from tests.measuring import SETTLED, Lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path / "attempts", tmp_path)
+    yield lab
+    lab.engine.close()
+
+
+def start(lab: Lab, *argv: str, start: str = "cold", environ: dict[str, str | None] | None = None) -> Attempt:
+    workload = {"name": "command", "argv": list(argv) or ["true"], "params": {}}
+    values: dict[str, Any] = {**SETTLED, "model": None, "workload": workload, "start": start}
+    return lab.start_values(values, environ=environ)
+
+
+def events(engine: Local, until: str = "settled") -> list[Event]:
+    found: list[Event] = []
+    while not any(event.kind == until for event in found):
+        found += engine.wait(30)
+    return found
+
+
+def test_an_attempt_begins_and_settles_in_its_lane(lab: Lab) -> None:
+    attempt = start(lab)
+    found = events(lab.engine)
+    assert [(event.kind, event.lane) for event in found] == [("began", "cpu"), ("settled", "cpu")]
+    assert {event.folder.path for event in found} == {lab.folder(attempt).path}
+    exit = lab.folder(attempt).settled()
+    assert exit is not None
+    assert (exit.code, exit.signal, exit.timed_out) == (0, None, False)
+
+
+def test_waiting_ends_after_its_timeout_or_when_the_descriptor_is_written_to() -> None:
+    read, write = os.pipe()
+    engine = Local("python", lanes=1, wake=read)
+    try:
+        assert engine.wait(0) == []
+        os.write(write, b"2")
+        assert engine.wait(None) == []
+    finally:
+        engine.close()
+        os.close(read)
+        os.close(write)
+
+
+def test_a_supervisor_serves_what_it_can_and_another_takes_the_rest(lab: Lab) -> None:
+    supervisors = []
+    for how, environ in (
+        ("cold", {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ("cold", {"OMP_WAIT_POLICY": "ACTIVE"}),  # each process is started with its own
+        ("warm", {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ("warm", {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ("warm", {"OMP_WAIT_POLICY": "PASSIVE"}),  # a template has read its variables
+    ):
+        start(lab, start=how, environ=dict(environ))
+        events(lab.engine)
+        supervisors.append(lab.supervisor)
+    first, second, third, fourth, fifth = supervisors
+    assert first == second
+    assert third == fourth
+    assert len({first, third, fifth}) == 3
+    lab.engine.renew("cpu")
+    start(lab, start="warm", environ={"OMP_WAIT_POLICY": "PASSIVE"})
+    events(lab.engine)
+    assert lab.supervisor != fifth
+
+
+def test_what_is_cancelled_settles_as_interrupted(lab: Lab) -> None:
+    attempt = start(lab, "sleep", "3600")
+    events(lab.engine, "began")
+    lab.engine.cancel("Ctrl-C")
+    events(lab.engine)
+    exit = lab.folder(attempt).settled()
+    assert exit is not None
+    assert (exit.interrupted, exit.reason) == (True, "Ctrl-C")
+
+
+def test_an_attempt_whose_supervisor_dies_settles_as_lost_and_nothing_of_it_is_left(lab: Lab) -> None:
+    attempt = start(lab, "sleep", "3600")
+    events(lab.engine, "began")
+    os.kill(lab.supervisor, signal.SIGKILL)
+    assert [event.kind for event in events(lab.engine)] == ["settled"]
+    exit = lab.folder(attempt).settled()
+    assert exit is not None
+    assert (exit.lost, exit.reason) == (True, "its supervisor died (SIGKILL)")
+    assert running() == []
+    start(lab)
+    events(lab.engine)
+
+
+def test_a_supervisor_that_dies_without_an_attempt_is_replaced_and_no_event(lab: Lab) -> None:
+    start(lab)
+    events(lab.engine)
+    before = lab.supervisor
+    os.kill(before, signal.SIGKILL)
+    assert lab.engine.wait(30) == []
+    start(lab)
+    events(lab.engine)
+    assert lab.supervisor != before
+
+
+def test_an_attempt_that_cannot_be_kept_ends_the_sweep(lab: Lab) -> None:
+    """The program puts a file where the folder of its attempt was."""
+    start(lab, "sh", "-c", f"rm -r {lab.root}; touch {lab.root}")
+    with pytest.raises(EngineFailed, match="cannot be written"):
+        events(lab.engine)
+
+
+def test_killed_or_closed_an_engine_leaves_no_process(lab: Lab) -> None:
+    start(lab, "sleep", "3600")
+    events(lab.engine, "began")
+    lab.engine.kill()
+    assert running() == []
+    start(lab)
+    lab.engine.close()
+    assert running() == []
+    lab.engine = Local("python", lanes=1)
+
+
+def running() -> list[int]:
+    return [pid for pid in processes.descendants_of(os.getpid()) if processes._state(pid) != "Z"]
