@@ -1,4 +1,4 @@
-"""The memory an attempt may take: what was asked for, or on cpu a guard that keeps the kernel from killing it."""
+"""The memory limit of an attempt: the budget, or on cpu a guard that keeps the kernel from killing it."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from runners.point import Attempt
 
 
 class Budget:
-    """On cpu a limit of the data segment (RLIMIT_DATA), over what the process holds when it is imposed; on CUDA the
-    allocator's own.
+    """On cpu, a limit of the data segment (RLIMIT_DATA) above what the process holds when it is imposed. On CUDA, the
+    allocator's own limit.
 
-    RLIMIT_DATA and not RLIMIT_AS: address space depends on the number of threads, and a CUDA build reserves tens of
-    GiB of it. A refusal under it is the CPU allocator's clean RuntimeError (384 of 384 runs in trials).
+    Not RLIMIT_AS: address space depends on the number of threads, and a CUDA build reserves tens of GiB of it. A
+    refusal under RLIMIT_DATA is the CPU allocator's RuntimeError (384 of 384 runs in trials).
     """
 
     def __init__(self, attempt: Attempt) -> None:
         self._on_cpu = attempt.device.is_cpu
         self._devices = len(attempt.device.parts)
-        self._asked: int | None = attempt.point.get("budget")
-        self._limits: tuple[int, int] | None = None  # soft while imposed, and hard
+        self._budget: int | None = attempt.point.get("budget")
+        self._limits: tuple[int, int] | None = None  # soft (while imposed) and hard, bytes
 
     def impose(self) -> list[facts.Budget]:
-        """Set the limit; the journal line that says which, if there is one."""
+        """Set the limit. Returns its fact, or nothing if there is no limit."""
         if self._on_cpu:
             lines = self.decide(cpu.status_lines().get("VmData"))
             if self._limits is not None:
                 resource.setrlimit(resource.RLIMIT_DATA, self._limits)
             return lines
-        if self._asked is None:
+        if self._budget is None:
             return []
         from runners.meters import cuda
 
         for index in range(self._devices):
-            cuda.limit(index, self._asked)
-        return [facts.Budget("allocator", self._asked)]
+            cuda.limit(index, self._budget)
+        return [facts.Budget("allocator", self._budget)]
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
-        """Without the limit, for as long as it takes to write a failure down."""
+        """Lift the limit while a failure is written down."""
         if self._limits is None:
             yield
             return
@@ -55,8 +55,8 @@ class Budget:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def decide(self, held: int | None) -> list[facts.Budget]:
-        """On cpu, decide the limit over what is held, and say so as `impose` does; a program that starts holds 0."""
-        kind, budget = "data_limit", self._asked
+        """Decide the limit on cpu above the bytes held (0 for a program that starts). Returns the same as `impose`."""
+        kind, budget = "data_limit", self._budget
         if budget is None:
             available = cpu.available_memory_bytes()
             if available is None:
@@ -72,7 +72,7 @@ class Budget:
         return [facts.Budget(kind, soft - held)]
 
     def impose_on(self, pid: int) -> None:
-        """Set what was decided for another process, which has just started, and for all that it will start."""
+        """Set the limit that was decided for another process that has just started; its children inherit it."""
         if self._limits is not None:
             with contextlib.suppress(ProcessLookupError):  # it has ended already
                 resource.prlimit(pid, resource.RLIMIT_DATA, self._limits)

@@ -1,4 +1,4 @@
-"""The memory cgroups this process is in, version 2 and 1: what they allow, and how often they have killed."""
+"""The memory cgroups (versions 2 and 1) of this process: their limits, and how many processes they have killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Files(NamedTuple):
-    """Where a version keeps its hierarchy, and what its files are called."""
+    """The root of a version's hierarchy, and the names of its files."""
 
     root: Path
     limit: str
@@ -23,14 +23,14 @@ V1 = Files(Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage
 
 
 def limits() -> Iterator[tuple[int, int]]:
-    """(limit, usage) in bytes of each that has a limit, innermost first."""
+    """(limit, usage) in bytes of each cgroup that has a limit, innermost first."""
     for folder, files in _folders():
         with suppress(OSError, ValueError):  # no such file at the root, or no limit ("max")
             yield int((folder / files.limit).read_text()), int((folder / files.usage).read_text())
 
 
 def oom_kills() -> int | None:
-    """How often the kernel has killed for want of memory in the innermost; None where it does not say."""
+    """How many processes the kernel's OOM killer ended in the innermost cgroup; None where it keeps no count."""
     for folder, files in _folders():
         with suppress(OSError):
             found = re.search(r"^oom_kill (\d+)$", (folder / files.events).read_text(), re.MULTILINE)

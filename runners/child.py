@@ -40,7 +40,7 @@ MOST_CAUSES = 20
 def main(arguments: list[str]) -> NoReturn:
     """Run the attempt in a folder, the first argument; end with the parent, whose pid may be the second."""
     folder = AttemptFolder(Path(arguments[0]))
-    run(folder, folder.asked(), parent=int(arguments[1]) if len(arguments) > 1 else None)
+    run(folder, folder.attempt(), parent=int(arguments[1]) if len(arguments) > 1 else None)
 
 
 def run_by_hand(arguments: list[str]) -> NoReturn:
@@ -57,7 +57,7 @@ def run_by_hand(arguments: list[str]) -> NoReturn:
     if folder.journal.exists():
         raise SystemExit(f"{folder.journal}: the attempt was made already; remove this file from a copy of its folder")
     try:
-        attempt = folder.asked()
+        attempt = folder.attempt()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SystemExit(f"{folder.request}: cannot be read as a request ({type(error).__name__}: {error})") from None
     try:

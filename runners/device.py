@@ -1,4 +1,4 @@
-"""A device under the name that a person gives it, and the card that stands behind a calculated one."""
+"""A device by the name that a user types, and the card behind a calculated device."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-MEASURED, CALCULATED = "measured", "calculated"  # the kinds of figures in a table, which are never mixed
-SIM = "sim:"  # before the name of a card: the device is calculated
+MEASURED, CALCULATED = "measured", "calculated"  # the kinds of figures in a table; they are never mixed
+SIM = "sim:"  # prefix of a card's name: the device is calculated
 HOST = "cpu"  # the architecture of `sim:cpu`
 
 
 class DeviceType(str, enum.Enum):
-    """What the memory of a device is managed by, as in `torch.device.type`."""
+    """The type of a device, as in `torch.device.type`, or `sim` for a calculated one."""
 
     CPU = "cpu"
     CUDA = "cuda"  # ROCm uses the same interface
@@ -26,21 +26,21 @@ class DeviceType(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a calculated device has, as a file of conf/card describes it. Sizes are bytes.
+    """A card as a file of conf/card describes it. Sizes are bytes.
 
-    `sim:cpu` stands for a host: it has no total of its own, and its architecture is `cpu`.
+    The card of `sim:cpu` is a host: it has no total, and its architecture is `cpu`.
     """
 
-    name: str  # what the driver calls it
+    name: str  # the driver's name
     vendor: str
     architecture: str  # sm_90, gfx942, cpu
     total_bytes: int | None
-    context_bytes: int = 0  # the driver's context and the libraries
-    used_by_others_bytes: int | None = None
+    context_bytes: int = 0  # of the driver's context and the libraries
+    used_by_others_bytes: int | None = None  # by other processes
     bandwidth_bytes_per_s: int | None = None
     price_per_hour: float | None = None
-    sources: Mapping[str, str] | None = None  # by key, where its figure is from
-    settings: str = ""  # of the caching allocator, in the syntax of PYTORCH_ALLOC_CONF
+    sources: Mapping[str, str] | None = None  # the source of each figure, by key
+    settings: str = ""  # of the caching allocator, as in PYTORCH_ALLOC_CONF
 
     @property
     def is_host(self) -> bool:
@@ -48,12 +48,12 @@ class Card:
 
     @property
     def outside_bytes(self) -> int:
-        """What is in use on the card and belongs to no segment of the workload's allocator."""
+        """Bytes in use on the card outside the workload's allocator."""
         return self.context_bytes + (self.used_by_others_bytes or 0)
 
     @property
     def usable_bytes(self) -> int:
-        """What an allocator can reserve on a card that nobody else uses: the total less the context.
+        """Bytes that an allocator can reserve on a card without other processes: the total less the context.
 
         Raises ValueError for a host, which has no total.
         """
@@ -74,12 +74,12 @@ CPU_CARD = Card(name="tensors on a CPU", vendor="", architecture=HOST, total_byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """Where a point is measured or calculated, or the reason why it cannot be."""
+    """Where a point is measured or calculated, or why it cannot be."""
 
     name: str  # canonical: cpu, cuda:0, cuda:0+cuda:1, sim:h100-80gb
-    uuids: tuple[str, ...] = ()  # of its parts, in their order; empty where the driver gives none
-    total_bytes: int | None = None  # of several parts the smallest: devices are never summed
-    unavailable: str | None = None
+    uuids: tuple[str, ...] = ()  # of its parts, in their order; empty where the driver has none
+    total_bytes: int | None = None  # the smallest of several parts: devices are never summed
+    unavailable: str | None = None  # the reason
     card: Card | None = None  # of a calculated device
 
     @property
@@ -88,7 +88,7 @@ class Device:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of the devices that one attempt uses at once."""
+        """The names of the devices that an attempt uses at once."""
         return tuple(self.name.split("+"))
 
     @property
@@ -98,7 +98,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the memory of a process on this machine is measured."""
+        """Whether it measures the memory of a process on this machine."""
         return self.type is DeviceType.CPU
 
     @property
@@ -107,7 +107,7 @@ class Device:
 
     @property
     def is_host(self) -> bool:
-        """Whether tensors are in host memory, measured or calculated."""
+        """Whether tensors lie in host memory, measured or calculated."""
         return self.is_cpu or self.name == f"{SIM}{HOST}"
 
     @property
@@ -117,14 +117,14 @@ class Device:
 
     @property
     def deciding_counter(self) -> str:
-        """The counter whose peak is the point's: what the allocator gave out, or on a host what is resident."""
+        """The counter whose peak is the point's peak: `allocated`; on cpu `resident`, on sim:cpu `tensor`."""
         if self.is_cpu:
             return "resident"
         return "tensor" if self.is_host else "allocated"
 
     @property
     def budget_counter(self) -> str:
-        """The counter that a budget limits. On cpu it is the growth of the address space."""
+        """The counter that a budget limits. On cpu the budget limits the growth of the address space."""
         if self.is_cpu:
             return "address"
         return "tensor" if self.is_host else "reserved"
@@ -136,7 +136,7 @@ class Device:
 
 @cache
 def device_named(name: str) -> Device:
-    """The device of a canonical name, as a table or a folder has it. Raises ValueError for a type that is not known."""
+    """The device of a canonical name, as in a table or a folder's name. Raises ValueError for an unknown type."""
     device = Device(name=name)
     _ = device.type
     return device

@@ -1,4 +1,4 @@
-"""Starts a module of `runners` under any interpreter, without putting anything of ours on its path."""
+"""The command that runs a module of `runners` under any interpreter, with nothing of ours on its path."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# The package is loaded from its file, so that the measured interpreter's own site-packages decide what can be imported.
-# The current folder goes out of sys.path until our imports are done (a user's random.py must not break them), and the
-# measured process puts it back by its absolute name, which survives a change of folder.
+# The package is loaded from its file, so that only the measured interpreter's site-packages decide what it can import.
+# The current folder leaves sys.path until our imports are done (a user's random.py must not break them). The measured
+# process puts it back under its absolute name, which stays valid when the workload changes folder.
 BOOT = """\
 import sys
 if sys.path[:1] == ['']: del sys.path[0]
@@ -29,6 +29,6 @@ def command(python: str, module: str, *arguments: str) -> list[str]:
 
 
 def environ(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """This process's environment with some variables set, or, with None, taken out."""
+    """The environment of this process with some variables set or, with None, removed."""
     changed: dict[str, str | None] = {**os.environ, **changes}
     return {name: value for name, value in changed.items() if value is not None}

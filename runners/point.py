@@ -1,4 +1,4 @@
-"""What is measured: one settled configuration, one attempt at it, and the name of every file an attempt leaves."""
+"""What is measured: a point (one configuration), an attempt at it, and the names of the files an attempt leaves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from runners.device import Card, Device
 from runners.facts import Exit, exit_from_json, exit_to_json
 
-FORMAT = 1  # of point.json, journal.jsonl and exit.json
+FORMAT = 1  # version of point.json, journal.jsonl and exit.json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One configuration: a value for every key that can change what is measured, nested as in conf/, JSON types only.
+    """One configuration: a value for every key that can change what is measured, nested as in conf/.
 
-    Two spellings that settle to the same values are the same point: the id is a hash of the values.
+    Values are of JSON types. The id is a hash of them, so two spellings that settle to the same values are one point.
     """
 
     values: Mapping[str, Any]
@@ -31,9 +31,9 @@ class Point:
         return hashlib.sha256(canonical(self.values).encode()).hexdigest()[:16]
 
     def __getitem__(self, key: str) -> Any:
-        """The value at a dotted key, as it is typed on the command line; a group's own name gives its option's name.
+        """The value at a dotted key, as on the command line. A group's key (`model`) gives the name of its option.
 
-        Raises KeyError for a key the point does not have.
+        Raises KeyError for a key that the point does not have.
         """
         value: Any = self.values
         for part in key.split("."):
@@ -58,33 +58,34 @@ def canonical(values: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One point, on one device, in one new process, once: everything the measured process is told."""
+    """One point on one device, once, in a new process: everything that the measured process needs to know."""
 
     point: Point
     device: Device
-    number: int = 1  # 1 for the first attempt of this point on this device
+    number: int = 1  # from 1, by point and device
     environ: Mapping[str, str | None] | None = None  # set (or, with None, removed) before the interpreter starts
     cwd: str = "."
     heartbeat: float = 0.2  # seconds between readings inside a phase
-    locks: tuple[str, ...] = ()  # held by the supervisor while the attempt runs: one at a time on each of its devices
-    trace: bool = False  # if it ends by an exception, the allocator's history is kept
+    locks: tuple[str, ...] = ()  # files that the supervisor locks meanwhile: one attempt at a time on each device
+    trace: bool = False  # keep the allocator's history if the attempt ends by an exception
     engine: str = "local"
-    followed: str | None = None  # the file that its attempts share, and the other cards of its architecture
-    identity: Mapping[str, str | None] | None = None  # versions and settings when it was asked: runners.fingerprint
+    followed: str | None = None  # file of the allocation trace, shared by its attempts on cards of one architecture
+    identity: Mapping[str, str | None] | None = None  # versions and settings when it was planned: runners.fingerprint
 
     @property
     def timeout(self) -> float | None:
+        """Seconds after which the supervisor ends the attempt."""
         timeout: float | None = self.point.get("timeout")
         return timeout
 
     @property
     def warm(self) -> bool:
-        """Whether it is a copy of a template. One that is calculated is: nothing of its process is measured."""
+        """Whether the process is forked from a template; always if it calculates, since its own memory is no figure."""
         return self.device.is_calculated or bool(self.point.get("start") == "warm")
 
     @property
     def name(self) -> str:
-        """The attempt folder's path below `points/`. Ids only: nothing that a user typed becomes a path."""
+        """The path of the attempt's folder below `points/`. It holds ids only: what a user typed becomes no path."""
         device = re.sub(r"[^a-z0-9+.-]", "-", self.device.name)
         return f"{self.point.id[:2]}/{self.point.id}.{device}.{self.number}"
 
@@ -135,51 +136,52 @@ def _device(request: Mapping[str, Any]) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFolder:
-    """One attempt's folder: the only place that knows the names of its files, and who writes each."""
+    """The folder of an attempt. Only this class has the names of its files; each file has one writer."""
 
     path: Path
 
     @property
     def request(self) -> Path:
-        """What was asked, written by the orchestrator before the attempt starts."""
+        """The attempt as JSON, written by the orchestrator before the attempt starts."""
         return self.path / "point.json"
 
     @property
     def journal(self) -> Path:
-        """What the measured process learnt, one line each, written by it alone."""
+        """The facts of the measured process, one JSON line each, written by that process (runners.facts)."""
         return self.path / "journal.jsonl"
 
     @property
     def exit(self) -> Path:
-        """How the process ended, written by the supervisor, aside and then renamed: its presence means settled."""
+        """How the process ended, written by the supervisor and renamed into place: its presence means settled."""
         return self.path / "exit.json"
 
     @property
     def output(self) -> Path:
-        """What the workload printed, capped, written by the supervisor."""
+        """The output of the workload up to a limit, written by the supervisor."""
         return self.path / "output.log"
 
     @property
     def trace(self) -> Path:
-        """The largest tensors that were alive at a failure on cpu, written by the measured process if asked for."""
+        """The largest tensors alive at a failure on cpu, written by the measured process with trace=on_failure."""
         return self.path / "trace.json"
 
     @property
     def snapshot(self) -> Path:
-        """The same of CUDA's allocator, with its history, as PyTorch's viewer opens it."""
+        """The history of CUDA's allocator at a failure, in the format of PyTorch's memory viewer."""
         return self.path / "trace.pickle"
 
     @property
     def reports(self) -> Path:
-        """A folder, while a program is measured: what each Python of it says at its end, one file each."""
+        """A folder that exists while a program is measured: one report for each of its Python processes."""
         return self.path / "reports"
 
-    def ask(self, attempt: Attempt) -> None:
-        """Write the request. Raises FileExistsError if the folder is there: an attempt is made once."""
+    def create(self, attempt: Attempt) -> None:
+        """Make the folder with its request. Raises FileExistsError if it exists: an attempt is made once."""
         self.path.mkdir(parents=True, exist_ok=False)
         write_aside(self.request, attempt.to_json())
 
-    def asked(self) -> Attempt:
+    def attempt(self) -> Attempt:
+        """The attempt that was requested. Raises OSError, ValueError, KeyError or TypeError for a damaged request."""
         return Attempt.from_json(json.loads(self.request.read_bytes()))
 
     def settle(self, exit: Exit) -> None:
@@ -195,7 +197,7 @@ class AttemptFolder:
 
 
 def write_aside(path: Path, value: Any) -> None:
-    """Write JSON beside its place, then rename: a reader sees the whole of it or nothing."""
+    """Write JSON to a temporary file and rename it: a reader sees all of it or nothing. Raises OSError."""
     aside = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
         aside.write_text(json.dumps(value, allow_nan=False) + "\n")

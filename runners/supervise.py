@@ -196,7 +196,7 @@ class Supervisor:
     def _start_next(self) -> None:
         while self._running is None and self._queue:
             folder = self._queue.pop(0)
-            self._running = Running(folder=folder, attempt=folder.asked(), asked=time.monotonic())
+            self._running = Running(folder=folder, attempt=folder.attempt(), asked=time.monotonic())
             self._next_look = 0.0
             self._begin(self._running)
 

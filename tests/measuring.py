@@ -73,7 +73,7 @@ class Lab:
             trace=trace,
         )
         folder = self.folder(attempt)
-        folder.ask(attempt)
+        folder.create(attempt)
         self.engine.start(attempt, folder, "cpu")
         return attempt
 

@@ -228,7 +228,7 @@ class Sweep:
                 lane.copied.add(point.id)
             folder = self.run_folder.attempt_folder(attempt)
             self.run_folder.check()
-            folder.ask(attempt)
+            folder.create(attempt)
             engine.start(attempt, folder, lane.seat)
             lane.under_way = attempt
             self.show.began(lane.device.name, point)
@@ -263,7 +263,7 @@ class Sweep:
             number += 1
             if folder.settled() is None:
                 continue
-            then = folder.asked()
+            then = folder.attempt()
             outcome = _outcome(then, folder)
             if outcome.status in {*NOT_AN_ANSWER, *self.plan.run.retry}:
                 continue

@@ -594,7 +594,7 @@ def _settled_in(points: Path, unsettled: bool) -> Iterator[tuple[Attempt, Outcom
         if exit is None and not unsettled:
             continue
         try:
-            attempt = folder.asked()
+            attempt = folder.attempt()
         except (OSError, ValueError, KeyError, TypeError) as error:
             _say(f"{path}: skipped, its point.json cannot be read ({type(error).__name__}: {error})")
             continue

@@ -41,7 +41,7 @@ def test_an_attempt_can_be_run_again_by_hand_in_a_copy_of_its_folder(lab: Lab, t
     copy.journal.unlink()
     again = by_hand(copy.path)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
-    outcome = outcome_of(copy.asked(), journal.read(copy.journal), copy.settled())
+    outcome = outcome_of(copy.attempt(), journal.read(copy.journal), copy.settled())
     assert (outcome.status, outcome.metrics) == (Status.OK, measured.outcome.metrics)
     assert outcome.peak("tensor") == measured.outcome.peak("tensor")
     assert outcome.environment == measured.outcome.environment

@@ -140,7 +140,7 @@ class Gpu(Lab):
             heartbeat=0.1,
         )
         folder = self.folder(attempt)
-        folder.ask(attempt)
+        folder.create(attempt)
         self.engine.start(attempt, folder, self.lane)
         return attempt
 

@@ -153,23 +153,23 @@ def test_attempts_of_one_point_are_told_apart_by_device_and_number() -> None:
 
 def test_what_was_asked_is_read_back_from_its_folder(tmp_path: Path) -> None:
     folder = AttemptFolder(tmp_path / attempt().name)
-    folder.ask(attempt())
-    assert folder.asked() == attempt(environ={})
+    folder.create(attempt())
+    assert folder.attempt() == attempt(environ={})
     assert [path.name for path in folder.path.iterdir()] == ["point.json"]
 
 
 def test_an_attempt_is_made_once(tmp_path: Path) -> None:
     folder = AttemptFolder(tmp_path / "attempt")
-    folder.ask(attempt())
+    folder.create(attempt())
     with pytest.raises(FileExistsError):
-        folder.ask(attempt(number=3))
-    assert folder.asked().number == 2
+        folder.create(attempt(number=3))
+    assert folder.attempt().number == 2
 
 
 def test_an_attempt_has_settled_once_its_supervisors_word_is_whole(tmp_path: Path) -> None:
     folder = AttemptFolder(tmp_path / "attempt")
     assert folder.settled() is None
-    folder.ask(attempt())
+    folder.create(attempt())
     assert folder.settled() is None
     folder.settle(Exit(code=0))
     assert folder.settled() == Exit(code=0)

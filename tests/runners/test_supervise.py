@@ -27,7 +27,7 @@ def test_an_attempt_on_two_devices_waits_for_either_and_meanwhile_keeps_neither(
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
         folder = lab.folder(attempt)
-        folder.ask(attempt)
+        folder.create(attempt)
         lab.engine.start(attempt, folder, "cpu")
         assert lab.wait_for("waiting").detail == "somebody else"
         with first.open() as other:

@@ -134,7 +134,7 @@ class WrittenRun:
     ) -> Attempt:
         attempt = Attempt(point=point, device=device_named(device), number=number)
         folder = AttemptFolder(self.folder / "points" / attempt.name)
-        folder.ask(attempt)
+        folder.create(attempt)
         lines = [json.dumps({"t": 100.0 + second} | line) for second, line in enumerate(journal)]
         folder.journal.write_text("".join(line + "\n" for line in lines))
         if ended is not None:

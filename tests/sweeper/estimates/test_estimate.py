@@ -350,7 +350,7 @@ def test_what_a_named_run_has_measured_is_marked(tmp_path: Path) -> None:
     for point, settled in ((first, True), (second, False)):  # the second was cut off
         attempt = Attempt(point=Point(values=point["values"]), device=device_named("cpu"))
         folder = AttemptFolder(points / attempt.name)
-        folder.ask(attempt)
+        folder.create(attempt)
         if settled:
             folder.exit.write_text("{}")
     assert [point["measured"] for point in json.loads(run(*asked, cwd=tmp_path).stdout)["points"]] == [["cpu"], []]
