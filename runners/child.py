@@ -69,7 +69,7 @@ def run_by_hand(arguments: list[str]) -> NoReturn:
 
 
 def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn:
-    """Measure, and leave without the interpreter's own end: it takes 0.3 s, and can hang on what a workload left."""
+    """Measure and exit without the interpreter's shutdown, which takes 0.3 s and can hang on what a workload left."""
     if parent is not None:
         processes.die_with(parent)
     _be_an_ordinary_process()
@@ -104,11 +104,11 @@ def import_libraries(attempt: Attempt) -> None:
 
 
 def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
-    """What the workload returns; None of an attempt that is calculated, which has written how it ends."""
+    """Run the workload and return its result. Returns None for a calculated attempt, which writes its own end."""
     values = attempt.point.values
     import_libraries(attempt)
     workload = _workload(attempt)
-    # A program of its own, for which this process neither has nor needs torch.
+    # A program of its own: this process neither has nor needs torch.
     if hasattr(workload, "measure") and not attempt.device.is_calculated:
         measured: dict[str, Any] = workload.measure(attempt, journal, trace)
         return measured
@@ -120,7 +120,7 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
         simulate.measure(attempt, workload, journal, failure_facts)
         return None
-    device, meter, following = _meter(attempt, trace)
+    device, meter, tracking = _meter(attempt, trace)
     workload.prepare(values, device)
 
     journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
@@ -130,16 +130,16 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
     budget = Budget(attempt)
     trace.unlimited = budget.lifted
     phases = trace.phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)
-    with phases.heartbeat(attempt.heartbeat):  # its thread is there before the baseline and the budget count it
-        instrumented = trace.follows or not isinstance(following, nullcontext)
+    with phases.heartbeat(attempt.heartbeat):  # its thread exists before the baseline and the budget are taken
+        instrumented = trace.records or not isinstance(tracking, nullcontext)
         journal.write(_baseline(instrumented), *budget.impose())
         phases.open()
         try:
-            with following, phases(WHOLE) if values.get("phases") == WHOLE else nullcontext():
+            with tracking, phases(WHOLE) if values.get("phases") == WHOLE else nullcontext():
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:
-            with budget.lifted():  # what left a phase failed there, and not in the unwinding after it
+            with budget.lifted():  # an exception that left a phase failed there, not in the stretch after it
                 phases.close(completed=any(cause is phases.raised for cause in _causes(error)))
             raise
     return finished
@@ -150,35 +150,35 @@ def _workload(attempt: Attempt) -> ModuleType:
 
 
 def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractContextManager[Any]]:
-    """The torch device the workload is given, the device's meter, and what follows tensors meanwhile."""
+    """The torch device for the workload, the device's meter, and the context that tracks tensors meanwhile."""
     if attempt.device.is_cpu:
         if not attempt.point.get("tensors"):
             trace.missing = "tensors=false: on cpu nothing else knows which tensors are alive"
             return "cpu", cpu.CpuMeter(), nullcontext()
-        follower = _traced_follower(trace) if trace.asked else _follower()
-        return "cpu", cpu.CpuMeter(tensors=follower), follower
+        tracker = _tensor_history(trace) if trace.requested else _tensor_tracker()
+        return "cpu", cpu.CpuMeter(tensors=tracker), tracker
     from runners.meters import cuda
 
     names = attempt.device.parts
     for index, name in enumerate(names):
         cuda.check(name, index, attempt.point["dtype"])
-    if trace.asked:
-        trace.follow(cuda.AllocatorHistory, trace.folder.snapshot)
-    # The process sees its own devices only, so they are the first ones whatever they are called outside.
+    if trace.requested:
+        trace.record(cuda.AllocatorHistory, trace.folder.snapshot)
+    # The process sees its own devices only, so their indices start from 0 whatever their names are.
     return "cuda:0", cuda.CudaMeter(list(range(len(names))), list(names), cpu.CpuMeter()), nullcontext()
 
 
-def _follower() -> TensorTracker:
+def _tensor_tracker() -> TensorTracker:
     from runners.meters.torch_tensors import TensorTracker
 
     return TensorTracker()
 
 
-def _traced_follower(trace: FailureTrace) -> TensorTracker:
+def _tensor_history(trace: FailureTrace) -> TensorTracker:
     from runners.torch_failure_trace import TensorHistory, TracedPhases
 
     history = TensorHistory()
-    trace.follow(lambda: history, trace.folder.trace)
+    trace.record(lambda: history, trace.folder.trace)
     trace.phases = partial(TracedPhases, history)
     return history
 
@@ -193,16 +193,16 @@ def _baseline(instrumented: bool) -> facts.Baseline:
 
 
 def _be_an_ordinary_process() -> None:
-    """Undo what the supervisor is and a user's own run is not; be what the kernel ends first when memory runs out."""
+    """Undo what sets a supervisor apart from a user's own run, and be the first that the OOM killer ends."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     folder = os.getcwd()
     if not os.environ.get("PYTHONSAFEPATH") and folder not in sys.path:
-        sys.path.insert(0, folder)  # where `python -c` looks first; by its name, since a workload may change folder
+        sys.path.insert(0, folder)  # where `python -c` looks first; absolute, since a workload may change folder
     with contextlib.suppress(Exception):
-        faulthandler.enable()  # a segfault's Python stack goes to the output; the signal stays what it was
+        faulthandler.enable()  # writes the Python stack of a segfault to the output and keeps the signal
 
 
 def failure_facts(error: BaseException) -> dict[str, Any]:

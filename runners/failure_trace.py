@@ -1,6 +1,6 @@
-"""What is kept of the allocator's history when an attempt fails, if that was asked for (trace=on_failure).
+"""The file with the allocator's history that a failed attempt leaves (trace=on_failure).
 
-Knows when it is written, how large it may be, and what the journal says of it; what is in it the meters know.
+This module decides when the file is written, how large it may be and what the journal records of it. Meters write it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from runners.journal import plain
 from runners.phases import Phases
 from runners.point import AttemptFolder
 
-LARGEST_BYTES = 64 * 2**20  # of the file: hundreds of failures of one sweep are not to fill the disk
+LARGEST_BYTES = 64 * 2**20  # of the file: hundreds of failures in a sweep must not fill the disk
 LONGEST_REASON = 500  # characters
 
 
 class History(Protocol):
-    """What has followed the memory of one kind of device, and can write down what it knows."""
+    """Records the memory of one kind of device, and can write the record to a file."""
 
     @property
     def scope(self) -> str:
-        """What is in the file and what is not, for a person."""
+        """What the file has and what it does not, for a person."""
         ...
 
     def write(self, path: Path, causes: Iterable[BaseException]) -> None:
@@ -34,38 +34,38 @@ class History(Protocol):
 
 
 class FailureTrace:
-    """One attempt's trace: whether it was asked for, what has it, or why there is none."""
+    """The trace of one attempt: whether it was requested, and its history or the reason why there is none."""
 
-    def __init__(self, folder: AttemptFolder, asked: bool) -> None:
-        self.folder = AttemptFolder(folder.path.absolute())  # a workload may change where relative paths begin
-        self.asked = asked
-        self.missing = "the attempt failed before there was anything to follow"
+    def __init__(self, folder: AttemptFolder, requested: bool) -> None:
+        self.folder = AttemptFolder(folder.path.absolute())  # a workload may change the current folder
+        self.requested = requested
+        self.missing = "the attempt failed before there was anything to record"
         self.unlimited: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.phases: Callable[..., Phases] = Phases  # the attempt's, or ones that tell the history where it is
+        self.phases: Callable[..., Phases] = Phases  # or a class that reports the current phase to the history
         self._history: History | None = None
         self._path = self.folder.trace
 
     @property
-    def follows(self) -> bool:
+    def records(self) -> bool:
         return self._history is not None
 
-    def follow(self, begin: Callable[[], History], path: Path) -> None:
-        """Begin a history that would be kept at `path`. One that cannot begin is a trace that is missing."""
+    def record(self, begin: Callable[[], History], path: Path) -> None:
+        """Begin the history that `keep` would write to `path`. If it cannot begin, the trace is missing."""
         try:
             self._history, self._path = begin(), path
         except Exception as error:
             self.missing = _reason(error)
 
     def keep(self, causes: Iterable[BaseException]) -> list[facts.Trace]:
-        """Write the file; the journal's line about it, if it was asked for. Never raises: the failure is the news."""
-        if not self.asked:
+        """Write the file if it was requested, and return its fact. Never raises, so that the failure is not hidden."""
+        if not self.requested:
             return []
         if self._history is None:
             return [_none(self.missing)]
         try:
             with self.unlimited():
                 return [self._written(self._history, causes)]
-        except Exception as error:  # a full disk, no memory, a device that does not answer any more
+        except Exception as error:  # a full disk, no memory, a device that no longer answers
             return [_none(_reason(error))]
 
     def _written(self, history: History, causes: Iterable[BaseException]) -> facts.Trace:

@@ -1,7 +1,7 @@
-"""What decides whether two attempts at a point can stand for each other: versions, settings, the workload's own code.
+"""What has to agree for an attempt to stand for another at the same point: versions, settings, the workload's code.
 
-Asked once a sweep, in a short-lived process under the measured interpreter (`main`), and written into each request; the
-code's own hash is taken by each measured process, since a file can be edited while a sweep runs.
+A short-lived process under the measured interpreter (`main`) reads versions and settings once a sweep, for every
+request. Each measured process hashes the code itself, since a file can be edited while a sweep runs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runners import facts
 from runners.meters import cpu, nvml
 from runners.point import Attempt, Point, canonical
 
-# The only environment variables that are ever written down: each of them moves memory or decides what runs.
+# The only environment variables that are recorded: each changes memory use or decides what runs.
 VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUDA_LAUNCH_BLOCKING",
@@ -48,22 +48,21 @@ VARIABLES = (
     "PYTORCH_NO_CUDA_MEMORY_CACHING",
     "TORCH_CUDNN_V8_API_DISABLED",
 )
-# Which devices are visible is said by the device's own UUID.
+# The UUID of the device stands for these.
 NOT_COMPARED = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 LARGEST_CODE = 4 * 2**20  # bytes of a file among a program's arguments; larger ones are data
 LIBRARIES = ("torch", "numpy", "transformers", "peft", "accelerate", "bitsandbytes", "torchao", "lightning")
 
 
 def main(arguments: list[str]) -> None:
-    """Print what there is now, as one JSON line: {"identity": {...}, "code": {name: hash}}, of the workloads named."""
-    # Where the measured process will look for a user's module first.
-    sys.path.insert(0, os.getcwd())
+    """Print one JSON line, {"identity": {...}, "code": {names: hash}}, for the workloads that the argument names."""
+    sys.path.insert(0, os.getcwd())  # where the measured process looks for a user's module first
     code = {canonical(names): code_of(names) for names in json.loads(arguments[0])}
     print(json.dumps({"identity": identity(), "code": code}))
 
 
 def identity() -> dict[str, str | None]:
-    """One flat record. What is not there is None."""
+    """The versions and settings that are compared, as one flat record; None for what is not there."""
     from importlib import metadata
 
     def version(library: str) -> str | None:
@@ -83,7 +82,7 @@ def identity() -> dict[str, str | None]:
 
 
 def record(attempt: Attempt) -> dict[str, Any]:
-    """What an attempt ran in, as far as it is known without torch. No names of users, no secrets."""
+    """What an attempt runs in, as far as it is known without torch. No names of users, no secrets."""
     on_cpu = attempt.device.is_cpu
     return {
         "host": socket.gethostname(),
@@ -111,12 +110,12 @@ def fact(record: Mapping[str, Any]) -> facts.Environment:
 
 
 def code_names(point: Point) -> list[str]:
-    """What `code_of` takes: the user's function, the program's arguments or the name of the workload; then the metric
-    that judges it and the file that it reads, where there are."""
+    """The arguments of `code_of`: the user's function, the program's arguments or the workload's name; then the user's
+    metric and the file of inputs, if the point has them."""
     argv = point.get("workload.argv")
     workload = canonical(argv) if argv else str(point.get("workload.target") or point["workload"])
-    beside = (point.get("quality.target"), point.get("inputs.file"))
-    return [workload, *(str(name) for name in beside if name is not None)]
+    context = (point.get("quality.target"), point.get("inputs.file"))
+    return [workload, *(str(name) for name in context if name is not None)]
 
 
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -124,17 +123,18 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def code_of(names: Sequence[str]) -> str | None:
-    """A hash of what is measured: of the user's file for `module:function`, of the files among a program's arguments,
-    else of the workloads we bring; then of the metric's file, and of what the inputs are read from.
+    """A hash of the files that are measured; None if there are none.
 
-    What those files import is not in it, but for the libraries whose versions are compared. None if there is no file.
+    They are the user's file for `module:function`, the files among a program's arguments, or our own workloads and
+    models; then the metric's file and the files of inputs. What they import is not hashed: the versions of libraries
+    are compared.
     """
-    workload, *beside = names
-    files = [*_files_of(workload), *(file for name in beside for file in _read_by(name) or _files_of(name))]
+    workload, *context = names
+    files = [*_files_of(workload), *(file for name in context for file in _read_by(name) or _files_of(name))]
     digest = hashlib.sha256()
     for file in files:
         seen = file.stat()
-        # A large file is data: to read it all before each attempt would take longer than many a point.
+        # A large file is data: reading all of it before each attempt would take longer than many attempts.
         large = seen.st_size > LARGEST_CODE
         digest.update(f"{seen.st_size} {seen.st_mtime_ns}".encode() if large else file.read_bytes())
     return digest.hexdigest()[:16] if files else None
@@ -152,7 +152,7 @@ def _files_of(name: str) -> list[Path]:
 
 
 def _read_by(name: str) -> list[Path]:
-    """The files at a path, if it is one."""
+    """The files at a path; none if the name is no path."""
     path = Path(name).expanduser()
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())
@@ -167,7 +167,7 @@ def _first_line(path: str) -> str | None:
 
 
 def _file_of(module: str) -> str | None:
-    """Where a module comes from, without running it."""
+    """The file of a module, without importing it."""
     if module in sys.modules:
         return getattr(sys.modules[module], "__file__", None)
     try:

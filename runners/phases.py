@@ -1,4 +1,4 @@
-"""The `phase` object a workload is given: named stretches of an attempt, with the counters read at their boundaries."""
+"""The `phase` object of a workload: it names stretches of an attempt and reads the counters at their boundaries."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ WHOLE = "whole"
 
 
 class Unavailable(Exception):
-    """Torch, the device, the dtype, a kernel or an optional library is not there: nothing was measured instead."""
+    """Torch, the device, the dtype, a kernel or an optional library is missing. Nothing else is measured instead."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """One device at one boundary. Bytes by counter name; what could not be read is absent."""
+    """One device at one boundary. Bytes by counter; a counter that could not be read is absent."""
 
     now: dict[str, int] = field(default_factory=dict)
     peak: dict[str, int] = field(default_factory=dict)  # since the boundary before
@@ -31,35 +31,35 @@ class Reading:
 
 
 class Meter(Protocol):
-    """What reads the memory of one kind of device. A counter that raises is absent from the reading, never an error."""
+    """Reads the memory of one kind of device. A counter that raises is absent from the reading and no error."""
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
-        """Wait for the device, read what is held now and the peaks since the last boundary, start new peaks.
+        """Wait for the device, read the bytes held and the peaks since the last boundary, and start new peaks.
 
-        After a failure the peaks are read first: waiting may raise, and must not cost them.
+        After a failure the peaks are read first, because waiting may raise.
         """
         ...
 
     def glance(self) -> Mapping[str, Reading]:
-        """The peaks so far, without waiting for the device: what the heartbeat reads from its thread."""
+        """The peaks so far, without waiting for the device. The heartbeat calls it from its thread."""
         ...
 
 
 @dataclass(slots=True)
 class Notes:
-    """What a workload says of the phase it is in: `with phase("warmup") as notes: notes.iterations = 3`."""
+    """What a workload reports about a phase: `with phase("warmup") as notes: notes.iterations = 3`."""
 
     iterations: int | None = None
-    shapes: dict[str, Any] = field(default_factory=dict)  # as they reached the model
+    shapes: dict[str, Any] = field(default_factory=dict)  # of inputs, as they reached the model
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
 class Phases:
-    """Called with a name (and a run index), gives the context manager that measures one phase.
+    """A call with a name (and a run index) returns the context manager that measures one phase.
 
-    `phase("step", 0)` is step 0. What happens between two phases is measured too, as the phase `between`. A phase
-    inside a phase raises RuntimeError, since the inner one would take the outer one's peak; so does a phase in
-    another process than the measured one, whose memory the counters do not see.
+    `phase("step", 0)` is step 0. The stretch between two phases is measured as the phase `between`. A phase inside a
+    phase raises RuntimeError, because the inner one would take the outer one's peak. So does a phase in a process
+    that is not the measured one, whose memory the counters do not see.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Phases:
         whole: bool = False,
         unlimited: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`unlimited` lifts the attempt's budget: after a refusal there may be no room left to write it down."""
+        """`unlimited` lifts the attempt's budget: a refusal may leave no room to write it down."""
         self._meter, self._journal, self._whole, self._unlimited = meter, journal, whole, unlimited
         self._process = os.getpid()
         self._current: tuple[str, int | None] = (BETWEEN, None)
@@ -79,7 +79,7 @@ class Phases:
         self.raised: BaseException | None = None  # the last exception that left a phase
 
     def open(self) -> None:
-        """Begin the stretch before the first phase."""
+        """Read the first boundary, where the stretch before the first phase begins."""
         self._readings = self._meter.boundary()
         self._since = time.perf_counter()
 
@@ -146,25 +146,27 @@ class Phases:
         )
 
     def close(self, completed: bool) -> None:
-        """End what is under way: the stretch after the last phase, which counts too, or a phase whose own end raised
-        what the device had failed with (a kernel's assert shows only when it is waited for)."""
+        """End the stretch after the last phase, which counts too, or the phase whose own end raised.
+
+        A kernel's assert shows only when the device is waited for, at the phase's end.
+        """
         self._journal.write(self._end(completed))
 
     @contextmanager
     def heartbeat(self, seconds: float) -> Iterator[None]:
-        """Append the peaks so far every `seconds`, so that a hang or a kill leaves more than the last boundary."""
+        """Append the peaks so far every `seconds`, so that a hang or a kill leaves later readings than a boundary."""
         stop = threading.Event()
 
         def beat() -> None:
             current = self._current
             peaks = {device: reading.peak for device, reading in self._meter.glance().items()}
-            if current is self._current and self._readings:  # a reading across a boundary belongs to neither side
+            if current is self._current and self._readings:  # a reading across a boundary belongs to neither phase
                 name, run_index = current
                 self._journal.write(facts.Heartbeat(name, run_index, peaks))
 
         def run() -> None:
             while not stop.wait(seconds):
-                with suppress(MemoryError):  # a budget is used up: the phase's end will say so
+                with suppress(MemoryError):  # the budget is used up: the end of the phase will show it
                     beat()
 
         thread = threading.Thread(target=run, name="heartbeat", daemon=True)
@@ -178,7 +180,7 @@ class Phases:
 
 @contextmanager
 def _inside(notes: Notes) -> Iterator[Notes]:
-    """A phase of a workload measured as a whole: its notes are the whole's."""
+    """A phase of a workload that is measured as a whole: its notes go to the whole."""
     yield notes
 
 

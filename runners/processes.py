@@ -1,4 +1,4 @@
-"""Who is whose child on this machine, and how to see that nothing is left running: Linux's own means, or nothing."""
+"""The processes below one, and how to end them all. On Linux; elsewhere there are none to find."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
-PF_FORKNOEXEC = 0x40  # among the flags of /proc/PID/stat: forked, and has not become another program since
-KCMP = {"x86_64": 312, "aarch64": 272}  # the number of that system call (kcmp(2))
+PF_FORKNOEXEC = 0x40  # a flag in /proc/PID/stat: forked, without an exec since
+KCMP = {"x86_64": 312, "aarch64": 272}  # the number of the system call kcmp(2)
 KCMP_VM = 1
 
 
 def die_with(parent: int | None) -> None:
-    """Be killed when the parent dies; at once if it is dead already. With None, live on.
+    """Have the kernel kill this process when its parent dies, at once if it is dead. None turns this off.
 
-    To be called by the child itself: the kernel follows the thread that forked, and a preexec_fn may run in another.
+    The child has to call it itself: the kernel watches the thread that forked, and a preexec_fn may run in another.
     """
     _prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
@@ -32,12 +32,12 @@ def die_with(parent: int | None) -> None:
 
 
 def inherit_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, `setsid` or not."""
+    """Become the parent of descendants whose own parent dies, in whichever session they are."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_of(number: int) -> None:
-    """End as something of ours has ended, so that our parent sees it: by the same signal, and without a word."""
+    """End this process by a signal, so that its parent sees how its program ended. Writes nothing, no core either."""
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
@@ -46,9 +46,9 @@ def die_of(number: int) -> None:
 
 
 def borrows_memory(pid: int) -> bool:
-    """Whether a process runs in the memory of its parent, as between vfork and exec: it has none of its own to count.
+    """Whether a process runs in its parent's memory, as between vfork and exec, and has none of its own to count.
 
-    Where the kernel cannot compare the two, every process that has only forked is taken for one.
+    Where the kernel cannot compare the two, this is true of every process that forked and has not called exec.
     """
     fields = _stat(pid)
     if fields is None or not int(fields[6]) & PF_FORKNOEXEC:
@@ -59,7 +59,7 @@ def borrows_memory(pid: int) -> bool:
 
 
 def descendants_of(ancestor: int) -> list[int]:
-    """Children, their children and so on, nearest first."""
+    """The pids of the children, their children and so on, nearest first."""
     by_parent: dict[int, list[int]] = {}
     for pid, ppid in _parents():
         by_parent.setdefault(ppid, []).append(pid)
@@ -72,9 +72,9 @@ def descendants_of(ancestor: int) -> list[int]:
 
 
 def family_of(pid: int) -> list[int]:
-    """As `descendants_of`, from the kernel's own lists of children: 40 us, where looking at all of /proc takes 5 ms.
+    """As `descendants_of`, from the kernel's lists of children: 40 us, where reading all of /proc takes 5 ms.
 
-    Cheap enough beside a measurement, and not exact while processes come and go (proc(5), children).
+    Cheap enough during a measurement, but not exact while processes come and go (proc(5), children).
     """
     found, waiting = [], [pid]
     while waiting:
@@ -88,9 +88,10 @@ def family_of(pid: int) -> list[int]:
 
 
 def end_descendants(ancestor: int, spare: frozenset[int] = frozenset(), patience: float = 2.0) -> int:
-    """Kill everything below `ancestor` (which must be the caller) but the subtrees of `spare`; how many there were.
+    """Kill everything below `ancestor`, which must be the caller, except the subtrees of `spare`.
 
-    A process that is forking while it is killed can leave one more: looks again until nothing is left.
+    A process that forks while it is killed can leave one more, so this repeats until nothing is left or `patience`
+    (seconds) is over. Returns how many processes were killed.
     """
     ended: set[int] = set()
     until = time.monotonic() + patience
@@ -104,7 +105,7 @@ def end_descendants(ancestor: int, spare: frozenset[int] = frozenset(), patience
                 ended.add(pid)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # a grandchild: it becomes ours when its parent is reaped
+            with contextlib.suppress(ChildProcessError):  # a grandchild is ours only once its parent is reaped
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(0.002)
 
@@ -127,7 +128,7 @@ def _state(pid: int) -> str | None:
 
 
 def _stat(pid: int) -> list[bytes] | None:
-    """The fields of /proc/PID/stat after the name, which may hold spaces and parentheses: state, parent, ..."""
+    """The fields of /proc/PID/stat after the name (which may have spaces and parentheses): state, parent, ..."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

@@ -1,8 +1,8 @@
-"""Tells a refused allocation from every other failure, by type first and by a maintained list of messages after it.
+"""Recognises a refused allocation by the type of the exception and a maintained list of messages.
 
-Not every failure at a big size is memory: a grid limit, an index beyond int32, a device assert are bugs or kernel
-limits, and a text that merely mentions memory proves nothing. So a message counts only together with the type that
-raises it.
+Not every failure at a large size is about memory: a grid limit, an index beyond int32 and a device assert are bugs or
+limits of kernels, and a text that mentions memory proves nothing. So a message counts only with the type that raises
+it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from runners.facts import Cause
 MIB = 2**20
 POWERS = {"bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}  # of 1024, whether printed as GiB or as GB
 
-# (what the type or a base of it is called, what its message contains, whose memory was refused)
+# (name of the type or of a base, what the message contains, whose memory was refused)
 KNOWN: tuple[tuple[str, str, str], ...] = (
     # torch's own class, raised by the caching allocators of CUDA, ROCm and XPU
     ("OutOfMemoryError", r"", "device"),
     ("MemoryError", r"", "host"),  # NumPy's _ArrayMemoryError too
     # c10/core/impl/alloc_cpu.cpp: "can't allocate memory" on POSIX, "not enough memory" on Windows
     ("RuntimeError", r"DefaultCPUAllocator: (can't allocate|not enough) memory", "host"),
-    ("RuntimeError", r"std::bad_alloc", "host"),  # `new` in C++: torch hands every std::exception on as RuntimeError
+    ("RuntimeError", r"std::bad_alloc", "host"),  # `new` in C++: torch turns every std::exception into RuntimeError
     ("RuntimeError", r"unable to mmap \d+ bytes .*Cannot allocate memory", "host"),
     ("OSError", r"\[Errno 12\]", "host"),
     # before torch.cuda.OutOfMemoryError existed (torch < 1.13)
     ("RuntimeError", r"(CUDA|HIP) out of memory\. Tried to allocate", "device"),
-    # from the driver, past the allocator: the runtime's words, the driver API's, NCCL's, Triton's
+    # from the driver, past the allocator: messages of the runtime, the driver API, NCCL and Triton
     ("RuntimeError", r"(CUDA|HIP)( driver)? error: out of memory", "device"),
     ("RuntimeError", r"Cuda failure (\d+ )?'out of memory'", "device"),
     ("RuntimeError", r"Triton Error \[(CUDA|HIP)\]: out of memory", "device"),
@@ -48,7 +48,7 @@ CACHING = re.compile(r"(CUDA|HIP|XPU) out of memory\. Tried to allocate")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An allocation that was refused: whose memory (`device` or `host`), and how many bytes were asked, if it said."""
+    """A refused allocation: whose memory (`device` or `host`), and the bytes requested if the message has them."""
 
     scope: str
     requested_bytes: int | None
@@ -66,11 +66,11 @@ def refusal_in(chain: Sequence[Cause]) -> Refusal | None:
 
 
 def requested_in(message: str) -> int | None:
-    """Bytes asked for, as the message has them; where it has them rounded, the least that would print like this.
+    """The bytes requested according to a message. If it rounds them, the least number that prints the same.
 
-    The CPU allocator prints the exact number, the others two decimals of a unit. The caching allocators ask the driver
-    for multiples of 2 MiB, and print that (c10/cuda/CUDACachingAllocator.cpp: kSmallBuffer, kLargeBuffer, kRoundLarge):
-    the number is then exact up to 1 GiB, and 20 MiB stands for any tensor of 1 to 10 MiB.
+    The CPU allocator prints the exact number, others two decimals of a unit. The caching allocators request multiples
+    of 2 MiB from the driver and print those (c10/cuda/CUDACachingAllocator.cpp: kSmallBuffer, kLargeBuffer,
+    kRoundLarge): the number is then exact up to 1 GiB, and 20 MiB stands for any tensor of 1 to 10 MiB.
     """
     exact = EXACT.search(message)
     if exact:
@@ -89,5 +89,5 @@ def requested_in(message: str) -> int | None:
     least = max(least, unit + caching)  # torch prints just 1 GiB as 1024.00 MiB, NumPy as 1.00 GiB
     step = 2 * MIB if caching and unit >= MIB else 1
     first = -(-least // step) * step
-    likely = (first, first + step)  # the first can lie half way between two prints, and be the other one's
+    likely = (first, first + step)  # the first can lie half way between two prints and round to the other
     return next((size for size in likely if f"{Decimal(size) / unit:.{decimals}f}" == number), least)

@@ -1,7 +1,7 @@
-"""Which tensors were alive when a workload failed on cpu, and which of its lines had made them.
+"""The tensors alive when a workload fails on cpu, with the lines that made them.
 
-A follower of tensors that takes down, for each storage, the operator and the stack it came from. Apart from the plain
-follower, which does without: a stack costs time and memory that only a run which asked for traces pays.
+A tracker of tensors that records the operator and the stack of each storage. The plain tracker does not: stacks cost
+time and memory that only a run with trace=on_failure pays.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from runners.phases import Phases
 
 FORMAT = 1
 MOST_TENSORS = 50
-MOST_LINES = 10  # of a stack, from the innermost
+MOST_LINES = 10  # of a stack, the innermost first
 LONGEST_LINE = 500  # characters
 
-MEASURING = str(Path(__file__).with_name("child.py"))  # what called the workload: the stack below is not its own
-# Frames that are not the workload's lines: torch's, ours, and the import system's
+MEASURING = str(Path(__file__).with_name("child.py"))  # it calls the workload: frames below are not the workload's
+# Frames of torch, of ours and of the import system
 NOT_LINES = (os.path.dirname(torch.__file__) + os.sep, __file__, torch_tensors.__file__, "<frozen ")
 
-# Set on an exception that an operator raised, with what was alive then: it goes where the exception goes, also as the
-# cause of another one, and is gone with one that the workload caught.
+# Set on an exception that an operator raises, to the tensors alive at that moment: it stays with the exception, also
+# when this becomes the cause of another, and disappears with one that the workload catches.
 AT_THE_RAISE = "_sweeper_alive"
 
 Where = tuple[str, "int | None"]  # phase and run index
@@ -42,7 +42,7 @@ Stack = tuple[tuple[CodeType, int], ...]
 
 
 class Made(NamedTuple):
-    """Where a storage came from, unformatted: most of them die before anybody asks."""
+    """Where a storage came from, unformatted: most storages die before a failure."""
 
     operator: Any
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except BaseException as error:
-            with suppress(Exception):  # no memory is left for it: what leaves the phase is taken instead
+            with suppress(Exception):  # without memory for it, the tensors alive as the phase is left are taken
                 setattr(error, AT_THE_RAISE, self._alive(raised_by=func))
             raise
 
@@ -87,7 +87,7 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
         super()._died(key, reference)
 
     def phase_failed(self) -> None:
-        """Take down what is alive as an exception leaves a phase: what its frames hold is, until it is handled."""
+        """Record what is alive as an exception leaves a phase; its frames keep their tensors until it is handled."""
         with suppress(Exception):
             self._left = None
             self._left = self._alive()
@@ -108,13 +108,13 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
             "raised_by": None if raised_by is None else {"operator": str(raised_by), "lines": _lines(_stack())},
             "live_bytes": self.live,
             "live_storages": len(sizes),
-            "complete": self.valid,  # nothing ran that could not be followed
-            "tensors": [_told(sizes[key], self._made[key]) for key in largest if key in self._made],
+            "complete": self.valid,  # nothing compiled ran, which is not followed
+            "tensors": [_as_json(sizes[key], self._made[key]) for key in largest if key in self._made],
         }
 
 
 class TracedPhases(Phases):
-    """Phases that tell a history which of them is under way, and when one has failed."""
+    """Phases that report to a history which one is under way and when one has failed."""
 
     def __init__(self, history: TensorHistory, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -127,7 +127,7 @@ class TracedPhases(Phases):
         return super()._end(completed)
 
 
-def _told(size: int, made: Made) -> dict[str, Any]:
+def _as_json(size: int, made: Made) -> dict[str, Any]:
     phase, run_index = made.where
     return {
         "bytes": size,
@@ -141,7 +141,7 @@ def _told(size: int, made: Made) -> dict[str, Any]:
 
 
 def _stack() -> Stack:
-    """The workload's own frames, the innermost first. Code objects, and not text: there is one for every storage."""
+    """The workload's own frames, the innermost first. Code objects rather than text: each storage has a stack."""
     found: list[tuple[CodeType, int]] = []
     frame = sys._getframe(1)
     while frame is not None and len(found) < MOST_LINES and frame.f_code.co_filename != MEASURING:

@@ -1,4 +1,4 @@
-"""What an attempt ran in, as far as it moves memory: versions, the device, settings. No names of users, no secrets."""
+"""The environment of an attempt, as far as it changes memory use: versions, device, settings. No names, no secrets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runners.point import Attempt
 
 
 def record(attempt: Attempt) -> dict[str, Any]:
-    """One flat record, the same for every attempt in the same surroundings."""
+    """One flat record, the same for every attempt in the same environment."""
     version = torch.version
     found: dict[str, Any] = fingerprint.record(attempt) | {
         "torch": str(torch.__version__),
@@ -33,16 +33,16 @@ def record(attempt: Attempt) -> dict[str, Any]:
 
 
 def use_kernels_once() -> None:
-    """Run one small operation, so that the pages of the commonest kernels (3 MiB of files) are in the baseline."""
+    """Run one small operation: it puts the pages of the commonest kernels (3 MiB of files) into the baseline."""
     torch.ones(2**12).add_(1)
 
 
 def start_threads() -> None:
-    """Run one parallel operation, so that the worker threads are there before a budget limits what they need.
+    """Run one parallel operation, so that the worker threads exist before a budget limits memory.
 
     Under RLIMIT_DATA a thread that cannot start ends the process without an exception (libgomp: Thread creation
     failed). 2**17 elements are four times at::internal::GRAIN_SIZE, below which nothing runs in parallel. Without a
-    budget they start when the workload first needs them, as in a run of the user's own: 72 MiB of address space each.
+    budget the threads start when the workload first needs them, as in a user's own run: 72 MiB of address space each.
     """
     torch.ones(2**17).add_(1)
 

@@ -186,8 +186,8 @@ class Writes:
 
 
 def kept(folder: Path, history: Writes) -> Trace:
-    trace = FailureTrace(AttemptFolder(folder), asked=True)
-    trace.follow(lambda: history, trace.folder.trace)
+    trace = FailureTrace(AttemptFolder(folder), requested=True)
+    trace.record(lambda: history, trace.folder.trace)
     (line,) = trace.keep([ValueError()])
     return line
 
@@ -209,9 +209,9 @@ def test_a_trace_that_cannot_be_written_is_a_reason_and_no_error(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_before_anything_could_be_followed_says_so(tmp_path: Path) -> None:
-    (line,) = FailureTrace(AttemptFolder(tmp_path), asked=True).keep([ImportError()])
-    assert (line.file, line.reason) == (None, "the attempt failed before there was anything to follow")
+def test_a_failure_before_anything_could_be_recorded_says_so(tmp_path: Path) -> None:
+    (line,) = FailureTrace(AttemptFolder(tmp_path), requested=True).keep([ImportError()])
+    assert (line.file, line.reason) == (None, "the attempt failed before there was anything to record")
 
 
 def test_a_folder_that_is_gone_is_a_reason_and_no_error(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
 
 
 def on_cuda(folder: Path) -> FailureTrace:
-    trace = FailureTrace(AttemptFolder(folder), asked=True)
-    trace.follow(cuda.AllocatorHistory, trace.folder.snapshot)
+    trace = FailureTrace(AttemptFolder(folder), requested=True)
+    trace.record(cuda.AllocatorHistory, trace.folder.snapshot)
     return trace
 
 
@@ -244,7 +244,7 @@ def test_on_cuda_the_allocators_own_history_is_recorded_bounded_and_dumped(
 ) -> None:
     torch = stand_in(monkeypatch)
     trace = on_cuda(tmp_path)
-    assert trace.follows
+    assert trace.records
     assert torch.names() == ["_record_memory_history"]
     asked = {"enabled": "all", "context": "all", "stacks": "python", "max_entries": cuda.HISTORY_ENTRIES}
     assert torch.cuda.memory.recording == asked
@@ -261,7 +261,7 @@ def test_an_allocator_without_a_history_is_measured_without_one(
 ) -> None:
     stand_in(monkeypatch, backend="cudaMallocAsync")
     trace = on_cuda(tmp_path)
-    assert not trace.follows
+    assert not trace.records
     reason = "RuntimeError: cudaMallocAsync does not yet support recordHistory"
     assert trace.keep([ValueError()]) == [Trace(None, reason=reason)]
 
