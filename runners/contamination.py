@@ -1,11 +1,10 @@
-"""Who else was on an attempt's devices, before it started, while it ran and after it ended; and how short of memory the
-machine was meanwhile.
+"""Other processes on an attempt's devices before, while and after it runs, and the machine's memory pressure meanwhile.
 
-A GPU is asked through NVML, by the supervisor: its answer names processes of every user. What is there before an
-attempt starts is somebody else's, since a lane has one attempt at a time. While it runs, a pid is told from the
-attempt's own only if the driver's pids are ours: in a container they can be the host's, or none at all. That is
-known once a process of an attempt was seen on its device under its own pid. Until then only bytes are compared, before
-and after, and the answer says so.
+The supervisor reads a GPU through NVML, which lists the processes of every user. A lane has one attempt at a time, so
+what is on a device before an attempt starts belongs to somebody else. While it runs, pids separate the attempt from
+others only if the driver and this process use one pid namespace: in a container the driver's pids can be the host's, or
+missing. That is known once a process of an attempt was seen on its device under its own pid. Until then only bytes are
+compared, before and after, and `contamination_told_by` records this.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from runners.facts import DeviceUse
 from runners.meters import cpu, nvml
 from runners.meters.nvml import Other
 
-# For others to go before the start, and for memory to come back after the end. A killed process's memory is back
-# within a second or so, a framework takes a few more to leave by itself; who stays for ten seconds works there.
+# Seconds for others to leave before the start, and for memory to be freed after the end. The memory of a killed process
+# is free within about a second, a framework takes a few seconds to exit; a process that stays for ten works there.
 LONGEST_WAIT = 10.0
-WAIT_EVERY = 0.5  # seconds between looks meanwhile
-LOOK_EVERY = 1.0  # seconds between looks while an attempt runs: a context alone takes most of one to make
-# What the driver keeps for itself moves by a few MiB; the smallest context is some 100 MiB.
+WAIT_EVERY = 0.5  # seconds between readings meanwhile
+LOOK_EVERY = 1.0  # seconds between readings while an attempt runs: creating a context takes most of one
+# The driver's own memory varies by a few MiB; the smallest context is some 100 MiB.
 TOLERANCE_BYTES = 16 * 2**20
 LONGEST_NAME = 64  # characters
 
@@ -34,7 +33,7 @@ BY_PROCESSES, BY_BYTES = "processes", "used_bytes"
 
 
 class Reading(NamedTuple):
-    """What is on a device at one moment: every process but the supervisor, and the bytes in use, whoever uses them."""
+    """One device at one moment: its processes without the supervisor, and the bytes that all processes use."""
 
     processes: Sequence[Other]
     used_bytes: int | None
@@ -42,15 +41,15 @@ class Reading(NamedTuple):
 
 @dataclass
 class Lane:
-    """What a supervisor has learnt of its devices that holds beyond one attempt."""
+    """What a supervisor knows about its devices beyond one attempt."""
 
-    tells_pids: bool = False  # an attempt's own pid was seen: the driver's pids are of our namespace
-    stayed: Collection[tuple[str, int]] = ()  # (device, pid) that outlasted a wait: not to be waited for again
+    has_our_pids: bool = False  # an attempt's own pid was seen: the driver uses our pid namespace
+    stayed: Collection[tuple[str, int]] = ()  # (device, pid) that outlasted a wait and are not waited for again
 
 
 @dataclass
 class Seen:
-    """Somebody else's process on a device, and when it was there, in seconds after the start."""
+    """Another process on a device, and when it was there, in seconds after the start."""
 
     name: str | None
     most_bytes: int | None
@@ -61,7 +60,7 @@ class Seen:
 
 @dataclass
 class Watch:
-    """The devices of one attempt, looked at when the supervisor's loop finds the time: nothing in here waits."""
+    """Watches the devices of one attempt. The supervisor's loop calls it; no method waits."""
 
     uuids: Sequence[str]
     lane: Lane
@@ -80,18 +79,18 @@ class Watch:
 
     @property
     def measures(self) -> bool:
-        """Whether there is somebody to ask about every device; known after the first look."""
+        """Whether every device can be read; known after the first reading."""
         return bool(self.uuids) and len(self._before) == len(self.uuids)
 
     def before(self, now: float) -> str | None:
-        """Who should go before the attempt starts; None once it may start."""
+        """The processes to wait for before the attempt starts, as text; None once it may start."""
         readings = {uuid: self.read(uuid) for uuid in self.uuids}
         self._before = {uuid: reading for uuid, reading in readings.items() if reading is not None}
         if not self.measures:
             return None
         there = {(uuid, other.pid): other for uuid, reading in self._before.items() for other in reading.processes}
         if self._may_wait("before", now) and not there.keys() <= set(self.lane.stayed):
-            return ", ".join(_said(self.name_of(other.pid), other.pid, other.used_bytes) for other in there.values())
+            return ", ".join(_label(self.name_of(other.pid), other.pid, other.used_bytes) for other in there.values())
         self._waiting_since = None
         self.lane.stayed = frozenset(there)
         for (uuid, _), other in there.items():
@@ -99,7 +98,7 @@ class Watch:
         return None
 
     def during(self, elapsed: float, ours: Callable[[], Collection[int]]) -> None:
-        """Look while it runs. Who is ours is asked before and after: processes come and go while the driver answers."""
+        """Read while the attempt runs. `ours` is called before and after: processes come and go during the reading."""
         if not self.measures:
             return
         self._ours.update(ours())
@@ -112,16 +111,16 @@ class Watch:
             were_there = {other.pid for other in self._before[uuid].processes}
             for other in reading.processes:
                 if other.pid in self._ours and other.pid not in were_there:
-                    self.lane.tells_pids = True
+                    self.lane.has_our_pids = True
                     continue
                 seen = self._note(uuid, other)
                 seen.first = elapsed if seen.first is None else seen.first
                 seen.last = elapsed
 
     def after(self, now: float) -> str | None:
-        """What should come back after the end, when nothing of the attempt is left; None once it need not be awaited.
+        """The memory to wait for once no process of the attempt is left, as text; None if there is nothing to wait for.
 
-        Memory of somebody who came meanwhile counts too: bytes have no owner where the driver names none.
+        It includes the memory of processes that came meanwhile: where the driver names no process, bytes have no owner.
         """
         if not self.measures:
             return None
@@ -130,26 +129,26 @@ class Watch:
         if not left:
             return None
         if may_wait:
-            return f"memory not given back ({left})"
-        self._left = f"memory not given back {self._waited['after']:.0f} s after the end ({left})"
+            return f"memory not freed ({left})"
+        self._left = f"memory not freed {self._waited['after']:.0f} s after the end ({left})"
         return None
 
     def facts(self) -> dict[str, Any]:
-        """For exit.json. `contaminated`: who and when, false for nobody, null where it was not measured."""
+        """The fields of facts.Exit about other processes."""
         if not self.measures:
             return {"contaminated": None}
-        tells = self.lane.tells_pids and self._looks > 0
+        by_processes = self.lane.has_our_pids and self._looks > 0
         found = [
-            f"{_said(seen.name, pid, seen.most_bytes)}{self._on(uuid)} {_when(seen)}"
+            f"{_label(seen.name, pid, seen.most_bytes)}{self._on(uuid)} {_when(seen)}"
             for (uuid, pid), seen in self._seen.items()
-            if seen.before or tells
+            if seen.before or by_processes
         ]
         found += [self._left] if self._left else []
-        if found and not tells and any(not seen.before for seen in self._seen.values()):
-            found.append("others while it ran cannot be told from the attempt: its own pid is not among the driver's")
+        if found and not by_processes and any(not seen.before for seen in self._seen.values()):
+            found.append("others while it ran are not known: the driver does not list the attempt under its own pid")
         return {
             "contaminated": "; ".join(found) or False,
-            "contamination_told_by": BY_PROCESSES if tells else BY_BYTES,
+            "contamination_told_by": BY_PROCESSES if by_processes else BY_BYTES,
             "contamination_waited_s": self._waited,
             "devices": [
                 DeviceUse(uuid, reading.used_bytes, self._end[uuid].used_bytes if uuid in self._end else None)
@@ -175,8 +174,8 @@ class Watch:
             if more > TOLERANCE_BYTES:
                 had = {other.pid: other.used_bytes or 0 for other in before.processes}
                 new = [one for one in reading.processes if one.pid not in had or (one.used_bytes or 0) > had[one.pid]]
-                who = ", ".join(_said(self.name_of(one.pid), one.pid, one.used_bytes) for one in new)
-                by = f"used by {who}" if who else "used by no process that the driver names"
+                who = ", ".join(_label(self.name_of(one.pid), one.pid, one.used_bytes) for one in new)
+                by = f"used by {who}" if who else "used by no process that the driver lists"
                 yield f"{more} bytes more than before the start{self._on(uuid)}, {by}"
 
     def _note(self, uuid: str, other: Other) -> Seen:
@@ -192,14 +191,14 @@ class Watch:
 
 
 def read_device(uuid: str) -> Reading | None:
-    """What the driver says is on a device; None where there is nobody to ask."""
+    """A device as NVML has it; None where it cannot be read."""
     try:
-        with nvml._nvml() as library:  # one session for both questions: opening it is what takes time
+        with nvml._nvml() as library:  # one session for both readings: opening it is what takes time
             processes = None if library is None else nvml.others_on(uuid)
             if library is None or processes is None:
                 return None
             return Reading(processes, _used_bytes(library, uuid))
-    except Exception:  # a library of another version, or half of one: it costs its own answer, never the attempt
+    except Exception:  # a library of another version, or a damaged one, must not cost the attempt
         return None
 
 
@@ -211,9 +210,9 @@ def _used_bytes(library: Any, uuid: str) -> int | None:
 
 
 def process_name(pid: int) -> str | None:
-    """The program of a process on a device, as the driver has it: /proc may have another process under that pid.
+    """The program of a process on a device, from the driver: /proc may have another process under that pid.
 
-    Its file's name alone: what stands after it can be arguments, and those can hold secrets.
+    Only the name of its file: what follows can be arguments, and those can hold secrets.
     """
     try:
         with nvml._nvml() as library:
@@ -225,8 +224,8 @@ def process_name(pid: int) -> str | None:
     return words[0].rpartition("/")[2][:LONGEST_NAME] or None if words else None
 
 
-def _said(name: str | None, pid: int, used_bytes: int | None) -> str:
-    used = "its bytes not told" if used_bytes is None else f"{used_bytes} bytes"
+def _label(name: str | None, pid: int, used_bytes: int | None) -> str:
+    used = "bytes unknown" if used_bytes is None else f"{used_bytes} bytes"
     return f"{name or 'a process'} (pid {pid}, {used})"
 
 
@@ -238,7 +237,7 @@ def _when(seen: Seen) -> str:
 
 
 def machine(moment: str) -> dict[str, Any]:
-    """The machine's available memory and memory pressure, for exit.json, at the `start` or the `end` of an attempt."""
+    """The fields of facts.Exit about the machine's memory at the `start` or the `end` of an attempt."""
     pressure = memory_pressure()
     return {
         f"available_memory_bytes_{moment}": cpu.available_memory_bytes(),
@@ -248,14 +247,14 @@ def machine(moment: str) -> dict[str, Any]:
 
 
 class Pressure(NamedTuple):
-    """How long some task of the machine has waited for memory: of the last 10 seconds, and in all since boot."""
+    """How long some task of the machine waited for memory: in the last 10 seconds, and since boot."""
 
     avg10_percent: float
     total_us: int
 
 
 def memory_pressure() -> Pressure | None:
-    """None where the kernel has none (before Linux 4.20, or switched off)."""
+    """The kernel's memory pressure; None where it has none (before Linux 4.20, or switched off)."""
     try:
         found = re.search(r"^some avg10=([\d.]+) .*total=(\d+)$", PRESSURE.read_text(), re.MULTILINE)
     except OSError:

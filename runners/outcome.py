@@ -1,4 +1,4 @@
-"""How an attempt ended: the closed set of statuses, and the one place where a status is decided from the facts."""
+"""How an attempt ended: the statuses, and the one function that decides a status from the facts."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def _is_unavailable(cause: Cause) -> bool:
 def _ended(exit: Exit) -> dict[str, Any]:
     """The status of a process that neither finished nor reported a failure."""
     if exit.lost:
-        why = exit.reason or "its supervisor ended before it could say how the attempt did"
+        why = exit.reason or "its supervisor ended before the attempt had settled"
         return {"status": Status.LOST, "error_message": why}
     if exit.interrupted:
         return {"status": Status.INTERRUPTED, "error_message": exit.reason}
@@ -306,8 +306,8 @@ def _ended(exit: Exit) -> dict[str, Any]:
     if exit.signal == signal.SIGKILL:
         if exit.oom_kill_proof:
             return {"status": Status.OOM_KILLED, "oom_scope": "host", "error_message": exit.oom_kill_proof}
-        return {"status": Status.KILLED, "error_message": "SIGKILL, and nothing says from whom"}
-    how = f"ended without a word, exit code {exit.code}"
+        return {"status": Status.KILLED, "error_message": "SIGKILL from an unknown sender"}
+    how = f"ended without reporting a result, exit code {exit.code}"
     if exit.signal is not None:
         how = f"ended by {_signal_name(exit.signal)}"
     output = f": {exit.last_output}" if exit.last_output else ""

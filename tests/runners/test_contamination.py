@@ -257,7 +257,7 @@ def test_memory_that_is_not_back_is_waited_for_before_the_attempt_is_settled(gpu
     attempt = gpu.begin("leaves", {"used": GIB})
     said = gpu.wait_for("waiting").detail
     assert said == (
-        f"memory not given back ({GIB} bytes more than before the start, used by no process that the driver names)"
+        f"memory not freed ({GIB} bytes more than before the start, used by no process that the driver lists)"
     )
     assert gpu.folder(attempt).settled() is None
     gpu.put(0)
@@ -310,7 +310,7 @@ def test_memory_that_never_comes_back_is_recorded_with_who_has_it_and_the_lane_g
     following = new.settle(attempt)
     assert following.outcome.contaminated is True
     assert following.outcome.contaminated_by == (
-        f"memory not given back 10 s after the end ({GIB} bytes more than before the start, "
+        f"memory not freed 10 s after the end ({GIB} bytes more than before the start, "
         f"used by trainer (pid {OTHER}, {GIB - 1} bytes))"
     )
     new.put(GIB)
@@ -480,22 +480,22 @@ def test_a_pid_of_ours_that_was_there_before_the_start_is_the_hosts_and_tells_no
     watch.before(LONGEST_WAIT)
     device.put(9, (42, 5), (99, 4))
     watch.during(1.0, ours(42))
-    assert not lane.tells_pids
+    assert not lane.has_our_pids
     assert watch.facts()["contaminated"] == (
         "program-42 (pid 42, 5 bytes) before the start and 1.0 to 1.0 s after the start; "
-        "others while it ran cannot be told from the attempt: its own pid is not among the driver's"
+        "others while it ran are not known: the driver does not list the attempt under its own pid"
     )
 
 
 def test_a_driver_that_does_not_tell_bytes_still_tells_who() -> None:
-    device, lane = Device(), Lane(tells_pids=True)
+    device, lane = Device(), Lane(has_our_pids=True)
     device.put(None)
     watch = device.watch(lane)
     assert watch.before(0.0) is None
     device.put(None, (9, None))
     watch.during(1.0, ours(42))
     assert watch.after(2.0) is None
-    assert watch.facts()["contaminated"] == "program-9 (pid 9, its bytes not told) 1.0 to 1.0 s after the start"
+    assert watch.facts()["contaminated"] == "program-9 (pid 9, bytes unknown) 1.0 to 1.0 s after the start"
 
 
 def test_a_driver_that_stops_answering_is_not_somebody_else() -> None:
