@@ -1,4 +1,4 @@
-"""Knows one point: starts it in a process of its own, watches it, and says how it ended.
+"""Measures one point: starts it in a process of its own, watches it, and decides how it ended.
 
-Standard library only, except in the files whose names say torch, Ray or a library; never imports `sweeper`.
+Only the standard library, except in files whose names contain torch or another library. Never imports `sweeper`.
 """

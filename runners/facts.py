@@ -339,7 +339,7 @@ class Exit(NamedTuple):
     devices: Sequence[DeviceUse] = ()  # empty where nothing reads them, as on cpu
     reason: str | None = None  # why it was interrupted, timed out or lost
     interrupted: bool | None = None
-    oom_kill_proof: str | None = None  # why its SIGKILL was the kernel's for want of memory
+    oom_kill_proof: str | None = None  # the evidence that its SIGKILL came from the OOM killer
     unavailable: str | None = None  # why no process could be started
     lost: bool | None = None  # its supervisor died
 

@@ -1,18 +1,18 @@
-"""What can be measured under one interpreter: asked and answered once, in a short-lived process of its own.
+"""A short-lived process that reports what one interpreter can measure.
 
-The orchestrator has no torch, and the measured interpreter may be another one, so this module is started under it with
-`{"devices": true, "target": "mywork:run"}` and prints one JSON line. A failure of any part is the answer of that part,
-one line with the root cause; the rest is answered all the same.
+The orchestrator has no torch, and the measured interpreter may be another one. So this module runs under the measured
+interpreter, with `{"devices": true, "target": "mywork:run"}` as its argument, and prints one JSON line. A part that
+fails reports the root cause in one line and does not affect the others.
 
     python      version; executable
-    torch       version, or None with torch_error: why it is not there. Imported only if `devices` is asked
-    backend     what this build of torch is for: cuda, hip or cpu; backend_version, driver
-    gpus        [{index, name, uuid, total_bytes, idle, capability}] as torch numbers them, or gpus_error: why none
-    cpu         name, cores, total_bytes, available_bytes, guard_bytes, phase_peaks, phase_peaks_error: why not
-    libraries   version of each by its distribution's name, None where it is not installed
+    torch       version, or None and the reason in torch_error. Imported only with `devices`
+    backend     cuda, hip or cpu: what torch was built for; backend_version, driver
+    gpus        [{index, name, uuid, total_bytes, idle, capability}] in torch's order; gpus_error: why there are none
+    cpu         name, cores, total_bytes, available_bytes, guard_bytes, phase_peaks; phase_peaks_error: why not
+    libraries   version of each distribution, None where it is not installed
     target      of a user's function: parameters it takes by name, required, takes_any, takes_phase; or error
 
-No syntax here is newer than Python 3.8, so that an interpreter that is too old can say so.
+The syntax is that of Python 3.8, so that an interpreter that is too old can report it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,17 @@ if TYPE_CHECKING:
 
 OLDEST_PYTHON = (3, 10)
 LIBRARIES = ("transformers", "peft", "numpy", "nvidia-ml-py", "amdsmi")
-# A display server and the context that this probe itself may hold take less than this together; nobody's work does.
+# A display server and this probe's own context take less than this together; any workload takes more.
 IDLE_BELOW_BYTES = 2**30
 MIB = 2**20
 
 
 def main(arguments: Sequence[str]) -> None:
-    asked = json.loads(arguments[0]) if arguments else {}
+    request = json.loads(arguments[0]) if arguments else {}
     with _own_output() as out:
-        answer = probe(devices=bool(asked.get("devices")), target=asked.get("target"))
+        answer = probe(devices=bool(request.get("devices")), target=request.get("target"))
         out.write((json.dumps(answer) + "\n").encode())
-    # All is said. A thread or an exit handler of the user's module would only keep the asker waiting.
-    os._exit(0)
+    os._exit(0)  # without waiting for threads and exit handlers of the user's module
 
 
 def probe(devices: bool, target: str | None) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def probe(devices: bool, target: str | None) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _own_output() -> Iterator[Any]:
-    """Standard output for the answer alone: what an imported module prints goes to standard error."""
+    """Standard output for the answer only: what an imported module prints goes to standard error."""
     sys.stdout.flush()
     answer = os.dup(1)
     os.dup2(2, 1)
@@ -86,7 +85,7 @@ def _no_torch(error: str | None) -> dict[str, Any]:
 def _torch() -> dict[str, Any]:
     if sys.version_info[:2] < OLDEST_PYTHON:
         return _no_torch(f"Python {platform.python_version()} is too old: 3.10 or newer is needed")
-    # Asked through NVML where it can be: counting devices then creates no context on them.
+    # With NVML, counting devices creates no context on them.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
         with warnings.catch_warnings():
@@ -123,7 +122,7 @@ def _gpus(torch: Any, backend: str) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def _why_none(torch: Any) -> str:
-    """Why a torch that is built for devices sees none."""
+    """Why a torch that is built for GPUs sees none."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         value = os.environ.get(variable)
         if value is not None and value.strip() in ("", "-1"):
@@ -136,7 +135,7 @@ def _why_none(torch: Any) -> str:
 
 
 def _gpu(torch: Any, index: int, backend: str) -> dict[str, Any]:
-    # Imports torch, as this module does only where devices are asked.
+    # Not at the top: it imports torch.
     uuid = importlib.import_module("runners.meters.cuda").device_uuid(index)
     properties = torch.cuda.get_device_properties(index)
     if backend == "hip":
@@ -154,7 +153,7 @@ def _gpu(torch: Any, index: int, backend: str) -> dict[str, Any]:
 
 
 def _idle(torch: Any, index: int, uuid: str | None) -> bool | None:
-    """By the memory in use, whoever uses it; through torch (which opens a context) only where nothing else tells."""
+    """Whether little memory is in use. Reads it through torch, which creates a context, only where NVML cannot."""
     used = None if uuid is None else _used_bytes(uuid)
     if used is None:
         try:
@@ -166,7 +165,7 @@ def _idle(torch: Any, index: int, uuid: str | None) -> bool | None:
 
 
 def _used_bytes(uuid: str) -> int | None:
-    """What is used on an NVIDIA device, or a slice of one; None where nvidia-ml-py is missing or cannot tell."""
+    """The bytes used on an NVIDIA device or a slice of one; None where nvidia-ml-py is missing or fails."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -180,7 +179,7 @@ def _used_bytes(uuid: str) -> int | None:
 
 
 def _driver(backend: str) -> str | None:
-    """The driver's version: its library's word for NVIDIA, the kernel module's for AMD."""
+    """The version of the driver: from NVML for NVIDIA, from the kernel module for AMD."""
     with contextlib.suppress(Exception):
         if backend == "hip":
             return Path("/sys/module/amdgpu/version").read_text().strip() or None
@@ -204,7 +203,7 @@ def _cpu() -> dict[str, Any]:
         "phase_peaks_error": None,
     }
     try:
-        # Not at the top: an interpreter that is too old cannot load it, and has to answer all the same.
+        # Not at the top: an interpreter that is too old cannot import it, and still has to answer.
         cpu = importlib.import_module("runners.meters.cpu")
         answer["name"] = cpu.name()
         answer["total_bytes"] = cpu.total_memory_bytes()
@@ -224,14 +223,14 @@ def _cpu() -> dict[str, Any]:
 
 
 def _why_no_phase_peaks(cpu: Any) -> str | None:
-    """None where the kernel sets a process's high-water mark back: tried, with memory that was touched and freed."""
+    """None if the kernel resets a process's high-water mark, as tried with memory that is touched and freed."""
     if not Path("/proc/self/status").exists():
         return f"{platform.system()} has no /proc: only the peak of the whole process can be read"
     touched = b"\1" * (8 * MIB)
     del touched
     before = cpu.read_status().peak.get("resident")
     if before is None:
-        return "/proc/self/status does not tell VmHWM"
+        return "/proc/self/status has no VmHWM"
     if not cpu.CpuMeter().resets:
         return "the kernel refuses to reset the high-water mark (/proc/self/clear_refs)"
     if cpu.read_status().peak["resident"] >= before:
@@ -250,7 +249,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _target(target: str) -> dict[str, Any]:
-    """What `module:function` takes, found as the measured process will find it: from the current folder too."""
+    """The parameters of `module:function`, found as the measured process finds it: in the current folder too."""
     module_name, colon, path = target.partition(":")
     if not (colon and module_name and path):
         return {"error": f"{target!r} is not of the form module:function"}
@@ -280,11 +279,11 @@ def _taken_by(function: Callable[..., Any], target: str) -> dict[str, Any]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        return {"error": f"{target} does not say what it takes: {error}"}
+        return {"error": f"{target} has no signature that can be read: {error}"}
     named = [each for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     nameless = [each.name for each in parameters if each.kind is each.POSITIONAL_ONLY and each.default is each.empty]
     if nameless:
-        return {"error": f"{target} takes {nameless[0]} by place alone: values are given by name"}
+        return {"error": f"{target} takes {nameless[0]} by position only: values are passed by name"}
     return {
         "parameters": [each.name for each in named],
         "required": [each.name for each in named if each.default is each.empty],
@@ -297,7 +296,7 @@ def _taken_by(function: Callable[..., Any], target: str) -> dict[str, Any]:
 
 
 def root_cause(error: BaseException) -> str:
-    """One line: the error, where it was raised, and the one it came from, if there is one."""
+    """One line: the error, where it was raised, and the first of its causes, if it has one."""
     first = error
     seen = {id(error)}
     while True:
@@ -312,13 +311,13 @@ def root_cause(error: BaseException) -> str:
 
 def _one_line(error: BaseException) -> str:
     message = " ".join(str(error).split())
-    told = type(error).__name__ + (": " + message if message else "")
+    line = type(error).__name__ + (": " + message if message else "")
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not _is_machinery(each.filename)]
     if frames:
-        told += f" ({frames[-1].filename}, line {frames[-1].lineno})"
-    return told
+        line += f" ({frames[-1].filename}, line {frames[-1].lineno})"
+    return line
 
 
 def _is_machinery(filename: str) -> bool:
-    """Frames of the import system and of this module: between the person's file and what went wrong in it."""
+    """Whether a frame is of the import system or of this module, and so not of the user's files."""
     return filename.startswith("<frozen") or filename == __file__ or filename.endswith("importlib/__init__.py")

@@ -1,14 +1,14 @@
-"""One per lane: starts each measured process, watches it, ends it, and says how it ended. Its only parent.
+"""The supervisor of a lane: the parent of its measured processes, which starts, watches and ends each of them.
 
-Reads commands on stdin, one JSON line each, and answers on stdout, one JSON line each:
+It reads commands from stdin and writes answers to stdout, one JSON line each:
 
     {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, before and after it maybe {"waiting": FOLDER, "for": TEXT},
                             then {"settled": FOLDER} once exit.json is in its place,
                             or {"unwritten": FOLDER, "error": TEXT} if it could not be put there
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is answered as settled
 
-Ends everything below it when stdin closes, which is how it learns that the orchestrator died. With `start=warm` it is
-itself the template: it imports the libraries, touches neither a device nor a tensor, and forks.
+When stdin closes, the orchestrator has died or let it go, and it ends every process below it. With `start=warm` it is
+the template: it imports the libraries, touches neither a device nor a tensor, and forks.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
 
-LONGEST_OUTPUT = 2**20  # bytes kept of what a workload prints: this much from the start,
-LAST_OUTPUT = 2**16  # and this much from the end
+LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
+LAST_OUTPUT = 2**16  # bytes kept from its end
 OUTSIDE_EVERY = 0.2  # seconds between readings from outside
 READINGS_KEPT = 5
-LOCK_EVERY = 0.2  # seconds between looks at a device that another sweep holds
+LOCK_EVERY = 0.2  # seconds between attempts to lock a device that another sweep holds
 
 
 def main(arguments: list[str]) -> None:
-    """Serve one lane until stdin closes. The argument is the number of lanes that share the machine; 1 without it."""
+    """Serve one lane until stdin closes. The argument is the number of lanes that run at once (default 1)."""
     Supervisor(lanes=int(arguments[0]) if arguments else 1).serve()
 
 
@@ -53,31 +53,29 @@ class Running:
 
     folder: AttemptFolder
     attempt: Attempt
-    asked: float
-    pid: int | None = None  # None while the device is somebody else's
-    process: subprocess.Popen[bytes] | None = None  # a cold one
+    pid: int | None = None  # None while it waits for its device
+    process: subprocess.Popen[bytes] | None = None  # with start=cold
     output: Output | None = None
-    journal: int | None = None  # kept open: the workload may remove its own folder
+    journal: int | None = None  # a descriptor that is kept open: the workload may remove its folder
     began: float = 0.0
     started_at: str | None = None
     locks: list[IO[str]] = field(default_factory=list)
-    waits: bool = False
-    watch: contamination.Watch | None = None  # on a GPU: who else is there
+    reported_lock: bool = False  # whether the orchestrator knows that it waits for a lock
+    watch: contamination.Watch | None = None  # of other processes on its devices
     next_watch: float = 0.0
-    waits_for: str | None = None  # who is on the device, or what is not given back, as it was last said
+    waits_for: str | None = None  # the processes or the memory that it waits for, as reported last
     machine: dict[str, Any] = field(default_factory=dict)
-    ended: Exit | None = None  # how, while its devices' memory is waited for
+    ended: Exit | None = None  # set while it waits for its devices' memory to be freed
     timed_out: bool = False
     cancelled: str | None = None
     own_resident: int | None = None
     oom_kills: int | None = None
     kernel_log: int | None = None
     outside: list[OutsideReading] = field(default_factory=list)
-    others: int = 0  # most processes of the workload's own seen at once
-    others_resident: int = 0  # and their resident bytes, added up: pages they share count in each
+    others: int = 0  # the most processes of the workload at once
+    others_resident: int = 0  # the sum of their resident bytes: pages that they share count in each
 
-    def let_go(self) -> None:
-        """Leave the devices to others."""
+    def release_locks(self) -> None:
         for lock in self.locks:
             lock.close()
         self.locks = []
@@ -85,7 +83,7 @@ class Running:
 
 class Supervisor:
     def __init__(self, lanes: int = 1) -> None:
-        self._lanes = lanes  # attempts that can be under way at once in our memory cgroup
+        self._lanes = lanes  # attempts that can run at once in our memory cgroup
         self._queue: list[AttemptFolder] = []
         self._running: Running | None = None
         self._devices = contamination.Lane()
@@ -96,21 +94,21 @@ class Supervisor:
     def serve(self) -> None:
         self._be_a_supervisor()
         while True:
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select(self._seconds_to_wait()):
                 if key.data == "commands" and not self._read_commands():
-                    self._leave("the orchestrator went away")
+                    self._leave("the orchestrator ended")
                 elif key.data == "signals":
                     self._read_signals()
                 elif key.data == "output" and self._running and self._running.output:
                     self._running.output.drain()
-            self._look()
+            self._check_time()
 
     def _be_a_supervisor(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: None)  # told by the wake-up descriptor, as SIGCHLD is
+        signal.signal(signal.SIGTERM, lambda *_: None)  # the wake-up descriptor reports it, and SIGCHLD
         signal.signal(signal.SIGCHLD, lambda *_: None)
         processes.inherit_orphans()
-        # Answers keep the pipe; what a library prints while the template imports it must not mix with them.
+        # Only answers go to the pipe: what a library prints while the template imports it must not mix with them.
         self._answers = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 100), "w", buffering=1)
         os.dup2(2, 1)
         self._commands = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
@@ -125,10 +123,10 @@ class Supervisor:
         self._selector.register(self._commands, selectors.EVENT_READ, "commands")
         self._selector.register(self._signals, selectors.EVENT_READ, "signals")
 
-    # -- what comes in ------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------------
 
     def _read_commands(self) -> bool:
-        """Take what the orchestrator wrote; False once it has closed its end."""
+        """Handle the commands that have arrived. Returns False once the orchestrator has closed its end."""
         try:
             data = os.read(self._commands, 2**16)
         except BlockingIOError:
@@ -147,7 +145,7 @@ class Supervisor:
     def _read_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
             if signal.SIGTERM in os.read(self._signals, 2**10):
-                self._leave("the supervisor was asked to end")
+                self._leave("the supervisor was ended by SIGTERM")
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -158,7 +156,7 @@ class Supervisor:
             if self._running is not None and self._running.ended is None and pid == self._running.pid:
                 self._settle(self._running, status, usage)
 
-    def _patience(self) -> float | None:
+    def _seconds_to_wait(self) -> float | None:
         running = self._running
         if running is None:
             return None
@@ -169,8 +167,8 @@ class Supervisor:
             wake = min(wake, running.began + running.attempt.timeout)
         return max(0.0, wake - now)
 
-    def _look(self) -> None:
-        """What time brings: a device that may be free now, a reading from outside, the deadline."""
+    def _check_time(self) -> None:
+        """Do what is due: try a device again, read from outside, end an attempt at its deadline."""
         running, now = self._running, time.monotonic()
         if running is None:
             return
@@ -196,7 +194,7 @@ class Supervisor:
     def _start_next(self) -> None:
         while self._running is None and self._queue:
             folder = self._queue.pop(0)
-            self._running = Running(folder=folder, attempt=folder.attempt(), asked=time.monotonic())
+            self._running = Running(folder=folder, attempt=folder.attempt())
             self._next_look = 0.0
             self._begin(self._running)
 
@@ -233,20 +231,20 @@ class Supervisor:
         self._answer({"began": str(running.folder.path), "pid": running.pid})
 
     def _take_device(self, running: Running) -> bool:
-        """Hold the lock of every device, or of none and say once who has one. Held until the attempt has settled."""
+        """Lock every device until the attempt has settled, or none, and report once who holds one."""
         if running.locks:
             return True
         for path in running.attempt.locks:
-            lock = open(path, "a+")  # noqa: SIM115 (held for as long as the attempt runs)
+            lock = open(path, "a+")  # noqa: SIM115 (held while the attempt runs)
             running.locks.append(lock)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.seek(0)
                 holder = lock.read().strip() or "another sweep"
-                running.let_go()  # whoever holds one while it waits for another can wait for ever
-                if not running.waits:
-                    running.waits = True
+                running.release_locks()  # holding one while waiting for another could be a deadlock
+                if not running.reported_lock:
+                    running.reported_lock = True
                     self._answer({"waiting": str(running.folder.path), "for": holder})
                 return False
         for held in running.locks:
@@ -256,13 +254,13 @@ class Supervisor:
         return True
 
     def _device_is_free(self, running: Running) -> bool:
-        """Whether the attempt may start: nobody else is on its devices, or has been there for too long to wait."""
+        """Whether the attempt may start: its devices have no other process, or it has waited long enough."""
         if running.watch is None:
             running.watch = contamination.Watch(running.attempt.device.uuids, self._devices)
         return not self._waits_for(running, running.watch.before(time.monotonic()))
 
     def _await_memory(self, running: Running) -> None:
-        """Settle once the devices' memory is back, or has not come back for too long to wait."""
+        """Settle once the devices' memory is freed, or after waiting long enough."""
         assert running.watch is not None
         assert running.ended is not None
         if not self._waits_for(running, running.watch.after(time.monotonic())):
@@ -278,10 +276,9 @@ class Supervisor:
         return True
 
     def _import_libraries(self, attempt: Attempt) -> None:
-        """Become the template. Imports take seconds: until they are done the kernel ends us with the orchestrator."""
+        """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
         processes.die_with(os.getppid())
-        # What cannot be imported is for the measured process to find and to tell.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # the measured process finds and reports what cannot be imported
             child.import_libraries(attempt)
         processes.die_with(None)
 
@@ -296,7 +293,7 @@ class Supervisor:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            # With a copy of our answers' pipe in the child, the orchestrator could not see us die.
+            # If the child kept the pipe of answers open, the orchestrator would not notice that the supervisor died.
             kept = [self._answers.fileno(), self._commands, self._signals, self._wakeup, output]
             kept += [fd for fd in (running.journal, running.kernel_log) if fd is not None]
             kept += [lock.fileno() for lock in running.locks]
@@ -309,11 +306,11 @@ class Supervisor:
             os._exit(70)  # EX_SOFTWARE: child.run never returns
 
     def _kill(self, running: Running) -> None:
-        """End the attempt's whole session at once: a workload can ignore or delay any gentler signal."""
+        """Kill the attempt's whole session: a workload can ignore or delay any other signal."""
         if running.pid is None:  # still waiting for its device
             self._write_end(running, Exit(interrupted=True, reason=running.cancelled))
             return
-        if running.ended is not None:  # it ended before it was cancelled: its memory alone was waited for
+        if running.ended is not None:  # it ended before it was cancelled, and only waits for its memory
             assert running.watch is not None
             self._write_end(running, running.ended._replace(**running.watch.facts()))
             return
@@ -324,7 +321,7 @@ class Supervisor:
 
     def _read_outside(self, running: Running) -> None:
         assert running.pid is not None
-        now = time.monotonic()  # before the reading: one that straddles a phase's start counts to neither phase
+        now = time.monotonic()  # before the reading, so that one across the start of a phase does not count for it
         peak = cpu.read_status(running.pid).peak.get("resident")
         if peak is not None:
             running.outside = [*running.outside[1 - READINGS_KEPT :], OutsideReading(now, peak)]
@@ -377,19 +374,19 @@ class Supervisor:
         self._await_memory(running)
 
     def _proof_of_oom_kill(self, running: Running) -> str | None:
-        """Why a SIGKILL was the kernel's for want of memory; None where that is not proved.
+        """The evidence that a SIGKILL came from the kernel's OOM killer; None where there is none.
 
         Lanes can share a cgroup: its count proves something only if it rose by as many as could have been killed.
         """
         if running.kernel_log is not None and _kernel_log_names(running.kernel_log, running.pid):
-            return f"the kernel's log names process {running.pid} as killed for want of memory"
+            return f"the kernel's log names process {running.pid} as killed because memory ran out"
         kills = cgroups.oom_kills()
         if kills is not None and running.oom_kills is not None and kills - running.oom_kills >= self._lanes:
             return f"the memory cgroup's oom_kill count rose by {kills - running.oom_kills}"
         return None
 
     def _write_end(self, running: Running, exit: Exit) -> None:
-        """Put exit.json in its place, and the folder back if the workload removed it; then take the next attempt."""
+        """Write exit.json, and what the workload removed of its folder; then start the next attempt."""
         answer = {"settled": str(running.folder.path)}
         try:
             running.folder.path.mkdir(parents=True, exist_ok=True)
@@ -398,19 +395,19 @@ class Supervisor:
             if running.journal is not None:
                 _restore(running.folder.journal, running.journal)
             running.folder.settle(exit._replace(started_at=running.started_at))
-        except OSError as error:  # a full disk, say: not settled, and the sweep must not go on as if it were
+        except OSError as error:  # such as a full disk: the attempt is not settled, and the sweep has to end
             answer = {"unwritten": str(running.folder.path), "error": str(error)}
         for descriptor in (running.journal, running.kernel_log):
             if descriptor is not None:
                 os.close(descriptor)
-        running.let_go()
-        shutil.rmtree(running.folder.reports, ignore_errors=True)  # of a program that was ended before it could be read
+        running.release_locks()
+        shutil.rmtree(running.folder.reports, ignore_errors=True)  # left by a program that was killed
         self._running = None
         self._answer(answer)
         self._start_next()
 
     def _leave(self, reason: str) -> None:
-        """End what runs, write that down, and go."""
+        """End the attempt under way, write its exit.json, and exit."""
         self._queue.clear()
         running = self._running
         if running is not None:
@@ -424,12 +421,12 @@ class Supervisor:
         os._exit(0)
 
     def _answer(self, answer: dict[str, Any]) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the orchestrator is gone: stdin tells the same
+        with contextlib.suppress(BrokenPipeError):  # the orchestrator is gone: stdin is closed too
             print(json.dumps(answer), file=self._answers, flush=True)
 
 
 class Output:
-    """What a workload prints: its start and its end kept, never waited for, never in the measured process's way."""
+    """The start and the end of a workload's output. Reading it never blocks the supervisor or the workload."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self.descriptor = descriptor
@@ -444,7 +441,7 @@ class Output:
 
     @property
     def last_words(self) -> str | None:
-        """What a process said that ended without a word in the journal: where it crashed, or its last line."""
+        """Where the process crashed according to faulthandler, or the last line it printed."""
         text = bytes((self._end or self._start)[-(2**14) :]).decode("utf-8", "replace")
         crash = re.search(r"(Fatal Python error: [^\n]*)\n", text)  # faulthandler's
         where = re.search(r"Current thread [^\n]*\n  (File [^\n]*)", text)
@@ -453,7 +450,7 @@ class Output:
         return next((line.strip()[:500] for line in reversed(text.splitlines()) if line.strip()), None)
 
     def drain(self, most: int = 2**22) -> None:
-        """Take what is there. A flood is read in parts, so that the deadline is looked at in between."""
+        """Read what is there, at most `most` bytes, so that the deadline is checked during a flood."""
         while most > 0:
             try:
                 data = os.read(self.descriptor, 2**16)
@@ -474,7 +471,7 @@ class Output:
         os.close(self.descriptor)
         if not self._start:
             return
-        with contextlib.suppress(OSError):  # no room for the log costs the log, not the attempt
+        with contextlib.suppress(OSError):  # a full disk costs the log, not the attempt
             note = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
             self._path.write_bytes(self._start + note + self._end)
 
@@ -492,7 +489,7 @@ def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:
 
 
 def _restore(path: Path, descriptor: int) -> None:
-    """Put back the lines of a journal whose file was removed; the process that wrote it is dead."""
+    """Write the lines of a journal whose file was removed again; its writer is dead."""
     was = os.fstat(descriptor)
     try:
         now = path.stat()
@@ -509,7 +506,7 @@ def _own_maxrss() -> int:
 
 
 def _open_kernel_log() -> int | None:
-    """The kernel's log from here on; None where it may not be read."""
+    """A descriptor of the kernel's log from now on; None where it may not be read."""
     try:
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.lseek(descriptor, 0, os.SEEK_END)

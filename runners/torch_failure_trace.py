@@ -76,8 +76,8 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
                 setattr(error, AT_THE_RAISE, self._alive(raised_by=func))
             raise
 
-    def _follow(self, tensor: torch.Tensor) -> None:
-        super()._follow(tensor)
+    def _track(self, tensor: torch.Tensor) -> None:
+        super()._track(tensor)
         key = tensor.untyped_storage()._cdata
         if key in self._storages and key not in self._made:
             self._made[key] = Made(self._operator, tensor.shape, tensor.dtype, _stack(), self.where())

@@ -1,4 +1,4 @@
-"""Starts attempts on this machine: a supervisor process per lane, under the measured interpreter."""
+"""The engine of this machine: one supervisor process per lane, under the measured interpreter."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from runners.point import Attempt, AttemptFolder
 
 
 class EngineFailed(Exception):
-    """No attempt can be kept any more (a full disk, a folder gone): the sweep has to end."""
+    """Results can no longer be written (a full disk, a missing folder): the sweep has to end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to an attempt: it `began`, waits for its device (`waiting`, with who has it), or is `settled`."""
+    """What happened to an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`."""
 
     kind: str
     folder: AttemptFolder
@@ -34,16 +34,16 @@ class Event:
 @dataclass
 class _Lane:
     process: subprocess.Popen[bytes]
-    surroundings: tuple[object, ...]  # what the supervisor was started with, and a warm template cannot change
+    environment: tuple[object, ...]  # what the supervisor was started with and a template cannot change
     under_way: AttemptFolder | None = None
     unread: bytes = b""
 
 
 class Local:
-    """The seam of every engine: `start` an attempt in a lane, `wait` for events, `cancel` what runs, `close`.
+    """An engine: `start` an attempt in a lane, `wait` for events, `cancel` what runs, `close`.
 
-    One attempt at a time in a lane. Has no thread: `wait` is the orchestrator's only place to wait in, and
-    `wake` is a descriptor that ends the waiting when something is written to it (a signal's number, say).
+    A lane runs one attempt at a time. There are no threads: the orchestrator waits in `wait` only, and a byte written
+    to the descriptor `wake` (such as a signal's number) ends the waiting.
     """
 
     name = "local"
@@ -57,13 +57,13 @@ class Local:
             self._selector.register(wake, selectors.EVENT_READ, None)
 
     def start(self, attempt: Attempt, folder: AttemptFolder, lane: str) -> None:
-        """Hand the attempt to the lane's supervisor. The folder is asked for already. Raises OSError if none starts."""
+        """Send an attempt, whose folder is created, to the lane's supervisor. Raises OSError if none can be started."""
         supervisor = self._supervisor(lane, attempt)
         supervisor.under_way = folder
-        self._tell(supervisor, {"run": str(folder.path.absolute())})
+        self._send(supervisor, {"run": str(folder.path.absolute())})
 
     def wait(self, timeout: float | None) -> list[Event]:
-        """What has happened since, waiting for at most `timeout` seconds. Raises EngineFailed."""
+        """The events since the last call, after at most `timeout` seconds. Raises EngineFailed."""
         events: list[Event] = []
         for key, _ in self._selector.select(timeout):
             if key.data is not None:
@@ -71,34 +71,34 @@ class Local:
         return events
 
     def renew(self, lane: str) -> None:
-        """The lane's next attempt has another supervisor, and so another template."""
+        """Give the lane's next attempt a new supervisor, and so a new template."""
         if lane in self._lanes:
             self._dismiss(lane)
 
     def cancel(self, reason: str) -> None:
-        """End what is under way; each such attempt still comes as settled."""
+        """End every attempt under way. Each still settles."""
         for lane in self._lanes.values():
             if lane.under_way is not None:
-                self._tell(lane, {"cancel": reason})
+                self._send(lane, {"cancel": reason})
 
     def kill(self) -> None:
-        """End everything now. What was under way has no last word."""
+        """Kill everything now. Attempts under way do not settle."""
         for lane in self._lanes.values():
             with contextlib.suppress(ProcessLookupError):
                 lane.process.kill()
         processes.end_descendants(os.getpid())
 
     def close(self) -> None:
-        """Let the supervisors go, and see that nothing is left."""
+        """End the supervisors and every process below them."""
         for name in list(self._lanes):
             self._dismiss(name)
         processes.end_descendants(os.getpid())
         self._selector.close()
 
     def _supervisor(self, name: str, attempt: Attempt) -> _Lane:
-        surroundings = _surroundings(attempt)
+        environment = _environment(attempt)
         lane = self._lanes.get(name)
-        if lane is not None and lane.surroundings != surroundings:
+        if lane is not None and lane.environment != environment:
             self._dismiss(name)
             lane = None
         if lane is None:
@@ -111,15 +111,15 @@ class Local:
                 start_new_session=True,
                 bufsize=0,
             )
-            lane = self._lanes[name] = _Lane(process, surroundings)
+            lane = self._lanes[name] = _Lane(process, environment)
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
             self._selector.register(process.stdout, selectors.EVENT_READ, name)
         return lane
 
-    def _tell(self, lane: _Lane, command: Mapping[str, str]) -> None:
+    def _send(self, lane: _Lane, command: Mapping[str, str]) -> None:
         assert lane.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it died: its closed stdout says so, and the attempt is lost
+        with contextlib.suppress(BrokenPipeError):  # it died: `_read` finds its stdout closed, and the attempt is lost
             lane.process.stdin.write(json.dumps(command).encode() + b"\n")
 
     def _read(self, name: str) -> list[Event]:
@@ -130,7 +130,7 @@ class Local:
         except BlockingIOError:
             return []
         if not data:
-            return self._bury(name)
+            return self._handle_death(name)
         *lines, lane.unread = (lane.unread + data).split(b"\n")
         events = []
         for line in lines:
@@ -143,8 +143,8 @@ class Local:
                 lane.under_way = None
         return events
 
-    def _bury(self, name: str) -> list[Event]:
-        """A supervisor is gone without having been let go: end what it left, and say that its attempt is lost."""
+    def _handle_death(self, name: str) -> list[Event]:
+        """End what a supervisor that died has left, and settle its attempt as lost."""
         lane = self._lanes.pop(name)
         self._forget(lane)
         code = lane.process.wait()
@@ -177,15 +177,15 @@ class Local:
         lane.process.stdout.close()
 
 
-def _surroundings(attempt: Attempt) -> tuple[object, ...]:
-    """What decides whether an attempt can use a supervisor that is there.
+def _environment(attempt: Attempt) -> tuple[object, ...]:
+    """What an attempt needs of a running supervisor; attempts with equal values can share one.
 
-    A cold attempt can use any. A warm one is a copy of its supervisor: its environment variables were read when the
-    libraries were imported, and a template that has imported another point's libraries too is no clean one.
+    A cold attempt can use any. A warm one is a copy of its supervisor, which read its environment variables when it
+    imported the libraries, and a template that imported another point's libraries too is not clean.
     """
     if not attempt.warm:
         return ("cold",)
-    if attempt.device.is_calculated:  # whose memory is not in any process
+    if attempt.device.is_calculated:  # no process's memory is measured
         return ("calculated", tuple(sorted((attempt.environ or {}).items())))
     model = attempt.point.get("model")
     return ("warm", attempt.point.get("workload"), model, tuple(sorted((attempt.environ or {}).items())))

@@ -1,4 +1,4 @@
-"""Host memory of this process, as the kernel counts it: what is resident, its high-water mark, and its address space.
+"""Host memory of this process as the kernel counts it: resident memory, its high-water mark, and the address space.
 
 Definitions (proc(5), and the kernel's fs/proc/task_mmu.c):
 
@@ -26,12 +26,12 @@ RESET_HIGH_WATER_MARK = b"5"
 
 
 class CpuMeter:
-    """Reads the process's own memory. `tensors` is what follows tensors, if something does: live and peak bytes."""
+    """Reads the memory of this process. `tensors` has the bytes of live tensors, if they are tracked."""
 
     def __init__(self, device: str = "cpu", tensors: TensorBytes | None = None) -> None:
         self.device = device
         self._tensors = tensors
-        self.resets = _reset()  # False where the kernel refuses: then a peak is the process's, not the phase's
+        self.resets = _reset()  # False where the kernel refuses: peaks are then the process's, not the phase's
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
         if self._tensors is not None:
@@ -48,7 +48,7 @@ class CpuMeter:
 
     def _read(self) -> Reading:
         reading = read_status()
-        if not self.resets:  # named for what it is: not a phase's
+        if not self.resets:  # it is no peak of a phase
             reading.peak.pop("resident", None)
         if self._tensors is not None and self._tensors.valid:
             reading.now["tensor"], reading.peak["tensor"] = self._tensors.live, self._tensors.peak
@@ -56,18 +56,18 @@ class CpuMeter:
 
 
 class TensorBytes:
-    """What a follower of tensors offers a meter: bytes alive now and at most since the last boundary."""
+    """The bytes of live tensors: now, and the most since the last boundary."""
 
     live = 0
     peak = 0
 
     @property
     def valid(self) -> bool:
-        """False once something ran that cannot be followed: then the counter is null, not too small."""
+        """False once something ran that cannot be tracked: the counter is then absent rather than too small."""
         return True
 
     def settle(self) -> None:
-        """Take into account what died since the last operator. For the measured thread alone."""
+        """Subtract what died since the last operator. Only the measured thread may call it."""
 
     def start_new_peak(self) -> None:
         self.peak = self.live
@@ -88,7 +88,7 @@ def read_status(pid: int | str = "self") -> Reading:
 
 
 def status_lines(pid: int | str = "self") -> dict[str, int]:
-    """Every line of /proc/PID/status that is in kB, in bytes; none if the process is gone."""
+    """The lines of /proc/PID/status that are in kB, in bytes; none if the process is gone."""
     try:
         text = STATUS.read_bytes() if pid == "self" else Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
@@ -102,9 +102,9 @@ def status_lines(pid: int | str = "self") -> dict[str, int]:
 
 
 def proportional_bytes(pid: int) -> int | None:
-    """Pss: what is resident of a process, each page divided by how many processes have it. None if it is gone.
+    """Pss in bytes: the resident pages of a process, each divided by how many processes map it. None if it is gone.
 
-    The kernel adds it up page by page: 0.3-0.8 ms for a Python with torch, more with more memory.
+    The kernel adds it up page by page: 0.3-0.8 ms for a Python process with torch, more with more memory.
     """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
@@ -114,7 +114,7 @@ def proportional_bytes(pid: int) -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """What a new allocation may take on this machine: MemAvailable, or less if a memory cgroup allows less."""
+    """The bytes available to new allocations: MemAvailable, or less if a memory cgroup allows less."""
     available = _meminfo("MemAvailable")
     if available is None:
         return None
@@ -122,7 +122,7 @@ def available_memory_bytes() -> int | None:
 
 
 def total_memory_bytes() -> int | None:
-    """The machine's memory, or less if a memory cgroup allows less: what a cpu device has."""
+    """The memory of the cpu device in bytes: the machine's, or less if a memory cgroup allows less."""
     total = _meminfo("MemTotal")
     if total is None:
         return None
@@ -138,7 +138,7 @@ def _meminfo(field: str) -> int | None:
 
 
 def guard_reserve_bytes(available: int) -> int:
-    """What a cpu attempt without a budget leaves to the machine, so that it ends by a refusal and not by the kernel."""
+    """The bytes that a cpu attempt without a budget leaves free, so that a refusal ends it and not the OOM killer."""
     return max(512 * 2**20, available // 50)
 
 

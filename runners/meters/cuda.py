@@ -2,14 +2,14 @@
 
 Definitions (the documentation of torch.cuda, and its notes on memory management):
 
-    allocated   memory_allocated: what tensors occupy, in the allocator's blocks; peak max_memory_allocated
-    reserved    memory_reserved: what the allocator holds of the device, the allocated in it; peak max_memory_reserved
-    requested   what was asked for, before it was rounded up to blocks
+    allocated   memory_allocated: the blocks that tensors occupy; peak max_memory_allocated
+    reserved    memory_reserved: what the allocator holds of the device, allocated included; peak max_memory_reserved
+    requested   the bytes that tensors requested, before they were rounded up to blocks
     active      allocated, and what was freed but is still in use by a stream
-    used        total - free, as the driver has it for the whole device: reserved, the context, libraries, other
-                processes. Only what it is at a boundary: the driver keeps no peak of it
+    used        total - free of the whole device according to the driver: reserved, contexts, libraries, other
+                processes. Read at boundaries only: the driver keeps no peak of it
 
-Resetting a peak sets it to what is held at that moment: weights that are alive are in every later phase's peak.
+A reset sets a peak to what is held at that moment, so live weights are in the peak of every later phase.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ __all__ = [
 
 NATIVE = "native"  # PyTorch's own caching allocator, the only one that keeps every counter
 STATISTICS = ("allocated", "reserved", "requested", "active")  # of memory_stats, all pools together
-OF_THE_HOST = ("resident", "resident_anon", "resident_file")  # its address space says nothing beside a CUDA build's
+OF_THE_HOST = ("resident", "resident_anon", "resident_file")  # a CUDA build reserves address space: it says nothing
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the last two are old names
-# "Expect each entry to be several KB" of the snapshot (torch.cuda.memory._record_memory_history), which is capped
+# "Expect each entry to be several KB" (torch.cuda.memory._record_memory_history), and the file's size is limited
 HISTORY_ENTRIES = 20_000
 BFLOAT16_SINCE = (8, 0)  # compute capability, as torch.cuda.is_bf16_supported has it
 
 
 class CudaMeter:
-    """Reads one or several devices, by their index in this process; each has a reading of its own, under its name.
+    """Reads one or several devices, given by their index in this process. Each has its own reading, by name.
 
-    An attempt sees only its own device, so what the user calls cuda:1 is index 0 here.
+    An attempt sees only its own devices, so the user's cuda:1 can be index 0 here.
     """
 
     def __init__(self, devices: Sequence[int], names: Sequence[str], host: Meter) -> None:
@@ -61,7 +61,7 @@ class CudaMeter:
         self._not_reset: set[int] = set()  # devices whose peaks are older than the boundary before
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
-        """Raises what a kernel of the stretch behind it failed with: the workload's failure, not a counter's."""
+        """As in Meter. Raises the error of a kernel that failed since the last boundary: it is the workload's."""
         if not failed:
             self._synchronize()
         readings = {name: self._read(index, peaks_first=failed) for name, index in self._devices.items()}
@@ -70,19 +70,19 @@ class CudaMeter:
                 self._synchronize()
         for index in self._devices.values():
             self._start_new_peaks(index)
-        return _beside(readings, self._host.boundary(failed))
+        return _with_host(readings, self._host.boundary(failed))
 
     def glance(self) -> Mapping[str, Reading]:
-        """The allocator's own books and no more: from this thread a question to the driver can spoil the workload.
+        """Read the allocator's own statistics only: a call to the driver from this thread can break the workload.
 
         While another thread captures a CUDA graph, cuMemPoolGetAttribute invalidates the capture (cuda-python#2834),
-        and memory_stats is made of it under cudaMallocAsync.
+        and memory_stats calls it under cudaMallocAsync.
         """
         readings = {}
         for name, index in self._devices.items():
             stats = _stats(index) if self._native else {}
             readings[name] = Reading(peak=self._of_this_stretch(index, _bytes(stats, "peak")))
-        return _beside(readings, self._host.glance())
+        return _with_host(readings, self._host.glance())
 
     def _synchronize(self) -> None:
         for index in self._devices.values():
@@ -108,7 +108,7 @@ class CudaMeter:
             allocated=lambda: torch.cuda.max_memory_allocated(index),
             reserved=lambda: torch.cuda.max_memory_reserved(index),
         )
-        if self._native:  # what cudaMallocAsync does not count it reports "as zero" (memory_stats), so it is left out
+        if self._native:  # cudaMallocAsync reports what it does not count "as zero" (memory_stats): left out
             stats = _stats(index)
             peak = _bytes(stats, "peak") | peak
             reading.alloc_retries, reading.num_ooms = stats.get("num_alloc_retries"), stats.get("num_ooms")
@@ -127,9 +127,9 @@ class CudaMeter:
 
 
 class AllocatorHistory:
-    """The caching allocator's own record of what it gave out and took back, from now on.
+    """The caching allocator's own history of allocations and frees, recorded from now on.
 
-    Begin it once CUDA is initialised. Raises where the allocator keeps none, as cudaMallocAsync.
+    CUDA has to be initialised. Raises where the allocator has no history, such as cudaMallocAsync.
     """
 
     scope = (
@@ -146,8 +146,8 @@ class AllocatorHistory:
         torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
 
 
-def _beside(readings: dict[str, Reading], host: Mapping[str, Reading]) -> dict[str, Reading]:
-    """The host's memory in the first device's reading alone: it is the process's, and must not be taken for a sum."""
+def _with_host(readings: dict[str, Reading], host: Mapping[str, Reading]) -> dict[str, Reading]:
+    """Add the host's memory to the reading of the first device only, so that it is not taken for a sum."""
     first = next(iter(readings.values()))
     for reading in host.values():
         first.now |= {counter: value for counter, value in reading.now.items() if counter in OF_THE_HOST}
@@ -156,7 +156,7 @@ def _beside(readings: dict[str, Reading], host: Mapping[str, Reading]) -> dict[s
 
 
 def _read_each(**counters: Callable[[], int]) -> dict[str, int]:
-    """What could be read. Before the device is initialised torch answers 0 for all of it, which would be a measure."""
+    """The counters that could be read. None before the device is initialised, when torch returns 0 for all of them."""
     values: dict[str, int] = {}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for counter, read in counters.items():
@@ -171,7 +171,7 @@ def _used(index: int) -> int:
 
 
 def _stats(index: int) -> Mapping[str, Any]:
-    """Every counter of the allocator; none before the device is initialised, or if it cannot be read."""
+    """Every counter of the allocator; none before the device is initialised or if they cannot be read."""
     try:
         return torch.cuda.memory_stats(index)
     except Exception:
@@ -184,14 +184,14 @@ def _bytes(stats: Mapping[str, Any], moment: str) -> dict[str, int]:
 
 
 def allocator_backend() -> str:
-    """`native` or `cudaMallocAsync`, as PYTORCH_ALLOC_CONF chose it."""
+    """`native` or `cudaMallocAsync`, as PYTORCH_ALLOC_CONF chooses."""
     return str(torch.cuda.memory.get_allocator_backend())
 
 
 def check(device_name: str, index: int, dtype: str) -> None:
-    """Raise Unavailable, with the reason, if there is no such device here, or none that declares the dtype.
+    """Raise Unavailable, with the reason, if the device is missing or does not declare the dtype.
 
-    `index` is the device's in this process. Initialises CUDA, but touches no device: no context is made.
+    `index` is the device's in this process. This initialises CUDA and creates no context on a device.
     """
     if torch.version.cuda is None and torch.version.hip is None:
         raise Unavailable(f"{device_name}: torch {torch.__version__} is built without CUDA and without ROCm")
@@ -212,7 +212,7 @@ def check(device_name: str, index: int, dtype: str) -> None:
 
 
 def describe(index: int) -> dict[str, str | int | None]:
-    """What of a device and its software goes into the environment's record."""
+    """The fields of a device and its software in the environment's record."""
     properties = torch.cuda.get_device_properties(index)
     return {
         "device_name": properties.name,
@@ -243,14 +243,15 @@ def device_uuid(index: int) -> str | None:
 
 
 def limit(index: int, budget_bytes: int) -> int:
-    """Limit what the allocator may reserve on a device, before its first allocation; the bytes that are allowed.
+    """Limit what the allocator may reserve on a device, before its first allocation. Returns the bytes allowed.
 
-    Context and libraries are outside of it: an allocator budget, not a smaller card.
+    The context and libraries are outside the limit: it is an allocator budget, not a smaller card. Raises Unavailable
+    if the device has fewer bytes.
     """
     total = torch.cuda.get_device_properties(index).total_memory
     if budget_bytes > total:
         raise Unavailable(f"a budget of {budget_bytes} bytes is more than the device has, which is {total}")
-    fraction = budget_bytes / total  # the allocator multiplies it again, and drops what is less than a byte
+    fraction = budget_bytes / total  # the allocator multiplies by it and rounds down
     if int(fraction * total) < budget_bytes:
         fraction = math.nextafter(fraction, 1.0)
     torch.cuda.set_per_process_memory_fraction(fraction, index)

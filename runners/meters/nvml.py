@@ -1,7 +1,7 @@
-"""What NVIDIA's management library knows of a device, where nvidia-ml-py is installed: the driver, and who is on it.
+"""A device as NVIDIA's management library (nvidia-ml-py) has it: the driver, the processes on it, the bytes used.
 
-Without torch, so that a supervisor can ask. NVML counts devices in an order of its own and ignores
-CUDA_VISIBLE_DEVICES: a device is named by its UUID, never by an index.
+Without torch, for the supervisor. NVML numbers devices in its own order and ignores CUDA_VISIBLE_DEVICES, so a device
+is named by its UUID.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 
 class Other(NamedTuple):
-    """A process on a device. Its memory is None where the driver does not tell (WSL, some containers, MIG)."""
+    """A process on a device. Its memory is None where the driver does not report it (WSL, some containers, MIG)."""
 
     pid: int
     used_bytes: int | None
 
 
 def driver_version() -> str | None:
-    """The version of the NVIDIA driver, or None where there is nobody to ask."""
+    """The version of the NVIDIA driver; None without NVML."""
     with _nvml() as nvml:
         if nvml is None:
             return None
@@ -33,9 +33,9 @@ def driver_version() -> str | None:
 
 
 def others_on(uuid: str) -> list[Other] | None:
-    """The processes on a device other than this one, by pid; None where they cannot be asked for: not measured.
+    """The other processes on a device, by pid; None where they cannot be read.
 
-    In a container the pids are the host's, if there are any: then this process cannot be told from the others.
+    In a container the pids can be the host's, or missing: this process then counts as another.
     """
     with _nvml() as nvml:
         if nvml is None:
@@ -53,7 +53,7 @@ def others_on(uuid: str) -> list[Other] | None:
 
 
 def used_bytes(uuid: str) -> int | None:
-    """What is used on a device, whoever uses it; None where it cannot be asked for."""
+    """The bytes used on a device by all processes; None where they cannot be read."""
     with _nvml() as nvml:
         if nvml is None:
             return None

@@ -1,11 +1,11 @@
-"""Follows the bytes of live CPU tensors: the storages that operators return, from birth to death.
+"""Tracks the bytes of live CPU tensors: the storages that operators return, from creation to release.
 
-The analogue of CUDA's `allocated` on a device without a counting allocator. Not in it: kernels' scratch, other
-threads, and storages that were made before. Equal to PyTorch's own CPU counter to 0.02 MiB on decoders; below it for
-convolutions, sort and LSTM, whose kernels have scratch of their own.
+It stands for CUDA's `allocated` on a device without a counting allocator. It leaves out the scratch memory of kernels,
+other threads, and storages that were made before. It equals PyTorch's own CPU counter to 0.02 MiB on decoders, and is
+below it for convolutions, sort and LSTM, whose kernels use scratch memory.
 
-Quantised weights are tensors of tensors (torchao), or go through operators whose kernels are Python (bitsandbytes):
-both are followed to the storages within.
+Quantised weights are tensors of tensors (torchao) or go through operators with Python kernels (bitsandbytes). Both are
+tracked down to the storages inside.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ ALIGNMENT = 64  # c10/core/alignment.h, gAlignment
 
 
 class UnseenByDynamo(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A plain mode imports torch._dynamo at its first operator (+72 MiB, 1 s, 822 modules on torch 2.13), to disable
-    itself inside compiled code; and under it torch.compile silently runs eager. Neither may happen to a workload, so
-    compiled code is let through."""
+    """A dispatch mode that leaves compiled code alone.
+
+    A plain mode imports torch._dynamo at its first operator to disable itself inside compiled code (+72 MiB, 1 s, 822
+    modules on torch 2.13), and under it torch.compile runs eager without a warning. A workload must not see either.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,44 +46,44 @@ class UnseenByDynamo(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-call]
-    """Entered around a workload. A storage is counted once, whatever views share it, until the last of them dies."""
+    """Entered around a workload. A storage counts once for all its views, until the last of them is released."""
 
     def __init__(self) -> None:
         super().__init__()
-        # By the address of a live StorageImpl: its bytes, and the weak reference that tells when it dies.
+        # By the address of a live StorageImpl: its bytes, and a weak reference whose callback reports its release.
         self._storages: dict[int, tuple[int, Any]] = {}
-        # Storages can die in the heartbeat's thread, where the collector happens to run: appending is atomic, and the
-        # count itself is changed by the measured thread alone.
+        # The collector may release storages in the heartbeat's thread. Appending is atomic, and only the measured
+        # thread changes the count.
         self._dead: deque[int] = deque()
         self._graphs_before = _compiled_graphs()
 
     @property
-    def valid(self) -> bool:  # compiled code is let through, and not followed
+    def valid(self) -> bool:  # compiled code is not tracked
         return _compiled_graphs() == self._graphs_before
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            # A tensor made of others has an empty storage, as large as if nothing were quantised. Left to its own
-            # class, the operator comes back here as those that it is made of.
+            # A tensor made of others has an empty storage of the size before quantisation. Its own class handles the
+            # operator by calling operators on the parts, which come back here.
             return NotImplemented
-        if is_composite(func):  # in inference mode they come whole, and what they are made of would not be seen
+        if is_composite(func):  # inference mode does not decompose them, and their parts would not be seen
             with self:
                 return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
         if _has_python_kernel(func) and _all_on_cpu(args, kwargs):
-            # The mode is off while it handles an operator, and so would miss the weight that this one dequantises.
+            # The mode is off while it handles an operator, and would miss the weight that this one dequantises.
             with self:
                 result = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **(kwargs or {}))
         else:
             result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor):
-            self._follow(result)
+            self._track(result)
         else:
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
-                    self._follow(leaf)
+                    self._track(leaf)
         return result
 
-    def _follow(self, tensor: torch.Tensor) -> None:
+    def _track(self, tensor: torch.Tensor) -> None:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
             return
         if self._dead:
@@ -109,7 +111,7 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
 
 @cache
 def is_composite(operator: Any) -> bool:
-    """Whether it is made of other operators, and has no kernel of its own beside: silu_backward has both."""
+    """Whether an operator is made of others and has no kernel of its own (silu_backward has both)."""
     if not isinstance(operator, torch._ops.OpOverload) or not operator.has_kernel_for_dispatch_key(COMPOSITE):
         return False
     return not operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU)
@@ -117,7 +119,7 @@ def is_composite(operator: Any) -> bool:
 
 @cache
 def _has_python_kernel(operator: Any) -> bool:
-    """Whether what runs on the CPU was registered by torch.library, and so is made of operators itself."""
+    """Whether torch.library registered the operator's CPU kernel, which then calls operators itself."""
     if not isinstance(operator, torch._ops.OpOverload) or operator.namespace == "aten":
         return False
     name = operator._name.removesuffix(".default").replace("::", "/")
@@ -129,7 +131,7 @@ def _all_on_cpu(*arguments: Any) -> bool:
 
 
 def _compiled_graphs() -> int:
-    """How many graphs torch.compile has made in this process, without importing it if the workload has not."""
+    """How many graphs torch.compile has made in this process. Does not import it."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", None)  # none yet where another thread is importing it
     return 0 if counters is None else int(counters["stats"].get("unique_graphs", 0))

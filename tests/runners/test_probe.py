@@ -208,7 +208,7 @@ def test_a_standard_module_that_the_folder_shadows_is_of_no_concern_to_the_probe
         ("mywork:number", "int"),
         ("mywork:later", "async"),
         ("mywork:some", "generator"),
-        ("mywork:by_place", "by place"),
+        ("mywork:by_place", "by position only"),
         ("mywork", "module:function"),
         ("mywork:", "module:function"),
     ],
