@@ -10,8 +10,8 @@ import pytest
 from tests.measuring import Lab
 
 HERE = Path(__file__).parent
-# A device has one lock for all sweeps of a user, in the folder for temporary files: with one folder for both workers,
-# half of the tests would wait for the other half.
+# The lock of a device lies in the folder for temporary files and is shared by all sweeps of a user. Workers with one
+# folder would wait for each other.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):
     folder = Path(tempfile.gettempdir(), f"sweeper-tests-{os.getuid()}-{worker}")
     folder.mkdir(exist_ok=True)

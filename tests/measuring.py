@@ -1,4 +1,4 @@
-"""Measures attempts as a sweep does, without a command line: one engine, its supervisor, real processes."""
+"""Measures attempts as a sweep does, without a command line: one engine, a supervisor, real processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Measured:
 
 
 class Lab:
-    """One lane. Attempts are numbered, so that the same point can be measured again."""
+    """A lane. Its attempts are numbered, so that the same point can be measured again."""
 
     def __init__(self, root: Path, cwd: Path) -> None:
         self.root, self.cwd = root, cwd
@@ -107,7 +107,7 @@ class Lab:
         return self.engine._lanes["cpu"].process.pid
 
     def left_over(self) -> list[int]:
-        """Living processes below the supervisor."""
+        """The pids of living processes below the supervisor."""
         return [pid for pid in processes.descendants_of(self.supervisor) if processes._state(pid) != "Z"]
 
     def descriptors(self) -> int:

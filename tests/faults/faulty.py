@@ -1,4 +1,4 @@
-"""Workloads that end badly, each in its own way. Where one touches memory first, it is `mib` MiB."""
+"""Workloads that end badly, each in its own way. Those that touch memory first touch `mib` MiB."""
 
 import os
 import sys
@@ -76,7 +76,7 @@ def interrupts_itself(*, phase, mib=128, **_):
 
 
 def leaves(*, phase, code=0, mib=128, **_):
-    """Ends without a word."""
+    """Ends without reporting a result."""
     with phase("work"):
         kept = touch(mib)  # noqa: F841
         wait_for_a_reading()
@@ -109,7 +109,7 @@ def hangs_ignoring_sigterm(*, phase, mib=128, **_):
 
 
 def hangs_in_c(*, phase, mib=128, **_):
-    """Never returns to the interpreter: no Python thread, no signal handler runs any more."""
+    """Never returns to the interpreter: no Python thread and no signal handler runs."""
     import ctypes
 
     with phase("work"):
@@ -119,7 +119,7 @@ def hangs_in_c(*, phase, mib=128, **_):
 
 
 def leaves_grandchildren(*, phase, mib=64, **_):
-    """Two outlive it: one in a session of its own, and one that holds its output open."""
+    """Leaves two processes: one in a session of its own, and one that keeps its output open."""
     import subprocess
 
     with phase("work"):
@@ -141,7 +141,7 @@ def has_fifty_children(*, phase, mib=64, **_):
 
 
 def works_in_a_child(*, phase, mib=256, **_):
-    """Its memory is another process's."""
+    """Takes its memory in another process."""
     import subprocess
 
     code = f"import time; kept = bytearray({mib} * 2**20); print('there', flush=True); time.sleep(1)"
@@ -211,7 +211,7 @@ def asks_for_too_much(*, phase, mib=512, **_):
 
 
 def catches_its_refusal(*, phase, mib=64, **_):
-    """As a finder of batch sizes does: tries, is refused, and goes on smaller."""
+    """As a batch-size finder does: tries, is refused, and continues with less."""
     import torch
 
     try:
@@ -225,7 +225,7 @@ def catches_its_refusal(*, phase, mib=64, **_):
 
 
 def touches_in_steps(*, phase, mib=4096, **_):
-    """Fills what it may, 16 MiB at a time."""
+    """Fills the memory it is allowed, 16 MiB at a time."""
     with phase("work"):
         kept = []
         for _ in range(mib // 16):
@@ -246,7 +246,7 @@ def works_between_phases(*, phase, mib=256, **_):
 
 
 def starts_threads(*, phase, **_):
-    """Many threads that were not there when the budget was imposed."""
+    """Starts many threads after the budget was imposed."""
     import torch
 
     with phase("work"):
@@ -268,7 +268,7 @@ def uses_phase_in_a_fork(*, phase, **_):
 
 
 def wait_for_a_reading():
-    """Long enough for the heartbeat and for the supervisor to look: an event that cannot be waited on from here."""
+    """Waits for a heartbeat and a reading of the supervisor, of which no event reaches this process."""
     import time
 
     time.sleep(0.6)
@@ -290,7 +290,7 @@ def hangs_from(*, phase, batch=1, at=3, hang=True, children=0, mib=64, **_):
 
 
 def hangs_until(*, phase, batch=1, file, **_):
-    """Hangs at its second batch until the file is there."""
+    """Hangs at its second batch until the file exists."""
     import time
 
     with phase("work"):
@@ -302,14 +302,14 @@ def hangs_until(*, phase, batch=1, file, **_):
 
 
 def fails_until(*, phase, batch=1, file, **_):
-    """Its second batch fails until the file is there."""
+    """Fails at its second batch until the file exists."""
     with phase("work"):
         if batch == 2 and not os.path.exists(file):
             raise ValueError("not yet")
 
 
 def reserves(*, phase, mib, **_):
-    """Asks for more than the machine has, and touches none of it."""
+    """Allocates more than the machine has, and touches none of it."""
     import torch
 
     with phase("work"):

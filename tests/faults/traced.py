@@ -25,7 +25,7 @@ def raises(*, phase, **_):
 
 
 def is_refused(*, phase, wrapped=False, **_):
-    """What the refused operator was given is on no frame when the exception arrives: only the raise has seen it."""
+    """Passes tensors that no frame holds once the exception arrives: they are alive only where it is raised."""
     import torch
 
     with phase("step"):
@@ -38,7 +38,7 @@ def is_refused(*, phase, wrapped=False, **_):
 
 
 def recovers_and_fails(*, phase, **_):
-    """The refusal was dealt with: it is not what the attempt ended by."""
+    """Catches a refusal, and ends by another error."""
     import torch
 
     try:

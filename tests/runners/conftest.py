@@ -1,4 +1,4 @@
-"""Runs a workload in this process as the measured process does: real phases, a real journal, tensors followed."""
+"""Runs a workload in this process as the measured process does: real phases, a real journal, tracked tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TRAIN = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a workload left: its answer, and its journal."""
+    """The result of a workload and its journal."""
 
     returned: dict[str, Any]
     model: dict[str, Any]
@@ -102,17 +102,17 @@ def settled() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
     def measured(name: str = "forward", **changes: Any) -> Run:
-        asked: Mapping[str, Any] = values(name, **changes)
+        point: Mapping[str, Any] = values(name, **changes)
         module = importlib.import_module(f"runners.workloads.{name}")
-        for library in module.imports(asked):
+        for library in module.imports(point):
             importlib.import_module(library)
-        module.prepare(asked, "cpu")
+        module.prepare(point, "cpu")
         journal = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        follower = TensorTracker()
-        phases = Phases(CpuMeter(tensors=follower), Journal(journal))
+        tracker = TensorTracker()
+        phases = Phases(CpuMeter(tensors=tracker), Journal(journal))
         phases.open()
-        with follower:
-            returned = module.run(asked, "cpu", phases)
+        with tracker:
+            returned = module.run(point, "cpu", phases)
         phases.close(completed=True)
         facts = [json.loads(line) for line in journal.read_text().splitlines()]
         return Run(

@@ -44,7 +44,7 @@ def test_less_than_the_reserve_leaves_a_guard_of_nothing(monkeypatch: pytest.Mon
     assert Budget(attempt(None)).decide(held=GIB) == [facts.Budget("guard", 0)]
 
 
-def test_there_is_no_limit_where_the_memory_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_known_memory_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "available_memory_bytes", lambda: None)
     unknown = Budget(attempt(None))
     assert unknown.decide(held=GIB) == []
@@ -92,26 +92,26 @@ def run(code: str) -> list[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_what_is_above_the_budget_is_refused_and_can_be_written_down_all_the_same() -> None:
-    told = run(
+def test_memory_above_the_budget_is_refused_until_the_budget_is_lifted() -> None:
+    printed = run(
         "print(budget.impose()[0].budget_bytes // MIB)\n"
         "print(fits(128), fits(512))\n"
         "with budget.lifted(): print(fits(512))\n"
         "print(fits(512))\n"
     )
-    assert told == ["256", "True False", "True", "False"]
+    assert printed == ["256", "True False", "True", "False"]
 
 
-def test_a_hard_limit_below_the_budget_is_what_is_left_and_reported() -> None:
-    told = run(
+def test_a_hard_limit_below_the_budget_is_the_budget_that_is_reported() -> None:
+    printed = run(
         "held = cpu.status_lines()['VmData']\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (held + 64 * MIB, held + 64 * MIB))\n"
         "print(budget.impose()[0].budget_bytes <= 64 * MIB, fits(128))\n"
     )
-    assert told == ["True False"]
+    assert printed == ["True False"]
 
 
-def test_what_was_decided_can_be_imposed_on_a_process_that_has_just_started() -> None:
+def test_a_decided_limit_can_be_imposed_on_a_process_that_has_just_started() -> None:
     budget = Budget(attempt(256 * MIB))
     budget.decide(held=0)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:

@@ -47,7 +47,7 @@ def test_an_attempt_can_be_run_again_by_hand_in_a_copy_of_its_folder(lab: Lab, t
     assert outcome.environment == measured.outcome.environment
 
 
-def test_by_hand_a_folder_that_has_a_journal_or_no_request_is_refused_in_one_line(lab: Lab, tmp_path: Path) -> None:
+def test_a_folder_with_a_journal_or_without_a_request_is_refused_in_one_line(lab: Lab, tmp_path: Path) -> None:
     measured = lab.measure("faulty:good")
     before = measured.folder.journal.read_bytes()
     (tmp_path / "damaged").mkdir()
@@ -65,13 +65,13 @@ def test_by_hand_a_folder_that_has_a_journal_or_no_request_is_refused_in_one_lin
     assert measured.folder.journal.read_bytes() == before
 
 
-def test_an_attempt_as_a_whole_is_one_phase_with_the_same_peak_of_tensors(lab: Lab) -> None:
+def test_an_attempt_measured_as_a_whole_is_one_phase_with_the_same_tensor_peak(lab: Lab) -> None:
     each, whole = (lab.measure("faulty:good", phases=phases) for phases in ("each", "whole"))
     assert [phase.name for phase in whole.outcome.phases if phase.name != "between"] == ["whole"]
     assert each.outcome.peak("tensor") == whole.outcome.peak("tensor")
 
 
-def test_without_following_tensors_their_counter_is_absent_and_the_row_says_so(lab: Lab) -> None:
+def test_without_tracking_tensors_their_counter_is_absent_and_the_outcome_is_not_instrumented(lab: Lab) -> None:
     with_it, without = (lab.measure("faulty:good", tensors=tensors).outcome for tensors in (True, False))
     assert (with_it.instrumented, without.instrumented) == (True, False)
     assert without.peak("tensor") is None

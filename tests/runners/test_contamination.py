@@ -1,5 +1,7 @@
-"""Who else is on a device. A stand-in of the driver's library reads what is there from a file that the tests and the
-workloads rewrite, under real supervisors: to them an attempt is on a GPU when it has a device's UUID."""
+"""Other processes on a device, under real supervisors, to which an attempt with a device's UUID is one on a GPU.
+
+A stand-in of the driver's library reads the device from a file that the tests and the workloads rewrite.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +115,7 @@ def who_is_killed_first(*, phase, **_):
 
 
 class Gpu(Lab):
-    """A lane on a device that is a file."""
+    """A lane whose device is a file."""
 
     def __init__(self, root: Path, lane: str = "gpu", engine: Local | None = None) -> None:
         self.lane = lane
@@ -123,7 +125,7 @@ class Gpu(Lab):
         (self.home / "visits.py").write_text(WORKLOADS)
         (self.home / "looks").touch()
         super().__init__(root / "attempts", self.home)
-        self.engine = engine or self.engine  # one in a process: an engine that is closed ends all that is below it
+        self.engine = engine or self.engine  # shared: an engine that is closed ends all processes below this one
         self.put(0)
 
     def put(self, used: int, *processes: tuple[int, int | None]) -> None:
@@ -161,7 +163,7 @@ class Gpu(Lab):
         return self.engine._lanes[self.lane].process.pid
 
     def go_away(self) -> None:
-        """Close the supervisor's stdin, as an orchestrator that dies does, and wait until it has gone."""
+        """Close the supervisor's stdin, as an orchestrator that dies does, and wait until it has ended."""
         if self.lane in self.engine._lanes:
             self.engine._dismiss(self.lane)
 
@@ -175,14 +177,14 @@ def lane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpu]:
 
 @pytest.fixture
 def gpu(lane: Gpu) -> Gpu:
-    """A lane that earlier attempts ran in, with nobody on its device."""
+    """A lane that earlier attempts ran in, with an empty device."""
     lane.put(0)
     return lane
 
 
 @pytest.fixture
 def new(lane: Gpu, tmp_path: Path) -> Iterator[Gpu]:
-    """A lane whose supervisor has seen nothing yet."""
+    """A lane with a new supervisor."""
     new = Gpu(tmp_path, "new", lane.engine)
     yield new
     new.go_away()
@@ -191,7 +193,7 @@ def new(lane: Gpu, tmp_path: Path) -> Iterator[Gpu]:
 # -- an attempt, under a real supervisor ------------------------------------------------------------------------------
 
 
-def test_an_attempt_alone_on_its_device_says_so_and_by_what(new: Gpu) -> None:
+def test_an_attempt_alone_on_its_device_is_not_contaminated_as_its_processes_show(new: Gpu) -> None:
     measured = new.measured("alone")
     assert measured.outcome.status is Status.OK
     assert measured.outcome.contaminated is False
@@ -200,13 +202,13 @@ def test_an_attempt_alone_on_its_device_says_so_and_by_what(new: Gpu) -> None:
     assert measured.exit["devices"] == [{"uuid": UUID, "used_bytes_before": 0, "used_bytes_end": 0}]
 
 
-def test_processes_that_a_workload_starts_are_its_own(gpu: Gpu) -> None:
+def test_processes_that_a_workload_starts_are_no_contamination(gpu: Gpu) -> None:
     measured = gpu.measured("with_a_child")
     assert measured.outcome.contaminated is False
     assert measured.exit["leftover_processes"] == 1
 
 
-def test_somebody_who_comes_while_it_runs_is_named_and_nothing_of_the_command_line_but_the_program(gpu: Gpu) -> None:
+def test_a_process_that_comes_while_it_runs_is_named_by_its_program_without_arguments(gpu: Gpu) -> None:
     measured = gpu.measured("visited", {"other": OTHER})
     assert measured.outcome.status is Status.OK
     assert measured.outcome.contaminated is True
@@ -216,7 +218,7 @@ def test_somebody_who_comes_while_it_runs_is_named_and_nothing_of_the_command_li
     assert "secret" not in (measured.folder.path / "exit.json").read_text()
 
 
-def test_where_the_drivers_pids_are_of_another_namespace_only_bytes_are_compared_and_that_is_said(new: Gpu) -> None:
+def test_with_pids_of_another_namespace_only_bytes_are_compared_and_the_outcome_records_it(new: Gpu) -> None:
     measured = new.measured("under_another_pid", {"mine": OTHER})
     assert measured.outcome.contaminated is False
     assert measured.outcome.contamination_told_by == "used_bytes"
@@ -244,7 +246,7 @@ def test_an_attempt_cancelled_while_it_waits_for_others_has_not_run(gpu: Gpu) ->
     assert measured.journal == []
 
 
-def test_a_supervisor_that_waits_for_others_still_goes_with_the_orchestrator(new: Gpu) -> None:
+def test_a_supervisor_that_waits_for_others_still_ends_with_the_orchestrator(new: Gpu) -> None:
     new.put(GIB, (OTHER, GIB))
     new.begin("quick")
     new.wait_for("waiting")
@@ -253,10 +255,9 @@ def test_a_supervisor_that_waits_for_others_still_goes_with_the_orchestrator(new
     assert time.monotonic() - began < 1
 
 
-def test_memory_that_is_not_back_is_waited_for_before_the_attempt_is_settled(gpu: Gpu) -> None:
+def test_an_attempt_settles_only_after_its_memory_is_freed(gpu: Gpu) -> None:
     attempt = gpu.begin("leaves", {"used": GIB})
-    said = gpu.wait_for("waiting").detail
-    assert said == (
+    assert gpu.wait_for("waiting").detail == (
         f"memory not freed ({GIB} bytes more than before the start, used by no process that the driver lists)"
     )
     assert gpu.folder(attempt).settled() is None
@@ -268,7 +269,7 @@ def test_memory_that_is_not_back_is_waited_for_before_the_attempt_is_settled(gpu
     assert measured.exit["duration_s"] < LONGEST_WAIT  # of the attempt, not of the waiting
 
 
-def test_an_attempt_that_ended_before_it_was_cancelled_keeps_its_end(gpu: Gpu) -> None:
+def test_an_attempt_cancelled_after_its_end_keeps_its_status(gpu: Gpu) -> None:
     attempt = gpu.begin("leaves", {"used": GIB})
     gpu.wait_for("waiting")
     gpu.engine.cancel("the person stopped it")
@@ -276,7 +277,7 @@ def test_an_attempt_that_ended_before_it_was_cancelled_keeps_its_end(gpu: Gpu) -
     assert measured.outcome.status is Status.OK
 
 
-def test_an_orchestrator_that_goes_while_memory_is_waited_for_loses_no_attempt(new: Gpu) -> None:
+def test_an_attempt_whose_orchestrator_ends_while_it_waits_for_memory_settles(new: Gpu) -> None:
     attempt = new.begin("leaves", {"used": GIB})
     new.wait_for("waiting")
     began = time.monotonic()
@@ -287,13 +288,13 @@ def test_an_orchestrator_that_goes_while_memory_is_waited_for_loses_no_attempt(n
     assert (exit.code, exit.interrupted) == (0, None)
 
 
-def test_a_few_mib_that_the_driver_keeps_are_nobodys(gpu: Gpu) -> None:
+def test_a_few_mib_that_the_driver_keeps_are_no_contamination(gpu: Gpu) -> None:
     measured = gpu.measured("leaves", {"used": 16 * MIB})
     assert measured.outcome.contaminated is False
 
 
 @pytest.mark.slow
-def test_others_who_stay_are_waited_for_once_and_recorded_each_time(new: Gpu) -> None:
+def test_processes_that_stay_are_waited_for_once_and_recorded_each_time(new: Gpu) -> None:
     new.put(GIB, (OTHER, GIB))
     first = new.measured("quick", start="warm")
     assert first.exit["contamination_waited_s"]["before"] >= LONGEST_WAIT
@@ -305,7 +306,7 @@ def test_others_who_stay_are_waited_for_once_and_recorded_each_time(new: Gpu) ->
 
 
 @pytest.mark.slow
-def test_memory_that_never_comes_back_is_recorded_with_who_has_it_and_the_lane_goes_on(new: Gpu) -> None:
+def test_memory_that_is_never_freed_is_recorded_with_its_process_and_the_lane_continues(new: Gpu) -> None:
     attempt = new.begin("leaves", {"used": GIB, "by": [[OTHER, GIB - 1]]})
     following = new.settle(attempt)
     assert following.outcome.contaminated is True
@@ -317,7 +318,7 @@ def test_memory_that_never_comes_back_is_recorded_with_who_has_it_and_the_lane_g
     assert new.measured("quick").outcome.contaminated is False  # it found it so
 
 
-def test_a_device_that_is_not_there_is_looked_at_before_and_after_all_the_same(gpu: Gpu) -> None:
+def test_an_unavailable_device_is_still_read_before_and_after(gpu: Gpu) -> None:
     attempt = gpu.begin("quick", device="cuda:0")
     measured = gpu.settle(attempt)
     assert measured.outcome.status is Status.UNAVAILABLE
@@ -333,7 +334,7 @@ def test_a_device_that_is_not_there_is_looked_at_before_and_after_all_the_same(g
         "class NVMLError(Exception): pass",
     ],
 )
-def test_without_anybody_to_ask_it_is_null_and_not_false(new: Gpu, library: str) -> None:
+def test_without_a_working_nvml_contaminated_is_null_and_not_false(new: Gpu, library: str) -> None:
     (new.home / "pynvml.py").write_text(library)
     measured = new.measured("quick")
     assert measured.outcome.status is Status.OK
@@ -341,7 +342,7 @@ def test_without_anybody_to_ask_it_is_null_and_not_false(new: Gpu, library: str)
     assert measured.outcome.contamination_told_by is None
 
 
-def test_a_device_the_driver_does_not_know_is_not_measured(gpu: Gpu) -> None:
+def test_contamination_is_null_on_a_device_that_the_driver_does_not_know(gpu: Gpu) -> None:
     measured = gpu.measured("quick", uuid=f"{UUID}+GPU-unknown")
     assert measured.outcome.contaminated is None
 
@@ -349,7 +350,7 @@ def test_a_device_the_driver_does_not_know_is_not_measured(gpu: Gpu) -> None:
 # -- cpu --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_cpu_attempt_has_the_machines_memory_and_its_pressure_at_its_start_and_end(gpu: Gpu) -> None:
+def test_a_cpu_attempt_records_available_memory_and_pressure_at_its_start_and_end(gpu: Gpu) -> None:
     measured = gpu.measured("quick", uuid=None)
     outcome, exit = measured.outcome, measured.exit
     assert outcome.contaminated is None
@@ -368,14 +369,14 @@ def test_a_cpu_attempt_has_the_machines_memory_and_its_pressure_at_its_start_and
         assert 0 <= exit["memory_pressure_end_avg10_percent"] <= 100
 
 
-def test_an_attempt_that_never_came_to_its_baseline_has_the_memory_it_started_with(gpu: Gpu) -> None:
+def test_an_attempt_that_never_reached_its_baseline_has_the_memory_available_at_its_start(gpu: Gpu) -> None:
     (gpu.home / "gone.py").write_text("import os; os._exit(3)")
     measured = gpu.measured("gone:run", uuid=None)
     assert measured.outcome.status is Status.CRASHED
     assert measured.outcome.available_memory_bytes == measured.exit["available_memory_bytes_start"]
 
 
-def test_memory_in_processes_of_the_workload_is_said(gpu: Gpu) -> None:
+def test_the_memory_of_a_workloads_own_processes_is_recorded(gpu: Gpu) -> None:
     outcome = gpu.measured("with_memory_elsewhere", uuid=None).outcome
     assert outcome.status is Status.OK
     assert outcome.other_processes == 1
@@ -383,7 +384,7 @@ def test_memory_in_processes_of_the_workload_is_said(gpu: Gpu) -> None:
     assert 64 * MIB <= outcome.other_processes_resident_bytes < 128 * MIB
 
 
-def test_the_kernels_victim_is_the_measured_process_and_neither_supervisor_nor_orchestrator(gpu: Gpu) -> None:
+def test_the_oom_killer_prefers_the_measured_process_to_supervisor_and_orchestrator(gpu: Gpu) -> None:
     def adjusted(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
@@ -414,7 +415,7 @@ def ours(*pids: int) -> Callable[[], tuple[int, ...]]:
     return lambda: pids
 
 
-def test_others_are_waited_for_up_to_the_limit_and_no_longer() -> None:
+def test_other_processes_are_waited_for_up_to_the_limit() -> None:
     device = Device()
     device.put(5, (7, 5))
     watch = device.watch()
@@ -424,7 +425,7 @@ def test_others_are_waited_for_up_to_the_limit_and_no_longer() -> None:
     assert watch.facts()["contaminated"] == "program-7 (pid 7, 5 bytes) before the start"
 
 
-def test_who_outlasted_a_wait_is_not_waited_for_again_but_another_is() -> None:
+def test_a_process_that_outlasted_a_wait_is_not_waited_for_again_but_another_is() -> None:
     device, lane = Device(), Lane()
     device.put(5, (7, 5))
     first = device.watch(lane)
@@ -435,7 +436,7 @@ def test_who_outlasted_a_wait_is_not_waited_for_again_but_another_is() -> None:
     assert device.watch(lane).before(30.0) is not None
 
 
-def test_who_was_there_before_and_stays_is_told_with_its_most_bytes_and_its_times() -> None:
+def test_a_process_that_stays_is_recorded_with_its_highest_bytes_and_its_times() -> None:
     device, lane = Device(), Lane()
     device.put(5, (7, 5))
     watch = device.watch(lane)
@@ -450,7 +451,7 @@ def test_who_was_there_before_and_stays_is_told_with_its_most_bytes_and_its_time
     )
 
 
-def test_a_process_of_ours_that_ended_while_the_driver_answered_stays_ours() -> None:
+def test_an_own_process_that_ends_during_a_reading_is_no_contamination() -> None:
     device = Device()
     watch = device.watch()
     watch.before(0.0)
@@ -461,7 +462,7 @@ def test_a_process_of_ours_that_ended_while_the_driver_answered_stays_ours() -> 
     assert watch.facts()["contaminated"] is False
 
 
-def test_pids_once_known_to_be_ours_are_so_for_the_lanes_later_attempts_too() -> None:
+def test_a_pid_namespace_once_known_holds_for_the_lanes_later_attempts() -> None:
     device, lane = Device(), Lane()
     for on_it in (42, 9):
         device.put(0)
@@ -472,7 +473,7 @@ def test_pids_once_known_to_be_ours_are_so_for_the_lanes_later_attempts_too() ->
     assert watch.facts()["contaminated"] == "program-9 (pid 9, 1 bytes) 1.0 to 1.0 s after the start"
 
 
-def test_a_pid_of_ours_that_was_there_before_the_start_is_the_hosts_and_tells_nothing() -> None:
+def test_an_own_pid_seen_before_the_start_belongs_to_the_host_and_proves_nothing() -> None:
     device, lane = Device(), Lane()
     device.put(5, (42, 5))
     watch = device.watch(lane)
@@ -487,7 +488,7 @@ def test_a_pid_of_ours_that_was_there_before_the_start_is_the_hosts_and_tells_no
     )
 
 
-def test_a_driver_that_does_not_tell_bytes_still_tells_who() -> None:
+def test_a_driver_without_bytes_still_names_processes() -> None:
     device, lane = Device(), Lane(has_our_pids=True)
     device.put(None)
     watch = device.watch(lane)
@@ -498,7 +499,7 @@ def test_a_driver_that_does_not_tell_bytes_still_tells_who() -> None:
     assert watch.facts()["contaminated"] == "program-9 (pid 9, bytes unknown) 1.0 to 1.0 s after the start"
 
 
-def test_a_driver_that_stops_answering_is_not_somebody_else() -> None:
+def test_a_driver_that_stops_answering_is_no_contamination() -> None:
     device = Device()
     watch = device.watch()
     watch.before(0.0)
@@ -509,7 +510,7 @@ def test_a_driver_that_stops_answering_is_not_somebody_else() -> None:
     assert watch.facts()["devices"] == [DeviceUse(UUID, used_bytes_before=0, used_bytes_end=None)]
 
 
-def test_others_who_leave_meanwhile_make_no_difference_to_what_should_come_back() -> None:
+def test_memory_that_others_free_meanwhile_is_not_waited_for() -> None:
     device = Device()
     device.put(GIB, (7, GIB))
     watch = device.watch()
@@ -519,17 +520,17 @@ def test_others_who_leave_meanwhile_make_no_difference_to_what_should_come_back(
     assert watch.after(20.0) is None
 
 
-# -- what the tables are told -----------------------------------------------------------------------------------------
+# -- outcomes and tables ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("said", "told"), [("who", (True, "who")), (False, (False, None)), (None, (None, None))])
-def test_an_outcome_says_whether_and_who_or_that_it_was_not_measured(said: Any, told: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize(("exit", "row"), [("who", (True, "who")), (False, (False, None)), (None, (None, None))])
+def test_an_outcome_has_whether_and_by_whom_or_null(exit: Any, row: tuple[Any, Any]) -> None:
     attempt = Attempt(point=Point(values={}), device=runners.device.device_named("cuda:0"))
-    outcome: Outcome = outcome_of(attempt, [], Exit(code=1, contaminated=said))
-    assert (outcome.contaminated, outcome.contaminated_by) == told
+    outcome: Outcome = outcome_of(attempt, [], Exit(code=1, contaminated=exit))
+    assert (outcome.contaminated, outcome.contaminated_by) == row
 
 
-def test_what_was_recorded_stands_in_the_tables(gpu: Gpu, tmp_path: Path) -> None:
+def test_the_tables_have_what_was_recorded(gpu: Gpu, tmp_path: Path) -> None:
     from sweeper.tables.run_tables import load
 
     measured = gpu.measured("visited", {"other": OTHER})

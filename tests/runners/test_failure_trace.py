@@ -1,4 +1,4 @@
-"""trace=on_failure: what was alive when an attempt failed, kept beside its journal, and the failure before it."""
+"""trace=on_failure: the tensors alive when an attempt failed, in a file next to the journal that has the failure."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_a_failure_keeps_the_largest_tensors_alive_with_the_lines_that_made_them
     trace = read(measured)
     assert measured.outcome.status is Status.ERROR
     assert (trace["phase"], trace["run_index"], trace["raised_by"]) == ("step", 3, None)
-    told = [(each["bytes"] // MIB, each["dtype"], each["phase"], each["run_index"]) for each in trace["tensors"]]
-    assert told == [(64, "float32", "build", None), (32, "float32", "step", 3), (16, "float32", "build", None)]
+    tensors = [(each["bytes"] // MIB, each["dtype"], each["phase"], each["run_index"]) for each in trace["tensors"]]
+    assert tensors == [(64, "float32", "build", None), (32, "float32", "step", 3), (16, "float32", "build", None)]
     assert [each["shape"] for each in trace["tensors"]] == [[each * MIB // 4] for each in (64, 32, 16)]
     assert {each["operator"] for each in trace["tensors"]} == {"aten.ones.default"}
     assert found_in(trace["tensors"][0]["lines"])[:2] == ["make", "raises"]
@@ -81,13 +81,13 @@ def test_a_refusal_is_found_behind_the_exception_that_the_workload_made_of_it(la
     assert [each["bytes"] // MIB for each in trace["tensors"]] == [40, 20]
 
 
-def test_a_failure_that_the_workload_dealt_with_is_not_the_one_told(lab: Lab) -> None:
+def test_a_failure_that_the_workload_caught_is_not_traced(lab: Lab) -> None:
     trace = read(lab.measure("traced:recovers_and_fails", trace=True, budget=256 * MIB))
     assert (trace["phase"], trace["raised_by"]) == ("second", None)
     assert [each["bytes"] // MIB for each in trace["tensors"]] == [8]
 
 
-def test_a_failure_between_phases_is_told_as_one(lab: Lab) -> None:
+def test_a_failure_between_phases_is_traced_in_between(lab: Lab) -> None:
     trace = read(lab.measure("traced:fails_between", trace=True))
     assert (trace["phase"], trace["tensors"][0]["phase"]) == ("between", "work")
 
@@ -103,7 +103,7 @@ def test_a_stack_has_the_workloads_lines_alone(lab: Lab) -> None:
     assert {Path(each.split(":")[0]).name for each in lines} <= {"traced.py", "custom.py"}
 
 
-def test_what_a_backward_pass_makes_is_told_by_the_line_that_called_it(lab: Lab) -> None:
+def test_tensors_of_a_backward_pass_have_the_line_that_called_it(lab: Lab) -> None:
     tensors = read(lab.measure("traced:trains", trace=True))["tensors"]
     weight, gradient = (each for each in tensors if each["bytes"] == 4 * MIB)
     assert weight["operator"] != gradient["operator"]
@@ -118,7 +118,7 @@ def test_the_largest_fifty_are_kept_and_ten_lines_of_each(lab: Lab) -> None:
     assert found_in(deep["lines"]) == ["make"] + ["deeper"] * 9
 
 
-def test_the_scope_says_what_is_not_in_it(lab: Lab) -> None:
+def test_the_scope_describes_what_is_left_out(lab: Lab) -> None:
     measured = lab.measure("traced:raises", trace=True)
     assert read(measured)["scope"] == line(measured)["scope"]
     assert "Not in it: the scratch memory of kernels" in line(measured)["scope"]
@@ -132,14 +132,14 @@ def test_an_attempt_that_succeeds_leaves_no_trace(lab: Lab, target: str) -> None
     assert "trace" not in {fact["kind"] for fact in measured.journal}
 
 
-def test_nothing_is_kept_that_was_not_asked_for(lab: Lab) -> None:
+def test_without_a_request_no_trace_is_kept(lab: Lab) -> None:
     measured = lab.measure("traced:raises")
     assert measured.outcome.status is Status.ERROR
     assert not measured.folder.trace.exists()
     assert "trace" not in {fact["kind"] for fact in measured.journal}
 
 
-def test_without_tensors_there_is_no_trace_and_the_journal_says_why(lab: Lab) -> None:
+def test_without_tensors_there_is_no_trace_and_the_journal_has_the_reason(lab: Lab) -> None:
     measured = lab.measure("traced:raises", trace=True, tensors=False)
     assert (measured.outcome.status, measured.outcome.instrumented) == (Status.ERROR, False)
     assert line(measured)["file"] is None
@@ -147,12 +147,12 @@ def test_without_tensors_there_is_no_trace_and_the_journal_says_why(lab: Lab) ->
     assert not measured.folder.trace.exists()
 
 
-def test_rows_of_traced_attempts_say_that_they_are_instrumented(lab: Lab) -> None:
+def test_traced_attempts_are_instrumented(lab: Lab) -> None:
     assert lab.measure("traced:raises", trace=True).outcome.instrumented is True
     assert lab.measure("faulty:good", trace=True).outcome.instrumented is True
 
 
-def test_a_failure_before_the_workload_has_no_tensors_to_tell(lab: Lab) -> None:
+def test_a_failure_before_the_workload_has_no_trace(lab: Lab) -> None:
     measured = lab.measure("no_such_module:run", trace=True)
     assert measured.outcome.status is Status.ERROR
     assert (read(measured)["tensors"], read(measured)["live_bytes"]) == ([], 0)
@@ -192,7 +192,7 @@ def kept(folder: Path, history: Writes) -> Trace:
     return line
 
 
-def test_a_trace_that_is_too_large_is_dropped_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_is_too_large_is_dropped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert traces.LARGEST_BYTES == 64 * MIB
     monkeypatch.setattr(traces, "LARGEST_BYTES", 100)
     assert kept(tmp_path, Writes(b"x" * 101)) == Trace(None, reason="it has 101 bytes, and at most 100 are kept")
@@ -209,7 +209,7 @@ def test_a_trace_that_cannot_be_written_is_a_reason_and_no_error(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_before_anything_could_be_recorded_says_so(tmp_path: Path) -> None:
+def test_a_failure_before_anything_could_be_recorded_has_that_reason(tmp_path: Path) -> None:
     (line,) = FailureTrace(AttemptFolder(tmp_path), requested=True).keep([ImportError()])
     assert (line.file, line.reason) == (None, "the attempt failed before there was anything to record")
 
@@ -246,8 +246,8 @@ def test_on_cuda_the_allocators_own_history_is_recorded_bounded_and_dumped(
     trace = on_cuda(tmp_path)
     assert trace.records
     assert torch.names() == ["_record_memory_history"]
-    asked = {"enabled": "all", "context": "all", "stacks": "python", "max_entries": cuda.HISTORY_ENTRIES}
-    assert torch.cuda.memory.recording == asked
+    settings = {"enabled": "all", "context": "all", "stacks": "python", "max_entries": cuda.HISTORY_ENTRIES}
+    assert torch.cuda.memory.recording == settings
     (line,) = trace.keep([RuntimeError("CUDA out of memory.")])
     assert torch.names() == ["_dump_snapshot"]
     assert (line.file, line.bytes) == ("trace.pickle", (tmp_path / "trace.pickle").stat().st_size)
@@ -266,7 +266,7 @@ def test_an_allocator_without_a_history_is_measured_without_one(
     assert trace.keep([ValueError()]) == [Trace(None, reason=reason)]
 
 
-def test_a_device_that_answers_no_more_is_a_reason_and_no_error(
+def test_a_device_that_no_longer_answers_is_a_reason_and_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = stand_in(monkeypatch)

@@ -1,4 +1,4 @@
-"""What of a point's own code and files decides whether an earlier attempt can stand for it."""
+"""The code and the files of a point that decide whether an earlier attempt can stand for it."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("edited", ["judge.py", "corpus.txt"])
 def test_an_edited_metric_or_input_file_is_other_code(tmp_path: Path, edited: str) -> None:
-    asked = names(quality={"target": "judge:score"}, inputs={"name": "text", "file": "corpus.txt"})
-    before = code_of(asked)
-    assert code_of(asked) == before
+    measured = names(quality={"target": "judge:score"}, inputs={"name": "text", "file": "corpus.txt"})
+    before = code_of(measured)
+    assert code_of(measured) == before
     (tmp_path / edited).write_text("something else\n")
-    assert code_of(asked) != before
+    assert code_of(measured) != before
 
 
-def test_of_a_folder_every_file_counts(tmp_path: Path) -> None:
+def test_every_file_of_a_folder_counts(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_bytes(b"a")
-    asked = names(inputs={"name": "images", "file": "photos"})
-    before = code_of(asked)
+    measured = names(inputs={"name": "images", "file": "photos"})
+    before = code_of(measured)
     (tmp_path / "photos" / "b.png").write_bytes(b"b")
-    assert code_of(asked) != before
+    assert code_of(measured) != before
 
 
 def test_a_large_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
     file = tmp_path / "corpus.txt"
     file.write_bytes(b"x" * (LARGEST_CODE + 1))
-    asked = names(inputs={"name": "text", "file": "corpus.txt"})
-    before = code_of(asked)
+    measured = names(inputs={"name": "text", "file": "corpus.txt"})
+    before = code_of(measured)
     os.utime(file, ns=(1, 1))
-    assert code_of(asked) != before
+    assert code_of(measured) != before
 
 
 def test_a_folder_named_like_a_workload_is_not_taken_for_it(tmp_path: Path) -> None:

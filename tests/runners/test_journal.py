@@ -85,7 +85,7 @@ def test_a_torn_last_line_is_skipped_and_costs_no_other(written: Journal, path: 
         '{"kind": []}',
     ],
 )
-def test_a_line_that_is_no_fact_is_skipped(written: Journal, path: Path, line: str) -> None:
+def test_a_line_without_a_known_kind_is_skipped(written: Journal, path: Path, line: str) -> None:
     written.write(BEGAN)
     with path.open("a") as file:
         file.write(line + "\n")
@@ -110,7 +110,7 @@ def test_a_second_writer_of_the_same_file_appends(written: Journal, path: Path) 
     assert kinds(path) == ["began", "ended"]
 
 
-def test_the_descriptor_is_out_of_the_workloads_way_and_not_inherited(written: Journal, path: Path) -> None:
+def test_the_descriptor_has_a_high_number_and_is_not_inherited(written: Journal, path: Path) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft <= HIGH:
         pytest.skip(f"at most {soft} files can be open here")
@@ -128,9 +128,7 @@ def test_a_descriptor_that_the_workload_closed_is_opened_again(written: Journal,
     assert kinds(path) == ["began", "ended", "finished"]
 
 
-def test_a_descriptor_that_is_now_somebody_elses_file_is_left_to_them(
-    written: Journal, path: Path, tmp_path: Path
-) -> None:
+def test_a_descriptor_that_the_workload_reused_is_left_alone(written: Journal, path: Path, tmp_path: Path) -> None:
     written.write(BEGAN)
     (descriptor,) = descriptors_of(path)
     theirs = tmp_path / "theirs"
@@ -230,7 +228,7 @@ class Awkward:
         (Awkward(), "<Awkward that cannot be printed>"),
     ],
 )
-def test_whatever_a_workload_says_is_one_line_of_json(written: Journal, path: Path, value: Any, kept: Any) -> None:
+def test_whatever_a_workload_reports_is_one_line_of_json(written: Journal, path: Path, value: Any, kept: Any) -> None:
     written.write(FINISHED._replace(metrics=value))
     (line,) = journal.read_lines(path)
     assert line["metrics"] == kept

@@ -79,7 +79,7 @@ def killed(**facts: Any) -> dict[str, Any]:
     ("journal", "exit", "status", "scope", "fits_cpu", "fits_cuda"),
     [
         ([BASELINE, FINISHED], EXITED, "ok", None, True, True),
-        ([BASELINE, FINISHED], killed(), "ok", None, True, True),  # all was told before it was killed
+        ([BASELINE, FINISHED], killed(), "ok", None, True, True),  # it had reported its end before it was killed
         ([BASELINE, FINISHED], None, "ok", None, True, True),
         ([BASELINE, failed(OOM)], EXITED, "oom", "device", False, False),
         ([BASELINE, failed(CPU_OOM)], EXITED, "oom", "host", False, None),
@@ -141,7 +141,7 @@ def killed(**facts: Any) -> dict[str, Any]:
         ([BASELINE, failed(OOM)], killed(timed_out=True), "oom", "device", False, False),
     ],
 )
-def test_a_status_follows_from_the_facts_and_only_memory_tells_whether_it_fits(
+def test_a_status_follows_from_the_facts_and_only_memory_decides_whether_it_fits(
     journal: list[dict[str, Any]],
     exit: dict[str, Any] | None,
     status: str,
@@ -155,7 +155,7 @@ def test_a_status_follows_from_the_facts_and_only_memory_tells_whether_it_fits(
 
 
 @pytest.mark.parametrize("status", [Status.SKIPPED, Status.NOT_RUN])
-def test_what_was_not_run_does_not_tell_whether_it_fits(status: Status) -> None:
+def test_an_attempt_that_was_not_made_does_not_decide_whether_it_fits(status: Status) -> None:
     assert Outcome(status=status, device=device_named("cpu")).fits is None
 
 
@@ -164,7 +164,7 @@ def test_statuses_are_the_closed_set_and_print_as_themselves() -> None:
     assert [str(status) for status in Status] == words.split()
 
 
-def test_a_refusal_in_a_simulated_device_tells_and_one_of_the_host_does_not() -> None:
+def test_a_refusal_of_a_simulated_device_decides_and_one_of_the_host_does_not() -> None:
     assert outcome(BASELINE, failed(OOM), device="sim:h100-80gb").fits is False
     assert outcome(BASELINE, failed(raised("MemoryError")), device="sim:h100-80gb").fits is None
 
@@ -173,8 +173,8 @@ def test_a_refusal_in_a_simulated_device_tells_and_one_of_the_host_does_not() ->
 
 
 def test_an_error_keeps_its_type_its_message_and_its_traceback() -> None:
-    told = outcome(BASELINE, failed(raised("mine.Awkward", "awkward"), raised("KeyError", "'x'")))
-    assert (told.error_type, told.error_message, told.traceback) == ("mine.Awkward", "awkward", "Traceback ...")
+    found = outcome(BASELINE, failed(raised("mine.Awkward", "awkward"), raised("KeyError", "'x'")))
+    assert (found.error_type, found.error_message, found.traceback) == ("mine.Awkward", "awkward", "Traceback ...")
 
 
 @pytest.mark.parametrize(
@@ -196,43 +196,43 @@ def test_an_error_keeps_its_type_its_message_and_its_traceback() -> None:
         ({"unavailable": "no such interpreter"}, "no such interpreter"),
     ],
 )
-def test_a_process_that_left_no_word_is_told_by_how_it_ended(exit: dict[str, Any], words: str) -> None:
+def test_a_process_that_reported_no_result_is_described_by_how_it_ended(exit: dict[str, Any], words: str) -> None:
     assert outcome(BASELINE, exit=exit).error_message == words
 
 
 def test_a_success_has_no_error_no_failed_phase_and_its_metrics() -> None:
-    told = outcome(BASELINE, ended("run", 2.0, cpu=read(300 * MIB, 400 * MIB)), FINISHED)
-    assert (told.metrics, told.steps, told.tokens) == ({"loss": 1.5}, 2, 512)
-    assert (told.failed_phase, told.error_type, told.error_message, told.traceback) == (None, None, None, None)
-    assert told.peak_is_partial is False
+    found = outcome(BASELINE, ended("run", 2.0, cpu=read(300 * MIB, 400 * MIB)), FINISHED)
+    assert (found.metrics, found.steps, found.tokens) == ({"loss": 1.5}, 2, 512)
+    assert (found.failed_phase, found.error_type, found.error_message, found.traceback) == (None, None, None, None)
+    assert found.peak_is_partial is False
 
 
-def test_the_supervisors_and_the_childs_facts_stand_in_the_outcome() -> None:
-    told = outcome(
+def test_the_outcome_has_the_facts_of_the_supervisor_and_the_child() -> None:
+    found = outcome(
         {"kind": "environment", "t": 0.5, "pid": 1, "record": {"host": "here"}},
         BASELINE,
         {"kind": "budget", "t": 1.1, "budget_kind": "data_limit", "budget_bytes": GIB},
         {"kind": "model", "t": 1.2, "parameters": 7, "storage_dtype": "float32"},
         FINISHED,
     )
-    assert (told.attempt, told.pid, told.exit_code, told.signal) == (3, 4711, 0, None)
-    assert (told.started_at, told.duration_s) == ("2026-01-01T00:00:00+00:00", 3.5)
-    assert told.environment == {"host": "here"}
-    assert (told.budget_kind, told.budget_bytes) == ("data_limit", GIB)
-    assert told.model == {"parameters": 7, "storage_dtype": "float32"}
-    assert told.process_baseline == {"resident": 220 * MIB}
-    assert (told.available_memory_bytes, told.instrumented) == (8 * GIB, True)
+    assert (found.attempt, found.pid, found.exit_code, found.signal) == (3, 4711, 0, None)
+    assert (found.started_at, found.duration_s) == ("2026-01-01T00:00:00+00:00", 3.5)
+    assert found.environment == {"host": "here"}
+    assert (found.budget_kind, found.budget_bytes) == ("data_limit", GIB)
+    assert found.model == {"parameters": 7, "storage_dtype": "float32"}
+    assert found.process_baseline == {"resident": 220 * MIB}
+    assert (found.available_memory_bytes, found.instrumented) == (8 * GIB, True)
 
 
 def test_what_was_not_measured_is_none_and_never_0() -> None:
-    told = outcome(failed(raised("runners.phases.Unavailable", "no device")), device="cuda:0")
-    assert told.phases == ()
-    assert told.peak("allocated") is None
-    assert told.peak_phase is None
-    assert told.peak_is_partial is None
-    assert told.process_baseline == {}
-    assert (told.requested_bytes, told.needs_at_least_bytes) == (None, None)
-    assert (told.available_memory_bytes, told.budget_bytes, told.instrumented) == (None, None, None)
+    found = outcome(failed(raised("runners.phases.Unavailable", "no device")), device="cuda:0")
+    assert found.phases == ()
+    assert found.peak("allocated") is None
+    assert found.peak_phase is None
+    assert found.peak_is_partial is None
+    assert found.process_baseline == {}
+    assert (found.requested_bytes, found.needs_at_least_bytes) == (None, None)
+    assert (found.available_memory_bytes, found.budget_bytes, found.instrumented) == (None, None, None)
 
 
 # -- where it failed ---------------------------------------------------------------------------------------------------
@@ -251,85 +251,85 @@ def test_an_attempt_that_failed_before_its_first_phase_failed_between() -> None:
 
 
 def test_an_exception_that_leaves_a_phase_failed_in_it_and_not_in_the_stretch_after_it() -> None:
-    told = outcome(
+    found = outcome(
         BASELINE,
         ended("forward", 2.0, False, cpu=read(300 * MIB, 400 * MIB)),
         ended("between", 2.1, cpu=read(230 * MIB, 300 * MIB)),
         failed(CPU_OOM),
     )
-    assert told.failed_phase == "forward"
-    assert told.needs_at_least_bytes == 300 * MIB + 1000, "held when it was asked, not after the unwinding"
+    assert found.failed_phase == "forward"
+    assert found.needs_at_least_bytes == 300 * MIB + 1000, "held at the refusal, not after the unwinding"
 
 
 def test_an_exception_after_the_last_phase_failed_between() -> None:
-    told = outcome(
+    found = outcome(
         BASELINE,
         ended("caught", 2.0, False, cpu=read(1, 1)),
         ended("forward", 3.0, cpu=read(1, 1)),
         ended("between", 4.0, False, cpu=read(1, 1)),
         failed(raised("E")),
     )
-    assert told.failed_phase == "between"
+    assert found.failed_phase == "between"
 
 
 def test_a_process_that_died_inside_a_phase_failed_in_it() -> None:
-    told = outcome(BASELINE, ended("between", 2.0, cpu=read(1, 1)), began("step", 2.0, 4, cpu={}), exit=killed())
-    assert told.failed_phase == "step"
-    assert (told.phases[-1].run_index, told.phases[-1].completed) == (4, False)
+    found = outcome(BASELINE, ended("between", 2.0, cpu=read(1, 1)), began("step", 2.0, 4, cpu={}), exit=killed())
+    assert found.failed_phase == "step"
+    assert (found.phases[-1].run_index, found.phases[-1].completed) == (4, False)
 
 
 def test_a_process_that_died_after_a_phase_died_between() -> None:
-    told = outcome(BASELINE, ended("forward", 2.0, cpu=read(300 * MIB, 400 * MIB)), exit=killed())
-    assert told.failed_phase == "between"
-    assert told.phases[-1].baseline == {"resident": 300 * MIB}
+    found = outcome(BASELINE, ended("forward", 2.0, cpu=read(300 * MIB, 400 * MIB)), exit=killed())
+    assert found.failed_phase == "between"
+    assert found.phases[-1].baseline == {"resident": 300 * MIB}
 
 
 # -- peaks, and parts of them ------------------------------------------------------------------------------------------
 
 
 def test_a_peak_is_the_highest_of_all_phases_and_says_which() -> None:
-    told = outcome(
+    found = outcome(
         ended("one", 2.0, cpu=read(1, 5)),
         ended("two", 3.0, cpu=read(1, 9)),
         ended("three", 4.0, cpu=read(1, 9)),
         FINISHED,
     )
-    assert (told.peak("resident"), told.peak_phase) == (9, "two")
+    assert (found.peak("resident"), found.peak_phase) == (9, "two")
 
 
-def test_on_a_device_the_peak_is_where_the_allocator_says_and_not_the_host() -> None:
+def test_on_cuda_the_peak_phase_is_that_of_the_allocator_and_not_of_the_host() -> None:
     one = {"end": {}, "peak": {"allocated": 5, "resident": 900}}
     two = {"end": {}, "peak": {"allocated": 9, "resident": 100}}
-    told = outcome(
+    found = outcome(
         ended("one", 2.0, **{"cuda:0": one}), ended("two", 3.0, **{"cuda:0": two}), FINISHED, device="cuda:0"
     )
-    assert told.peak_phase == "two"
+    assert found.peak_phase == "two"
 
 
-def test_the_peak_of_several_devices_is_one_devices_and_no_sum() -> None:
+def test_the_peak_of_several_devices_is_the_highest_and_no_sum() -> None:
     both = {"cuda:0": read(1, 5, "allocated"), "cuda:1": read(1, 7, "allocated")}
-    told = outcome(ended("run", 2.0, **both), FINISHED, device="cuda:0+cuda:1")
-    assert told.peak("allocated") == 7
-    assert [(phase.device, phase.peak["allocated"]) for phase in told.phases] == [("cuda:0", 5), ("cuda:1", 7)]
+    found = outcome(ended("run", 2.0, **both), FINISHED, device="cuda:0+cuda:1")
+    assert found.peak("allocated") == 7
+    assert [(phase.device, phase.peak["allocated"]) for phase in found.phases] == [("cuda:0", 5), ("cuda:1", 7)]
 
 
-def test_of_an_unfinished_phase_the_highest_heartbeat_is_kept() -> None:
-    told = outcome(
+def test_an_unfinished_phase_keeps_its_highest_heartbeat() -> None:
+    found = outcome(
         BASELINE,
         began("step", 2.0, cpu={"resident": 100}),
         heartbeat("step", 2.2, cpu={"resident": 500, "tensor": 40}),
         heartbeat("step", 2.4, cpu={"resident": 400, "tensor": 50}),
         exit={"code": 1},
     )
-    (phase,) = told.phases
+    (phase,) = found.phases
     assert phase.peak == {"resident": 500, "tensor": 50}
     assert phase.baseline == {"resident": 100}
     assert phase.end == {}
-    assert told.peak_is_partial
+    assert found.peak_is_partial
 
 
 def test_a_heartbeat_that_was_written_too_late_does_not_count_for_the_next_phase() -> None:
-    told = outcome(
+    found = outcome(
         BASELINE,
         began("one", 2.0, 0, cpu={}),
         ended("one", 3.0, cpu=read(1, 900)),
@@ -340,12 +340,12 @@ def test_a_heartbeat_that_was_written_too_late_does_not_count_for_the_next_phase
         heartbeat("one", 3.2, 1, cpu={"resident": 7}),
         exit={"code": 1},
     )
-    assert told.phases[-1].peak == {"resident": 7}
+    assert found.phases[-1].peak == {"resident": 7}
 
 
-def test_before_the_first_phase_heartbeats_are_of_the_stretch_between() -> None:
-    told = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": 500}), exit={"code": 1})
-    (phase,) = told.phases
+def test_heartbeats_before_the_first_phase_belong_to_between() -> None:
+    found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": 500}), exit={"code": 1})
+    (phase,) = found.phases
     assert (phase.name, phase.peak, phase.baseline) == ("between", {"resident": 500}, {"resident": 220 * MIB})
 
 
@@ -355,19 +355,19 @@ def test_a_process_that_ended_at_its_baseline_has_no_phase() -> None:
 
 def test_a_reading_from_outside_counts_if_it_was_taken_inside_the_phase() -> None:
     outside = [{"t": 1.9, "resident": 900}, {"t": 2.1, "resident": 500}, {"t": 2.3, "resident": None}]
-    told = outcome(BASELINE, began("step", 2.0, cpu={}), exit={"code": 1, "signal": None, "outside": outside})
-    assert told.phases[-1].peak == {"resident": 500}
+    found = outcome(BASELINE, began("step", 2.0, cpu={}), exit={"code": 1, "signal": None, "outside": outside})
+    assert found.phases[-1].peak == {"resident": 500}
 
 
 def test_the_higher_of_heartbeat_and_outside_reading_is_the_partial_peak() -> None:
     for inside, outside in ((800, 500), (500, 800)):
-        told = outcome(
+        found = outcome(
             BASELINE,
             began("step", 2.0, cpu={}),
             heartbeat("step", 2.2, cpu={"resident": inside}),
             exit={"code": 1, "outside": [{"t": 2.5, "resident": outside}]},
         )
-        assert told.phases[-1].peak == {"resident": 800}
+        assert found.phases[-1].peak == {"resident": 800}
 
 
 @pytest.mark.parametrize(
@@ -384,57 +384,57 @@ def test_the_higher_of_heartbeat_and_outside_reading_is_the_partial_peak() -> No
 def test_the_kernels_mark_at_death_counts_after_a_signal_and_above_the_supervisors_own(
     exit: dict[str, Any], resident: int | None
 ) -> None:
-    told = outcome(BASELINE, began("step", 2.0, cpu={}), exit=exit)
-    assert told.phases[-1].peak.get("resident") == resident
-    assert told.peak("resident") == resident
+    found = outcome(BASELINE, began("step", 2.0, cpu={}), exit=exit)
+    assert found.phases[-1].peak.get("resident") == resident
+    assert found.peak("resident") == resident
 
 
-def test_the_mark_at_death_is_the_unfinished_phases_and_changes_no_finished_one() -> None:
-    told = outcome(
+def test_the_mark_at_death_counts_for_the_unfinished_phase_only() -> None:
+    found = outcome(
         BASELINE,
         ended("one", 2.0, cpu=read(100 * MIB, 300 * MIB)),
         exit=killed(maxrss_bytes=250 * MIB, supervisor_resident_bytes=15 * MIB),
     )
-    assert [(phase.name, phase.peak["resident"]) for phase in told.phases] == [
+    assert [(phase.name, phase.peak["resident"]) for phase in found.phases] == [
         ("one", 300 * MIB),
         ("between", 250 * MIB),
     ]
 
 
-def test_the_hosts_mark_stands_beside_the_first_of_several_devices_alone() -> None:
-    told = outcome(
+def test_only_the_first_of_several_devices_has_the_hosts_mark() -> None:
+    found = outcome(
         BASELINE,
         began("step", 2.0, **{"cuda:0": {"allocated": 1}, "cuda:1": {"allocated": 2}}),
         heartbeat("step", 2.2, **{"cuda:0": {"allocated": 10}, "cuda:1": {"allocated": 20}}),
         exit=killed(maxrss_bytes=600 * MIB, supervisor_resident_bytes=15 * MIB),
         device="cuda:0+cuda:1",
     )
-    assert [(phase.device, dict(phase.peak)) for phase in told.phases] == [
+    assert [(phase.device, dict(phase.peak)) for phase in found.phases] == [
         ("cuda:0", {"allocated": 10, "resident": 600 * MIB}),
         ("cuda:1", {"allocated": 20}),
     ]
 
 
-def test_several_devices_that_were_seen_before_the_first_phase_have_a_row_each() -> None:
-    told = outcome(
+def test_each_of_several_devices_read_before_the_first_phase_has_a_row() -> None:
+    found = outcome(
         BASELINE,
         heartbeat("between", 1.2, **{"cuda:0": {"allocated": 10}, "cuda:1": {"allocated": 20}}),
         exit={"code": 1},
         device="cuda:0+cuda:1",
     )
-    assert [(phase.device, phase.peak["allocated"]) for phase in told.phases] == [("cuda:0", 10), ("cuda:1", 20)]
-    assert told.phases[0].baseline == {"resident": 220 * MIB}
+    assert [(phase.device, phase.peak["allocated"]) for phase in found.phases] == [("cuda:0", 10), ("cuda:1", 20)]
+    assert found.phases[0].baseline == {"resident": 220 * MIB}
 
 
-def test_a_failure_that_a_phases_own_end_raised_keeps_the_phase_and_what_was_seen_of_it() -> None:
-    told = outcome(
+def test_a_failure_raised_by_the_end_of_a_phase_keeps_the_phase_and_its_readings() -> None:
+    found = outcome(
         BASELINE,
         began("forward", 2.0, **{"cuda:0": {"allocated": 1}}),
         heartbeat("forward", 2.2, **{"cuda:0": {"allocated": 10}}),
         failed(raised("RuntimeError", "CUDA error: device-side assert triggered")),
         device="cuda:0",
     )
-    assert (told.status, told.failed_phase, told.peak("allocated")) == (Status.ERROR, "forward", 10)
+    assert (found.status, found.failed_phase, found.peak("allocated")) == (Status.ERROR, "forward", 10)
 
 
 # -- how much it would have needed -------------------------------------------------------------------------------------
@@ -445,31 +445,31 @@ def refused(device: str, cause: dict[str, Any], counter: str, **counters: Any) -
     return outcome(BASELINE, ended("fill", 2.0, False, **readings), failed(cause), device=device)
 
 
-def test_a_refusal_needs_at_least_what_was_held_and_what_was_asked() -> None:
+def test_a_refusal_needs_at_least_the_bytes_held_and_requested() -> None:
     assert refused("cuda:0", OOM, "allocated", **{"cuda:0": GIB}).needs_at_least_bytes == GIB + 64 * MIB
     assert refused("cpu", CPU_OOM, "resident", cpu=GIB).needs_at_least_bytes == GIB + 1000
 
 
-def test_nobody_can_say_what_is_needed_where_it_is_not_known_what_was_held_or_asked() -> None:
+def test_without_the_bytes_held_or_requested_there_is_no_lower_bound() -> None:
     assert refused("cpu", raised("MemoryError"), "resident", cpu=GIB).needs_at_least_bytes is None
     assert refused("cuda:0", OOM, "reserved", **{"cuda:0": GIB}).needs_at_least_bytes is None
     assert outcome(BASELINE, failed(OOM), device="cuda:0").needs_at_least_bytes is None
 
 
-def test_refused_host_memory_says_nothing_about_what_a_device_needs() -> None:
+def test_refused_host_memory_gives_no_lower_bound_of_a_device() -> None:
     assert refused("cuda:0", CPU_OOM, "allocated", **{"cuda:0": GIB}).needs_at_least_bytes is None
 
 
-def test_of_several_devices_it_is_not_known_which_one_refused() -> None:
+def test_several_devices_have_no_lower_bound() -> None:
     both = {"cuda:0": GIB, "cuda:1": 2 * GIB}
-    told = refused("cuda:0+cuda:1", OOM, "allocated", **both)
-    assert (told.status, told.fits, told.needs_at_least_bytes) == (Status.OOM, False, None)
+    found = refused("cuda:0+cuda:1", OOM, "allocated", **both)
+    assert (found.status, found.fits, found.needs_at_least_bytes) == (Status.OOM, False, None)
 
 
-def test_what_is_seen_of_the_process_that_calculates_is_no_figure_of_the_device() -> None:
+def test_the_memory_of_a_process_that_calculates_is_no_figure_of_the_device() -> None:
     began_there = began("step", 2.0, **{"sim:h100-80gb": {}})
     outside = [{"t": 2.1, "resident": 500}]
     for exit in ({"code": 1, "outside": outside}, killed(maxrss_bytes=600 * MIB, outside=outside)):
-        told = outcome(began_there, exit=exit, device="sim:h100-80gb")
-        assert told.peak("resident") is None
-        assert told.phases[-1].peak == {}
+        found = outcome(began_there, exit=exit, device="sim:h100-80gb")
+        assert found.peak("resident") is None
+        assert found.phases[-1].peak == {}

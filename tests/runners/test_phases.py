@@ -73,7 +73,7 @@ def opened(meter: Steps, journal: Kept, **options: Any) -> Phases:
     return phases
 
 
-def test_a_phase_lies_between_two_stretches_that_have_counters_of_their_own(phase: Phases, journal: Kept) -> None:
+def test_a_phase_and_the_stretches_around_it_have_counters_of_their_own(phase: Phases, journal: Kept) -> None:
     with phase("forward", 0) as notes:
         notes.iterations, notes.shapes, notes.metrics = 2, {"input_ids": [1, 8]}, {"loss": 0.5}
     phase.close(completed=True)
@@ -148,7 +148,7 @@ def test_a_phase_in_another_process_is_refused(phase: Phases) -> None:
     os.close(read)
 
 
-def test_what_a_workload_built_is_written_as_it_reports_it(phase: Phases, journal: Kept) -> None:
+def test_a_workloads_report_of_its_model_is_written_as_it_is(phase: Phases, journal: Kept) -> None:
     phase.model(parameters=5, storage_dtype="float32")
     assert journal.facts == [Model({"parameters": 5, "storage_dtype": "float32"})]
 

@@ -86,7 +86,7 @@ def test_an_id_is_sixteen_hexadecimal_digits() -> None:
     int(Point(values=VALUES).id, 16)
 
 
-def test_a_value_that_json_does_not_have_has_no_identity() -> None:
+def test_a_value_that_json_does_not_have_is_refused() -> None:
     for value in (float("nan"), float("inf"), object()):
         with pytest.raises((TypeError, ValueError)):
             canonical({"batch": value})
@@ -114,7 +114,7 @@ def attempt(**changed: Any) -> Attempt:
 
 
 def test_an_attempt_is_the_same_after_it_was_written_and_read() -> None:
-    asked = attempt(
+    requested = attempt(
         device=Device(name="cuda:0", uuids=("GPU-8c1d4e3c",)),
         environ={"CUDA_VISIBLE_DEVICES": "GPU-8c1d4e3c", "MALLOC_CONF": None},
         cwd="/somewhere",
@@ -122,10 +122,10 @@ def test_an_attempt_is_the_same_after_it_was_written_and_read() -> None:
         locks=("/tmp/lock",),
         engine="slurm",
     )
-    assert Attempt.from_json(json.loads(json.dumps(asked.to_json()))) == asked
+    assert Attempt.from_json(json.loads(json.dumps(requested.to_json()))) == requested
 
 
-def test_what_an_attempt_is_told_by_its_points_values() -> None:
+def test_an_attempt_takes_its_timeout_and_start_from_its_point() -> None:
     assert attempt().warm
     assert attempt().timeout is None
     assert attempt(point=Point(values={"start": "cold", "timeout": 1.5})).timeout == 1.5
@@ -142,7 +142,7 @@ def test_a_path_holds_nothing_that_a_user_typed_but_letters_that_are_safe(device
     assert name.count("/") == 1
 
 
-def test_attempts_of_one_point_are_told_apart_by_device_and_number() -> None:
+def test_attempts_of_one_point_differ_by_device_and_number() -> None:
     names = {
         attempt(device=Device(name=device), number=number).name
         for device in ("cpu", "cuda:0", "cuda:1")
@@ -151,7 +151,7 @@ def test_attempts_of_one_point_are_told_apart_by_device_and_number() -> None:
     assert len(names) == 6
 
 
-def test_what_was_asked_is_read_back_from_its_folder(tmp_path: Path) -> None:
+def test_an_attempt_is_read_back_from_its_folder(tmp_path: Path) -> None:
     folder = AttemptFolder(tmp_path / attempt().name)
     folder.create(attempt())
     assert folder.attempt() == attempt(environ={})
@@ -166,7 +166,7 @@ def test_an_attempt_is_made_once(tmp_path: Path) -> None:
     assert folder.attempt().number == 2
 
 
-def test_an_attempt_has_settled_once_its_supervisors_word_is_whole(tmp_path: Path) -> None:
+def test_an_attempt_has_settled_once_its_exit_is_written(tmp_path: Path) -> None:
     folder = AttemptFolder(tmp_path / "attempt")
     assert folder.settled() is None
     folder.create(attempt())

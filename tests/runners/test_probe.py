@@ -29,8 +29,8 @@ def ask(python: str, *, devices: bool = False, target: str | None = None) -> dic
 
 
 def about(target: str) -> dict[str, Any]:
-    told: dict[str, Any] = ask(sys.executable, target=target)["target"]
-    return told
+    found: dict[str, Any] = ask(sys.executable, target=target)["target"]
+    return found
 
 
 # Torch as far as the probe asks it, written from PyTorch's documentation of torch.cuda.
@@ -52,7 +52,7 @@ class cuda:
 
 @pytest.fixture
 def torch_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Comes before the installed torch, in whatever interpreter is asked."""
+    """Comes before the installed torch, in whichever interpreter is probed."""
     folder = tmp_path / "stand-in"
     folder.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(folder))
@@ -61,20 +61,20 @@ def torch_stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_answer_is_one_json_line() -> None:
-    asked = json.dumps({"devices": False, "target": None})
-    command = launch_command.command(sys.executable, "probe", asked)
+    request = json.dumps({"devices": False, "target": None})
+    command = launch_command.command(sys.executable, "probe", request)
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("\n") == 1
     assert json.loads(done.stdout)["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_torch_is_imported_only_where_devices_are_asked(torch_stand_in: Path) -> None:
+def test_torch_is_imported_only_if_devices_are_requested(torch_stand_in: Path) -> None:
     torch_stand_in.write_text("raise SystemExit('imported')")
     assert ask(sys.executable, devices=False)["torch_error"] is None
     assert "SystemExit: imported" in ask(sys.executable, devices=True)["torch_error"]
 
 
-def test_a_torch_that_cannot_be_imported_is_told_with_its_root_cause(torch_stand_in: Path) -> None:
+def test_a_torch_that_cannot_be_imported_is_reported_with_its_root_cause(torch_stand_in: Path) -> None:
     torch_stand_in.write_text(
         "try:\n    raise OSError('libcudart.so.12: cannot open shared object file')\n"
         "except OSError as error:\n    raise ImportError('no backend') from error\n"
@@ -170,7 +170,7 @@ def test_the_cpu_has_memory_cores_and_phase_peaks() -> None:
     assert cpu["phase_peaks"] is (cpu["phase_peaks_error"] is None)
 
 
-def test_a_function_is_found_in_the_current_folder_and_its_parameters_told(here: Path) -> None:
+def test_a_function_is_found_in_the_current_folder_with_its_parameters(here: Path) -> None:
     (here / "mywork.py").write_text("def run(*, batch, context=8, phase, width=1): ...\ndef all_of(**_): ...\n")
     assert about("mywork:run") == {
         "parameters": ["batch", "context", "phase", "width"],
@@ -190,7 +190,7 @@ def test_a_function_is_found_on_pythonpath_and_in_a_class(
     assert about("mywork:Work.run")["parameters"] == ["batch"]
 
 
-def test_a_standard_module_that_the_folder_shadows_is_of_no_concern_to_the_probe(here: Path) -> None:
+def test_a_standard_module_that_the_folder_shadows_does_not_affect_the_probe(here: Path) -> None:
     (here / "random.py").write_text("raise RuntimeError('mine')")
     (here / "mywork.py").write_text("def run(batch): ...\n")
     assert about("mywork:run")["parameters"] == ["batch"]
@@ -213,7 +213,7 @@ def test_a_standard_module_that_the_folder_shadows_is_of_no_concern_to_the_probe
         ("mywork:", "module:function"),
     ],
 )
-def test_what_is_wrong_with_a_function_is_one_line_with_the_root_cause(here: Path, target: str, named: str) -> None:
+def test_a_function_that_cannot_be_used_is_one_line_with_the_root_cause(here: Path, target: str, named: str) -> None:
     (here / "lacks.py").write_text("import not_there\n")
     (here / "wraps.py").write_text(
         "try:\n    import not_there\nexcept ImportError as error:\n    raise RuntimeError('no luck') from error\n"

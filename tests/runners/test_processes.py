@@ -71,10 +71,10 @@ print(processes.descendants_of(os.getpid()))
 """
 
 
-def test_everything_below_is_ended_in_sessions_of_its_own_too_and_what_is_spared_lives() -> None:
+def test_everything_below_is_ended_in_whichever_session_and_what_is_spared_lives() -> None:
     with python(ENDS, TREE) as ends:
-        told, _ = ends.communicate(timeout=30)
-    assert told.splitlines() == ["2", "True", "2", "[]"]
+        printed, _ = ends.communicate(timeout=30)
+    assert printed.splitlines() == ["2", "True", "2", "[]"]
 
 
 DIES_WITH = """
@@ -95,15 +95,15 @@ def test_a_child_dies_with_its_parent() -> None:
 
 def test_a_child_whose_parent_is_dead_already_dies_at_once() -> None:
     with python("from runners import processes; processes.die_with(1); print('alive')") as child:
-        told, _ = child.communicate(timeout=30)
-    assert (told, child.returncode) == ("", -signal.SIGKILL)
+        printed, _ = child.communicate(timeout=30)
+    assert (printed, child.returncode) == ("", -signal.SIGKILL)
 
 
 def test_a_process_that_no_longer_dies_with_its_parent_lives_on() -> None:
     code = "import os; from runners import processes as p; p.die_with(os.getppid()); p.die_with(None); print('alive')"
     with python(code) as child:
-        told, _ = child.communicate(timeout=30)
-    assert (told, child.returncode) == ("alive\n", 0)
+        printed, _ = child.communicate(timeout=30)
+    assert (printed, child.returncode) == ("alive\n", 0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
@@ -142,5 +142,5 @@ def test_a_process_between_vfork_and_exec_borrows_its_parents_memory() -> None:
         "os.waitpid(child, 0)\n"
     )
     with python(code) as parent:
-        told, _ = parent.communicate(timeout=30)
-    assert told == "True\n"
+        printed, _ = parent.communicate(timeout=30)
+    assert printed == "True\n"

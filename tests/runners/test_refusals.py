@@ -1,4 +1,4 @@
-"""Which failures are refused allocations, whose memory was refused, and how much was asked for."""
+"""Which failures are refused allocations, whose memory was refused, and how many bytes were requested."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ MPS = (
 @pytest.mark.parametrize(
     ("failure", "scope", "requested"),
     [
-        # by the type alone, whatever is said
+        # by the type alone, whatever the message
         (cause("torch.OutOfMemoryError", CUDA.format("20.00 MiB"), "RuntimeError"), "device", 20 * MIB),
         (cause("torch.cuda.OutOfMemoryError", OLD_CUDA.format("1024.00 MiB"), "RuntimeError"), "device", GIB),
         (cause("torch.OutOfMemoryError", ASYNC.format("640.00 MiB"), "RuntimeError"), "device", 671_083_398),
@@ -146,7 +146,7 @@ def test_a_refused_allocation_is_recognised(failure: Cause, scope: str, requeste
     ],
     ids=lambda failure: failure.message[:40],
 )
-def test_a_failure_that_only_sounds_like_memory_is_none(failure: Cause) -> None:
+def test_a_failure_that_only_mentions_memory_is_no_refusal(failure: Cause) -> None:
     assert refusal_in([failure]) is None
 
 
@@ -163,7 +163,7 @@ def test_a_refusal_is_found_behind_the_exception_that_it_caused() -> None:
     assert refusal_in(chain) == Refusal("device", 64 * MIB)
 
 
-def test_of_two_refusals_the_outermost_counts() -> None:
+def test_the_outermost_of_two_refusals_counts() -> None:
     chain = [runtime_error(CPU.format(10)), cause("torch.OutOfMemoryError", CUDA.format("64.00 MiB"))]
     assert refusal_in(chain) == Refusal("host", 10)
 
@@ -188,26 +188,26 @@ def in_segments(size: int) -> int:
 
 
 @given(st.integers(1, GIB))
-def test_up_to_one_gib_the_segment_that_cuda_asked_for_is_exact(size: int) -> None:
-    asked = in_segments(size)
-    assert requested_in(CUDA.format(printed(asked))) == asked
-    assert requested_in(OLD_CUDA.format(printed(asked))) == asked
+def test_up_to_one_gib_the_segment_that_cuda_requested_is_exact(size: int) -> None:
+    in_driver = in_segments(size)
+    assert requested_in(CUDA.format(printed(in_driver))) == in_driver
+    assert requested_in(OLD_CUDA.format(printed(in_driver))) == in_driver
 
 
 @given(st.integers(GIB, 2**45))
 @example(GIB + 1)
 @example(1_207_959_553)  # half way between two prints
 def test_beyond_that_it_is_a_lower_bound_that_prints_the_same(size: int) -> None:
-    asked = in_segments(size)
-    requested = requested_in(CUDA.format(printed(asked)))
+    in_driver = in_segments(size)
+    requested = requested_in(CUDA.format(printed(in_driver)))
     assert requested is not None
-    assert asked - 2**30 // 100 <= requested <= asked
-    assert printed(requested) == printed(asked)
+    assert in_driver - 2**30 // 100 <= requested <= in_driver
+    assert printed(requested) == printed(in_driver)
     assert requested % (2 * MIB) == 0
 
 
 @given(st.integers(1, 2**45))
-def test_what_other_allocators_print_is_a_lower_bound_of_what_was_asked(size: int) -> None:
+def test_the_number_that_other_allocators_print_is_a_lower_bound(size: int) -> None:
     requested = requested_in(ASYNC.format(printed(size)))
     assert requested is not None
     assert requested <= size
@@ -236,7 +236,7 @@ def test_the_cpu_allocators_number_is_exact(size: int) -> None:
 
 
 @pytest.mark.parametrize("message", ["", "CUDA error: out of memory", "Tried to allocate a lot", "tried 3.00 GiB"])
-def test_a_message_without_a_number_asks_for_nothing(message: str) -> None:
+def test_a_message_without_a_number_has_no_bytes_requested(message: str) -> None:
     assert requested_in(message) is None
 
 

@@ -11,7 +11,7 @@ from runners.point import Attempt, Point
 from tests.measuring import SETTLED, Lab
 
 
-def test_an_attempt_on_two_devices_waits_for_either_and_meanwhile_keeps_neither(lab: Lab, tmp_path: Path) -> None:
+def test_an_attempt_on_two_devices_waits_for_either_and_locks_neither_meanwhile(lab: Lab, tmp_path: Path) -> None:
     first, second = tmp_path / "first.lock", tmp_path / "second.lock"
     workload = {"name": "custom", "target": "faulty:good", "params": {}}
     attempt = Attempt(

@@ -87,7 +87,7 @@ class Torch:
 
 
 class Memory:
-    """torch.cuda.memory: the allocator's history is a pickle of what was asked of it."""
+    """torch.cuda.memory: the allocator's history is a pickle of the calls it was given."""
 
     def __init__(self, torch: Torch) -> None:
         self._torch = torch

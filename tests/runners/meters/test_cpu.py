@@ -1,4 +1,4 @@
-"""The kernel's counters of this process, read where it says what they mean."""
+"""The kernel's counters of this process, compared with what proc(5) defines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_kernel_that_refuses_the_reset_gets_no_peak_per_phase(monkeypatch: pyt
     assert "resident" not in meter.boundary()["cpu"].peak
 
 
-def test_what_is_gone_has_no_reading() -> None:
+def test_a_process_that_is_gone_has_no_reading() -> None:
     assert cpu.read_status(2**22 + 1) == cpu.Reading()
 
 

@@ -25,7 +25,7 @@ MIB = 2**20
 GIB = 2**30
 
 
-def _beside(name: str) -> ModuleType:
+def _stand_in(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -35,7 +35,7 @@ def _beside(name: str) -> ModuleType:
     return module
 
 
-stand_in = _beside("cuda_stand_in")
+stand_in = _stand_in("cuda_stand_in")
 Device: Any = stand_in.Device
 Torch: Any = stand_in.Torch
 
@@ -130,7 +130,7 @@ def test_after_a_failure_the_peaks_are_read_before_anything_that_can_raise(insta
     assert measured.counters("forward")["peak"]["allocated"] == 512 * MIB
 
 
-def test_a_phase_has_what_was_held_before_it_after_it_and_at_most(install: Any, measure: Any) -> None:
+def test_a_phase_has_the_bytes_held_before_it_after_it_and_at_most(install: Any, measure: Any) -> None:
     install(device := Device())
     device.take(100 * MIB)
     measured = measure()
@@ -170,7 +170,7 @@ def test_a_peak_that_is_over_is_no_part_of_the_next_phase(install: Any, measure:
     assert measured.counters("small")["peak"]["reserved"] == 512 * MIB
 
 
-def test_what_happens_between_two_phases_is_measured_too(install: Any, measure: Any) -> None:
+def test_the_stretch_between_two_phases_is_measured(install: Any, measure: Any) -> None:
     install(device := Device())
     measured = measure()
     with measured.phase("one"):
@@ -191,7 +191,7 @@ def test_rounding_shows_as_the_difference_of_allocated_and_requested(install: An
     assert measured.counters("odd")["peak"]["allocated"] == 1024
 
 
-def test_used_is_the_whole_devices_and_no_peak_is_claimed_of_it(install: Any, measure: Any) -> None:
+def test_used_is_of_the_whole_device_and_has_no_peak(install: Any, measure: Any) -> None:
     install(device := Device(others=3 * GIB))
     measured = measure()
     with measured.phase("forward"):
@@ -364,7 +364,7 @@ def test_a_heartbeat_reads_the_peak_so_far_and_never_waits_for_the_device(instal
     assert reading.peak["resident"] > 0
 
 
-def test_a_heartbeat_asks_the_driver_nothing_under_cudamallocasync(install: Any, measure: Any) -> None:
+def test_a_heartbeat_does_not_call_the_driver_under_cudamallocasync(install: Any, measure: Any) -> None:
     torch = install(Device(), backend="cudaMallocAsync")
     measured = measure()
     torch.names()
@@ -372,14 +372,14 @@ def test_a_heartbeat_asks_the_driver_nothing_under_cudamallocasync(install: Any,
     assert torch.names() == []
 
 
-def test_a_heartbeat_survives_books_that_cannot_be_read(install: Any, measure: Any) -> None:
+def test_a_heartbeat_survives_statistics_that_cannot_be_read(install: Any, measure: Any) -> None:
     torch = install(Device())
     measured = measure()
     torch.raises["memory_stats"] = RuntimeError("not now")
     assert not set(measured.meter.glance()["cuda:0"].peak) & DEVICE_COUNTERS
 
 
-def test_each_of_several_devices_has_its_own_reading_and_nothing_is_summed(install: Any, measure: Any) -> None:
+def test_each_of_several_devices_has_its_own_reading(install: Any, measure: Any) -> None:
     torch = install(first := Device(), second := Device())
     measured = measure("cuda:2", "cuda:5")
     torch.calls.clear()
@@ -394,7 +394,7 @@ def test_each_of_several_devices_has_its_own_reading_and_nothing_is_summed(insta
     assert synchronized[1] < read[0], "every device is waited for before one is read"
 
 
-def test_the_hosts_memory_stands_beside_the_first_device_alone(install: Any, measure: Any) -> None:
+def test_only_the_first_device_has_the_hosts_memory(install: Any, measure: Any) -> None:
     install(Device(), Device())
     measured = measure("cuda:0", "cuda:1")
     with measured.phase("forward"):
@@ -408,7 +408,7 @@ def test_the_hosts_memory_stands_beside_the_first_device_alone(install: Any, mea
     assert not host & (set(second["baseline"]) | set(second["end"]) | set(second["peak"]))
 
 
-def test_the_devices_name_is_the_users_whatever_its_index_in_the_process(install: Any, tmp_path: Path) -> None:
+def test_a_reading_has_the_users_name_of_the_device_whatever_its_index(install: Any, tmp_path: Path) -> None:
     install(device := Device())
     meter = cuda.CudaMeter([0], ["cuda:7"], CpuMeter())
     meter.boundary()
@@ -416,13 +416,13 @@ def test_the_devices_name_is_the_users_whatever_its_index_in_the_process(install
     assert meter.boundary()["cuda:7"].now["allocated"] == MIB
 
 
-def test_a_torch_without_cuda_is_unavailable_and_says_so(install: Any) -> None:
+def test_a_torch_without_cuda_is_unavailable_with_that_reason(install: Any) -> None:
     install(built_for=None)
     with pytest.raises(Unavailable, match=r"^cuda:0: torch 2\.13\.0 is built without CUDA and without ROCm$"):
         cuda.check("cuda:0", 0, "float32")
 
 
-def test_the_torch_that_is_installed_here_says_why_it_has_no_device() -> None:
+def test_the_installed_torch_reports_why_it_has_no_device() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a device")
@@ -430,7 +430,7 @@ def test_the_torch_that_is_installed_here_says_why_it_has_no_device() -> None:
         cuda.check("cuda:0", 0, "float32")
 
 
-def test_a_missing_driver_is_told_in_the_drivers_words_on_one_line(install: Any) -> None:
+def test_a_missing_driver_is_reported_with_the_drivers_message_on_one_line(install: Any) -> None:
     torch = install(Device())
     torch.raises["init"] = RuntimeError("Found no NVIDIA driver on your system. Please check ...\n  and more\n")
     with pytest.raises(Unavailable) as refused:
@@ -439,7 +439,7 @@ def test_a_missing_driver_is_told_in_the_drivers_words_on_one_line(install: Any)
 
 
 @pytest.mark.parametrize(("devices", "there"), [(1, "cuda:0"), (4, "cuda:0 to cuda:3")])
-def test_an_index_that_is_not_there_is_unavailable_and_says_what_is(install: Any, devices: int, there: str) -> None:
+def test_a_missing_index_is_unavailable_and_the_devices_are_listed(install: Any, devices: int, there: str) -> None:
     install(*(Device() for _ in range(devices)))
     with pytest.raises(Unavailable, match=f"^cuda:9: there is no such device, torch sees {there}$"):
         cuda.check("cuda:9", 9, "float32")
@@ -488,7 +488,7 @@ def test_a_uuid_is_in_the_form_that_the_visible_devices_variable_takes(
     assert cuda.device_uuid(0) == expected
 
 
-def test_a_device_is_described_with_all_that_tells_its_numbers_apart(
+def test_a_device_is_described_with_all_that_its_figures_depend_on(
     install: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(Device(), backend="cudaMallocAsync")
@@ -522,7 +522,7 @@ def test_a_budget_that_the_device_does_not_have_is_unavailable(install: Any) -> 
     assert torch.calls == []
 
 
-def test_who_else_is_on_a_device_is_not_measured_where_there_is_nobody_to_ask() -> None:
+def test_without_nvml_the_other_processes_on_a_device_are_not_measured() -> None:
     if nvml.driver_version() is not None:
         pytest.skip("there is an NVIDIA driver here")
     assert cuda.others_on("GPU-8c1d4e3c-0000-4b7e-9d67-2f5a0c1b9e11") is None

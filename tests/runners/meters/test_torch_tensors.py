@@ -14,7 +14,7 @@ from runners.meters.torch_tensors import TensorTracker
 MIB = 2**20
 
 
-def test_views_share_and_the_last_one_frees() -> None:
+def test_views_share_a_storage_and_the_last_one_frees_it() -> None:
     with TensorTracker() as following:
         kept = torch.ones(MIB // 4)
         view = kept.view(-1)[1:]
@@ -41,7 +41,7 @@ def test_a_storage_that_grows_is_counted_as_it_is() -> None:
         assert following.live == MIB
 
 
-def test_it_agrees_with_pytorchs_own_counter_through_training() -> None:
+def test_the_tracker_agrees_with_pytorchs_own_counter_through_training() -> None:
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
         model(inputs).square().mean().backward()
         optimizer.step()
@@ -67,7 +67,7 @@ def test_it_agrees_with_pytorchs_own_counter_through_training() -> None:
     assert abs(following.peak - peak) < 0.02 * MIB
 
 
-def test_it_brings_in_no_compiler() -> None:
+def test_tracking_imports_no_compiler() -> None:
     code = (
         "import sys, torch; from runners.meters.torch_tensors import TensorTracker\n"
         "with TensorTracker(): torch.ones(1)\n"
@@ -76,7 +76,7 @@ def test_it_brings_in_no_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
-def test_once_something_was_compiled_it_gives_no_number() -> None:
+def test_once_something_was_compiled_the_counter_is_invalid() -> None:
     import torch._dynamo
 
     with TensorTracker() as following:
@@ -108,7 +108,7 @@ class Quantised(torch.Tensor):
         return func(plain, *args[1:], **(kwargs or {}))
 
 
-def test_a_tensor_made_of_others_counts_as_they_do_and_what_its_operators_make_of_them_too() -> None:
+def test_a_tensor_made_of_others_counts_its_parts_and_what_its_operators_make_of_them() -> None:
     with TensorTracker() as following:
         kept = torch.nn.Parameter(Quantised(torch.ones(MIB, dtype=torch.int8), torch.ones(1)), requires_grad=False)
         assert following.live == MIB + 64
@@ -121,7 +121,7 @@ def test_a_tensor_made_of_others_counts_as_they_do_and_what_its_operators_make_o
     assert total == MIB
 
 
-def test_an_operator_whose_kernel_is_python_is_followed_into() -> None:
+def test_an_operator_with_a_python_kernel_is_tracked_inside() -> None:
     @torch.library.custom_op("sweeper_tests::mean_of_copies", mutates_args=())
     def mean_of_copies(x: torch.Tensor) -> torch.Tensor:
         copies = torch.stack([x, x])
@@ -141,7 +141,7 @@ def test_an_operator_whose_kernel_is_python_is_followed_into() -> None:
     assert torch.equal(result, given)
 
 
-def test_in_inference_mode_what_a_composite_operator_makes_inside_is_seen() -> None:
+def test_in_inference_mode_the_tensors_inside_a_composite_operator_are_tracked() -> None:
     """A transposed matrix is copied by reshape within matmul, and given back as it ends."""
     left = torch.ones(2, 512, 512).transpose(0, 1)
     with torch.inference_mode(), TensorTracker() as following:
