@@ -1,7 +1,7 @@
 """Other processes on an attempt's devices before, while and after it runs, and the machine's memory pressure meanwhile.
 
 The supervisor reads a GPU through NVML, which lists the processes of every user. A lane has one attempt at a time, so
-what is on a device before an attempt starts belongs to somebody else. While it runs, pids separate the attempt from
+whatever is on a device before an attempt starts belongs to others. While it runs, pids separate the attempt from
 others only if the driver and this process use one pid namespace: in a container the driver's pids can be the host's, or
 missing. That is known once a process of an attempt was seen on its device under its own pid. Until then only bytes are
 compared, before and after, and `contamination_told_by` records this.

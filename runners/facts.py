@@ -1,8 +1,8 @@
 """The facts that an attempt leaves: each kind of line of journal.jsonl, and the content of exit.json, as types.
 
-A line is one JSON object with `kind` (the key in `KINDS`), `t` and the fields of its type. A field with a default is
-left out of the JSON where it is None; every other field is written as null. What a reader does not find is None, and
-fields and kinds that it does not know are ignored, so that other versions can be read.
+A line is one JSON object with `kind` (the key in `KINDS`), `t` and the fields of its type. Where a field is
+None, it is left out of the JSON if it has a default, and written as null if it has none. A reader takes a missing field
+as None and ignores fields and kinds that it does not know, so that it can read other versions.
 
 Bytes are whole numbers by counter: allocated, reserved, requested, active, used, tensor, resident, resident_anon,
 resident_file, address. A counter that was not read is absent. What happens between two phases is the phase `between`:
@@ -21,7 +21,7 @@ Bytes = Mapping[str, int]  # by counter
 
 
 class Environment(NamedTuple):
-    """What the attempt runs in. Attempts in the same environment have the same record."""
+    """The environment of the attempt. Attempts in the same environment have the same record."""
 
     pid: int | None  # of the measured process
     at: str | None  # UTC, ISO 8601
@@ -34,7 +34,7 @@ class Baseline(NamedTuple):
 
     counters: Bytes  # also virtual and virtual_peak: VmSize and VmPeak
     available_memory_bytes: int | None  # on the machine, or less if a memory cgroup allows less
-    instrumented: bool | None  # whether tensors are followed
+    instrumented: bool | None  # whether tensors are tracked
     of: str | None = None  # PROGRAM if every counter is of a program that the process starts, and not of itself
     t: float | None = None
 
@@ -131,7 +131,7 @@ class Failed(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """What was kept of the allocator's history, after `failed`, if trace=on_failure asked for it."""
+    """The file with the allocator's history (trace=on_failure). It follows `failed`."""
 
     file: str | None  # its name in the attempt's folder
     bytes: int | None = None  # of the file
@@ -311,24 +311,24 @@ class DeviceUse(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """How the supervisor saw an attempt end. None of its fields is known of an attempt whose supervisor died."""
+    """How an attempt ended, according to its supervisor. If that died, only `lost` and `reason` are known."""
 
     started_at: str | None = None  # UTC, ISO 8601; the measured process was started
     pid: int | None = None  # of the measured process
-    code: int | None = None  # its exit code, if it ended by itself
+    code: int | None = None  # its exit code, if no signal ended it
     signal: int | None = None  # the signal that ended it
     timed_out: bool | None = None
     duration_s: float | None = None
     maxrss_bytes: int | None = None  # ru_maxrss of wait4: at least what the supervisor held when it started the process
     supervisor_resident_bytes: int | None = None  # the supervisor's own high-water mark at that time
-    outside: Sequence[OutsideReading] = ()  # the last few
+    outside: Sequence[OutsideReading] = ()  # the last five
     other_processes: int | None = None  # the most that the workload had started at once
     other_processes_resident_bytes: int | None = None  # their sum; pages that they share count in each
     leftover_processes: int | None = None  # that outlived the measured process and were killed
     output_truncated: bool | None = None  # whether output.log has only the start and the end
     last_output: str | None = None  # the last line printed, or where faulthandler saw the crash
     available_memory_bytes_start: int | None = None
-    memory_pressure_start_us: int | None = None  # since boot, some task waited for memory (/proc/pressure/memory)
+    memory_pressure_start_us: int | None = None  # that some task waited for memory since boot (/proc/pressure/memory)
     memory_pressure_start_avg10_percent: float | None = None
     available_memory_bytes_end: int | None = None
     memory_pressure_end_us: int | None = None

@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
 
 
 def identity() -> dict[str, str | None]:
-    """The versions and settings that are compared, as one flat record; None for what is not there."""
+    """The versions and settings that are compared, as one flat record; None for what is missing."""
     from importlib import metadata
 
     def version(library: str) -> str | None:

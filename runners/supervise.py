@@ -38,7 +38,7 @@ from runners.point import Attempt, AttemptFolder, write_aside
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
 OUTSIDE_EVERY = 0.2  # seconds between readings from outside
-READINGS_KEPT = 5
+READINGS_KEPT = 5  # from outside
 LOCK_EVERY = 0.2  # seconds between attempts to lock a device that another sweep holds
 
 

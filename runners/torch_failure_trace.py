@@ -108,7 +108,7 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
             "raised_by": None if raised_by is None else {"operator": str(raised_by), "lines": _lines(_stack())},
             "live_bytes": self.live,
             "live_storages": len(sizes),
-            "complete": self.valid,  # nothing compiled ran, which is not followed
+            "complete": self.valid,  # compiled code, which is not tracked, did not run
             "tensors": [_as_json(sizes[key], self._made[key]) for key in largest if key in self._made],
         }
 

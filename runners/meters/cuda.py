@@ -41,7 +41,7 @@ __all__ = [
 
 NATIVE = "native"  # PyTorch's own caching allocator, the only one that keeps every counter
 STATISTICS = ("allocated", "reserved", "requested", "active")  # of memory_stats, all pools together
-OF_THE_HOST = ("resident", "resident_anon", "resident_file")  # a CUDA build reserves address space: it says nothing
+OF_THE_HOST = ("resident", "resident_anon", "resident_file")  # not address: a CUDA build reserves tens of GiB of it
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the last two are old names
 # "Expect each entry to be several KB" (torch.cuda.memory._record_memory_history), and the file's size is limited
 HISTORY_ENTRIES = 20_000

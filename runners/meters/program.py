@@ -7,7 +7,7 @@
                 pages count once. Peaks between two samples are not seen. The peak is the higher of the two.
     used        What NVML counts as used on a device, by whichever process; the peak is the highest sample.
     allocated   and reserved, requested, active: PyTorch's own counters, from what a hook reports when a Python process
-                of the tree ends (workloads/program_hook). Of several such processes the highest counts, not the sum.
+                of the tree ends (workloads/program_hook). The highest of several such processes counts, not the sum.
 
 Nothing can be read of a program before it starts and after it ends: only `used` has a baseline.
 """

@@ -90,7 +90,7 @@ def test_a_child_dies_with_its_parent() -> None:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "there\n"
         parent.kill()
-        assert parent.stdout.read() == "", "nobody holds the pipe any more"
+        assert parent.stdout.read() == "", "no process holds the pipe"
 
 
 def test_a_child_whose_parent_is_dead_already_dies_at_once() -> None:

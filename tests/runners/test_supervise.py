@@ -23,13 +23,13 @@ def test_an_attempt_on_two_devices_waits_for_either_and_locks_neither_meanwhile(
         locks=(str(first), str(second)),
     )
     with second.open("w") as held:
-        held.write("somebody else")
+        held.write("held by a test")
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
         folder = lab.folder(attempt)
         folder.create(attempt)
         lab.engine.start(attempt, folder, "cpu")
-        assert lab.wait_for("waiting").detail == "somebody else"
+        assert lab.wait_for("waiting").detail == "held by a test"
         with first.open() as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert lab.settle(attempt).outcome.status is Status.OK
