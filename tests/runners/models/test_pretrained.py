@@ -96,7 +96,7 @@ def test_a_folder_of_the_hubs_cache_tells_its_revision(run: Any, checkpoint: Pat
 def test_a_hub_that_cannot_be_reached_is_unavailable(run: Any) -> None:
     from runners.phases import Unavailable
 
-    with pytest.raises(Unavailable, match=r"someone/nothing is no folder here, and the hub cannot be reached"):
+    with pytest.raises(Unavailable, match=r"someone/nothing is no local folder, and the hub cannot be reached"):
         run(model=pretrained("someone/nothing"))
 
 
