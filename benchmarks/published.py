@@ -443,7 +443,7 @@ def by_formula(row: Row) -> float:
     """Bytes of the keys and values of a model that is given in words: `64L, 8 kv heads x 128`, `60L, d6656`."""
     from transformers import LlamaConfig
 
-    from runners.models.transformers_caches import Keeping
+    from runners.models.transformers_caches import CacheSpec
 
     layers = re.search(r"(\d+)L", row["model"])
     heads = re.search(r"(\d+) kv heads x (\d+)", row["model"])
@@ -455,9 +455,9 @@ def by_formula(row: Row) -> float:
         num_hidden_layers=int(layers[1]), num_attention_heads=kv, num_key_value_heads=kv,
         hidden_size=kv * size, head_dim=size,
     )  # fmt: skip
-    keeping = Keeping(kind="dynamic", backend=None, config=config, argument="cache", capacity=0)
+    cache_spec = CacheSpec(kind="dynamic", backend=None, config=config, argument="cache", capacity=0)
     positions = int(row["context"])
-    elements = keeping.bytes_by_formula(rows=int(row["batch"]), prompt=positions, positions=positions, element=1)
+    elements = cache_spec.bytes_by_formula(rows=int(row["batch"]), prompt=positions, positions=positions, element=1)
     # q8_0 of llama.cpp: 32 numbers of one byte and a scale of two bytes.
     return float(elements or 0) * {"f32": 4, "f16": 2, "q8_0": 34 / 32}[row["weight_dtype"]]
 

@@ -1,4 +1,4 @@
-"""Writes the table of architectures in docs/workloads.md, from the sweeps that it makes.
+"""Runs the sweeps of the table of architectures in docs/workloads.md and writes the table.
 
 python docs/write_architectures.py
 """
@@ -28,7 +28,7 @@ WORDS = ("batch=2", "repeats=1", "start=warm", "devices=cpu", "parallel=true", "
 
 @dataclass(frozen=True)
 class Group:
-    """Models that have the same dimensions, each at two values: of one that does not vary, the first."""
+    """Models with the same dimensions, each with two values; a dimension that does not vary takes the first."""
 
     models: tuple[str, ...]
     dimensions: dict[str, tuple[int, int]]
@@ -63,12 +63,12 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Measured:
-    """One workload at the two values of a dimension, the others at their first."""
+    """Results of one workload at the two values of a dimension."""
 
     statuses: tuple[str, str]
-    peaks: tuple[int, int]  # bytes of live tensors; 0 for a point that has none
+    peaks: tuple[int, int]  # peak bytes of live tensors; 0 for a point without a peak
     steps: tuple[int, int]
-    shapes: tuple[dict[str, list[int]], dict[str, list[int]]]  # as they reached the model in the first pass
+    shapes: tuple[dict[str, list[int]], dict[str, list[int]]]  # of the model's inputs in the first pass
 
     @property
     def cell(self) -> str:
@@ -104,7 +104,7 @@ class Row:
 
 
 def measured(folder: Path, names: tuple[str, ...] = tuple(GROUPS)) -> Iterator[Row]:
-    """Sweeps in a folder, and gives a row for each model and dimension."""
+    """Run the sweeps in `folder` and yield a row for each model and dimension."""
     for name in names:
         group = GROUPS[name]
         operations = OPERATIONS if group.generates else OPERATIONS[:2]
@@ -123,7 +123,7 @@ def _sweep(folder: Path, name: str, group: Group, operation: str) -> tuple[pd.Da
     command = [sys.executable, "-m", "sweeper", *words]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
-    if done.returncode not in (0, 3):  # 3: a point that did not tell, whose status goes into the table
+    if done.returncode not in (0, 3):  # 3: an undecided point; the table shows its status
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
     run = folder / name
     return pd.read_parquet(run / "points.parquet"), pd.read_parquet(run / "phases.parquet")

@@ -1,4 +1,4 @@
-"""A key that is neither batch nor context: the nodes of a graph, and how many neighbours each has.
+"""Keys other than batch and context: the nodes of a graph and their number of neighbours.
 
 python -m sweeper workload=custom workload.target=graph_nodes:run workload.params.nodes=1000,4000
 

@@ -1,4 +1,4 @@
-"""A Trainer of transformers as it is: a callback marks each of its steps as a phase.
+"""An unchanged transformers Trainer: a callback marks each step as a phase.
 
 python -m sweeper workload=custom workload.target=hf_trainer:run batch=1,4 context=32
 """

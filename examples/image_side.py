@@ -1,8 +1,8 @@
-"""A key that is neither batch nor context: the side of an image. Any parameter of the function can be swept.
+"""A key other than batch and context: the side of an image. Any parameter of the function can be swept.
 
 python -m sweeper workload=custom workload.target=image_side:run workload.params.side=32,64 batch=2
 
-The frontier is searched along it, and `objective=workload.params.side^2*batch` says what the largest is.
+The frontier can be searched along it; `objective=workload.params.side^2*batch` defines the largest point.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""A Lightning module as it is: a callback marks each of its steps as a phase.
+"""An unchanged Lightning module: a callback marks each step as a phase.
 
 python -m sweeper workload=custom workload.target=lightning_module:run batch=2,8 context=16
 """

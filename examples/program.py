@@ -1,4 +1,4 @@
-"""A program that knows nothing of sweeper. It is measured as it is, with what it starts:
+"""A program without any support for sweeper. It is measured unchanged, with its child processes:
 
 python -m sweeper workload=command workload.argv=[python,program.py,--batch,'{batch}'] batch=1,64
 """

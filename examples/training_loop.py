@@ -1,4 +1,4 @@
-"""A training loop of your own, cut into phases:
+"""A training loop with phases:
 
 python -m sweeper workload=custom workload.target=training_loop:run workload.params.width=64 batch=2,8 context=32
 """

@@ -1,4 +1,4 @@
-"""The U-Net of a diffusion model, one training step's passes, over the side of its latent image.
+"""The U-Net of a diffusion model: forward and backward pass by the side of its latent image.
 
 python -m sweeper workload=custom workload.target=diffusers_unet:run batch=1 workload.params.side=16,32
 """

@@ -1,4 +1,4 @@
-"""An exact Gaussian process of GPyTorch: its covariance goes with the square of the points.
+"""An exact Gaussian process of GPyTorch, whose covariance grows with the square of the points.
 
 python -m sweeper workload=custom workload.target=gpytorch_regression:run workload.params.points=500,1000
 """

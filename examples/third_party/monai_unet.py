@@ -1,4 +1,4 @@
-"""MONAI's U-Net over a volume, one training step's passes: memory goes with the third power of the side.
+"""MONAI's U-Net on a volume: forward and backward pass. Memory grows with the third power of the side.
 
 python -m sweeper workload=custom workload.target=monai_unet:run batch=1 workload.params.side=32,64
 """

@@ -1,4 +1,4 @@
-"""A graph convolution of torch-geometric, one training step's passes, over the nodes of a random graph.
+"""A graph convolution of torch-geometric: forward and backward pass by the nodes of a random graph.
 
 python -m sweeper workload=custom workload.target=torch_geometric_gcn:run workload.params.nodes=2000,8000
 """

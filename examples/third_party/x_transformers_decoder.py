@@ -1,4 +1,4 @@
-"""A decoder of x-transformers, one training step's passes.
+"""A decoder of x-transformers: forward and backward pass.
 
 python -m sweeper workload=custom workload.target=x_transformers_decoder:run batch=2 context=64,256
 """

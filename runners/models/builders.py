@@ -1,4 +1,4 @@
-"""Which file builds which model, by `model.library`. Imports no library itself."""
+"""Builds a point's model with the library that `model.library` names. Imports no library itself."""
 
 from __future__ import annotations
 
@@ -17,38 +17,43 @@ if TYPE_CHECKING:
 Values = Mapping[str, Any]
 
 
-# What reads the user's own files, by the name of the inputs.
-OF_INPUTS = {
+# Modules that read the user's files, by the name of the inputs.
+INPUT_MODULES = {
     "text": ("tokenizers", "transformers.models.auto.tokenization_auto"),
     "images": ("PIL.Image", "transformers.models.auto.image_processing_auto"),
 }
 
 
 def imports(values: Values) -> tuple[str, ...]:
-    """The library modules that the model's code is in, and those that its inputs are made with."""
-    return (*_of_model(values), *OF_INPUTS.get((values.get("inputs") or {}).get("name", ""), ()))
+    """Library modules to import before the baseline: the model's code, and the readers of its inputs."""
+    return (*_of_model(values), *INPUT_MODULES.get((values.get("inputs") or {}).get("name", ""), ()))
 
 
 def _of_model(values: Values) -> tuple[str, ...]:
-    """Each modelling module by its own name: `import transformers` is lazy, and would leave 94 MiB of imports to the
+    """The modelling module by its full name: `import transformers` is lazy and would leave 94 MiB of imports to the
     first use of a class, after the process baseline.
     """
     model = values["model"]
     if model["library"] == "torch":
         return ("torch",)
-    if "path" in model:  # its kind stands in the checkpoint, which prepare() reads
+    if "path" in model:  # prepare() reads the model type from the checkpoint
         return ("torch", "transformers.models.auto.modeling_auto")
     kind = model["model_type"].replace("-", "_")
     module = f"transformers.models.{kind}.modeling_{kind}"
     found = importlib.util.find_spec("transformers")
     for folder in (found and found.submodule_search_locations) or ():
-        if not Path(folder, "models", kind, f"modeling_{kind}.py").exists():  # one of a family's, or a misspelt one
+        if not Path(
+            folder, "models", kind, f"modeling_{kind}.py"
+        ).exists():  # the type is in another module, or misspelt
             return ("torch", "transformers.models.auto.modeling_auto")
     return ("torch", module)
 
 
 def prepare(values: Values, device: str) -> None:
-    """Fetch what has to be fetched, and refuse what cannot be built. Whether a device has the dtype, its meter says."""
+    """Fetch the checkpoint and check that the model can be built. Raises ValueError or Unavailable.
+
+    The device's meter checks whether the device supports the dtype.
+    """
     from runners.models import torch_models
 
     quality.prepare(values)
@@ -65,15 +70,15 @@ def prepare(values: Values, device: str) -> None:
 def load(
     values: Values, device: str, phase: Phases, adapt: Callable[[Network], None] = lambda network: None
 ) -> Network:
-    """The model on its device, built in the phase `model_load`: on the CPU in its own dtype, then moved.
+    """Build the model on the CPU in its dtype and move it to `device`, in the phase `model_load`.
 
-    `adapt` changes the model where it stands, as part of the same phase: what is counted of it is what it became.
+    `adapt` changes the model in the same phase; the recorded parameter counts include its changes.
     """
     import torch
 
     from runners.models import torch_weights
 
-    # TF32 and bfloat16 products would change what float32 means from one GPU to the next.
+    # TF32 and bfloat16 products would make float32 results differ between GPUs.
     torch.set_float32_matmul_precision("highest")
     with phase("model_load") as notes:
         network = _build(values, device)
@@ -84,16 +89,16 @@ def load(
 
 
 def _build(values: Values, device: str) -> Network:
-    if quantized_weights.asked(values) is None:
-        return _build_as_it_is(values, device)
-    network = _build_as_it_is(values, "cpu")
+    if quantized_weights.requested_scheme(values) is None:
+        return _build_unquantised(values, device)
+    network = _build_unquantised(values, "cpu")
     quantized_weights.apply(network.module, values, device)
     network.module.to(device)
     network.device = device
     return network
 
 
-def _build_as_it_is(values: Values, device: str) -> Network:
+def _build_unquantised(values: Values, device: str) -> Network:
     from runners.models import torch_models
 
     with torch_models.made_on_host():

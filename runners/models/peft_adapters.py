@@ -1,4 +1,4 @@
-"""Adapters of the peft library: small matrices that are trained beside a model that is not."""
+"""LoRA adapters of the peft library: small trained matrices next to frozen weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 def add_lora(module: torch.nn.Module, workload: Mapping[str, Any]) -> torch.nn.Module:
-    """The model with adapters of `rank` on its `targets`; only they are trained.
+    """Add adapters of `rank` to the modules in `targets` and freeze all other parameters.
 
-    peft keeps them in float32 where the model is in 16 bits, as in a run of one's own: storage_dtype says both. Raises
-    ValueError if the model has no module of such a name.
+    peft stores adapters in float32 when the model is in 16 bits; storage_dtype then names both dtypes. Raises
+    ValueError if no module has a name in `targets`.
     """
     targets = workload["targets"]
     config = peft.LoraConfig(
@@ -24,11 +24,11 @@ def add_lora(module: torch.nn.Module, workload: Mapping[str, Any]) -> torch.nn.M
         lora_dropout=workload["dropout"],
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that GPT-2 keeps its matrices the other way round, which peft then heeds
+        warnings.simplefilter("ignore")  # GPT-2 stores its matrices transposed; peft warns and adapts
         adapted: torch.nn.Module = peft.get_peft_model(module, config)
     return adapted
 
 
 def reload(module: torch.nn.Module, folder: str) -> None:
-    """Load what save_pretrained wrote of the adapters into the model they belong to."""
+    """Load adapters that save_pretrained wrote to `folder` into the adapted model."""
     peft.set_peft_model_state_dict(module, peft.load_peft_weights(folder, device="cpu"))

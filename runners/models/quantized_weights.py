@@ -1,11 +1,11 @@
-"""Weights stored in fewer bits, as `quantize` asks: int8 and int4 by torchao, nf4 by bitsandbytes.
+"""Quantised weights for the key `quantize`: int8 and int4 by torchao, nf4 by bitsandbytes.
 
-    int8    symmetric, a scale for each row
-    int4    a scale and a zero point for each group of 128 weights, or of 64 or 32 where a row is no multiple of it
-    nf4     blocks of 64, whose scales are themselves quantised to 8 bits (QLoRA, arXiv:2305.14314)
+    int8    symmetric, one scale per row
+    int4    one scale and zero point per group of 128 weights; groups of 64 or 32 if a row is no multiple of 128
+    nf4     one scale per block of 64 weights, itself quantised to 8 bits (QLoRA, arXiv:2305.14314)
 
-Only weights: products are computed in the point's dtype. Of the model the linear layers are quantised, but not its
-output (transformers keeps that too, and a tied one would no longer be shared), nor what it needs in float32.
+Only weights are quantised; products are computed in the point's dtype. All linear layers are quantised except the
+output layer (as in transformers; a tied output would no longer be shared) and layers that the model needs in float32.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ LIBRARIES = {
     "int4": ("torchao.quantization", "torchao.prototype.quantization.int4"),
     "nf4": ("bitsandbytes",),
 }
-GROUPS = (128, 64, 32)  # that torchao's kernels for int4 know
+GROUPS = (128, 64, 32)  # group sizes of torchao's int4 kernels
 ROWS = 16  # int4's kernel on the CPU needs a multiple of this many output features
 NF4_BLOCK = 64  # input features that share a scale
 NF4_ROWS = 32  # bitsandbytes repacks this many output features together on a CPU with AVX512-BF16
-INT4_ON_CUDA_SINCE = (8, 0)  # compute capability, as torchao's tiled layout has it
+INT4_ON_CUDA_SINCE = (8, 0)  # compute capability that torchao's tiled layout requires
 
 
-def asked(values: Values) -> str | None:
+def requested_scheme(values: Values) -> str | None:
     scheme: str | None = values.get("quantize")
     return None if scheme == "none" else scheme
 
 
 def prepare(values: Values, device: str) -> None:
-    """Import the library, and refuse what it has no kernels for.
+    """Import the library and check that it has kernels for this point. Raises ValueError or Unavailable.
 
-    Here, in the measured process and before its baseline, and not where a warm template would: as it is imported
-    bitsandbytes asks each GPU what it can, and CUDA does not outlive a fork.
+    Runs in the measured process before its baseline, not in the warm template: bitsandbytes queries each GPU when it is
+    imported, and a CUDA context does not survive a fork.
     """
-    scheme = asked(values)
+    scheme = requested_scheme(values)
     if scheme is None:
         return
     workload = values.get("workload") or {}
     if workload.get("name") == "train" and workload.get("method") != "lora":
-        raise ValueError(f"quantize={scheme}: quantised weights do not learn; workload.method=lora trains beside them")
+        raise ValueError(f"quantize={scheme}: quantised weights cannot be trained; use workload.method=lora")
     if device == "meta":
-        raise Unavailable(f"quantize={scheme}: there is no data to quantise on a device that is calculated")
+        raise Unavailable(f"quantize={scheme}: a simulated device has no data to quantise")
     if values["dtype"] == "float64":
-        raise Unavailable(f"quantize={scheme} has no kernels that compute in float64")
+        raise Unavailable(f"quantize={scheme} has no kernels for float64")
     for module in LIBRARIES[scheme]:
         try:
             importlib.import_module(module)
-        except Exception as error:  # broken is as good as missing
+        except Exception as error:  # a broken installation counts as a missing one
             raise Unavailable(
                 f"quantize={scheme}: {module} cannot be imported: {type(error).__name__}: {error} "
                 "(pip install 'sweeper[quantize]' brings it)"
@@ -67,33 +67,33 @@ def prepare(values: Values, device: str) -> None:
 
 
 def apply(module: nn.Module, values: Values, device: str) -> None:
-    """Quantise a model that stands on the CPU, layer by layer, each once it is on the device.
+    """Quantise a model on the CPU layer by layer: each layer moves to `device` and is quantised there.
 
-    So a device never holds more than one layer that is not quantised; the CPU has held all of them. Raises ValueError
-    if there is no layer to quantise: the point would be another one than it says.
+    The device thus holds at most one unquantised layer at a time. Raises ValueError if the model has no layer that can
+    be quantised.
     """
-    scheme = asked(values)
+    scheme = requested_scheme(values)
     assert scheme is not None
     quantise = {"int8": _int8, "int4": _int4, "nf4": _nf4}[scheme]
-    # By their names: a list of the layers would keep their weights alive.
+    # Names, not modules: a list of the layers would keep their weights alive.
     done = [name for name in list(_linear_layers(module)) if quantise(module, name, device)]
     if not done:
-        raise ValueError(f"quantize={scheme}: {values['model']['name']} has no linear layer that can be quantised so")
+        raise ValueError(f"quantize={scheme}: {values['model']['name']} has no linear layer that can be quantised")
     if scheme == "nf4":
-        module.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which peft knows what its adapters lie beside
+        module.is_loaded_in_4bit = True  # type: ignore[assignment]  # peft checks this flag
 
 
 def _check_int4(values: Values, device: str) -> None:
     if (values.get("workload") or {}).get("method") == "lora":
-        raise Unavailable("quantize=int4: torchao's kernels for it have no backward pass; int8 and nf4 have one")
+        raise Unavailable("quantize=int4: torchao's int4 kernels have no backward pass; int8 and nf4 have one")
     if device == "cpu":
         return
     import torch
 
     if values["dtype"] != "bfloat16":
-        raise Unavailable(f"quantize=int4: on CUDA torchao computes it in bfloat16, and dtype={values['dtype']}")
+        raise Unavailable(f"quantize=int4: on CUDA torchao needs dtype=bfloat16, not dtype={values['dtype']}")
     if torch.cuda.get_device_capability(device) < INT4_ON_CUDA_SINCE:
-        raise Unavailable("quantize=int4: torchao's kernels for it need a GPU of compute capability 8.0 or more")
+        raise Unavailable("quantize=int4: torchao's int4 kernels need a GPU of compute capability 8.0 or higher")
 
 
 def _linear_layers(module: nn.Module) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _linear_layers(module: nn.Module) -> Iterator[str]:
     output = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # type: ignore[operator]
     in_float32 = set(getattr(module, "_keep_in_fp32_modules", None) or ())
     for name, layer in module.named_modules():
-        # Of exactly this type: what is derived from it may use its weight in its own way (nn.MultiheadAttention does).
+        # Exactly this type: a subclass may use its weight differently (as in nn.MultiheadAttention).
         if type(layer) is nn.Linear and layer is not output and not in_float32 & set(name.split(".")):
             yield name
 
@@ -110,7 +110,7 @@ def _linear_layers(module: nn.Module) -> Iterator[str]:
 def _int8(module: nn.Module, name: str, device: str) -> bool:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    # The inductor's settings are those of a user who compiles; they set the precision of float32's products, too.
+    # set_inductor_config=True would change global settings, among them the precision of float32 products.
     quantize_(module.get_submodule(name), Int8WeightOnlyConfig(set_inductor_config=False), device=device)
     return True
 
@@ -123,12 +123,12 @@ def _int4(module: nn.Module, name: str, device: str) -> bool:
     if group is None or (device == "cpu" and layer.out_features % ROWS):
         return False
     if device == "cpu":
-        # Of the layouts that torchao calls stable none has a kernel for the CPU (0.18).
+        # None of torchao's stable layouts has a kernel for the CPU (0.18).
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 
         config = PrototypeInt4WeightOnlyConfig(group_size=group, set_inductor_config=False)
     else:
-        # The one layout whose kernel is torch's own; the others need a library more.
+        # The only layout whose kernel is part of torch; the others need a further library.
         config = Int4WeightOnlyConfig(
             group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
         )

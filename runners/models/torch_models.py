@@ -1,4 +1,4 @@
-"""What a workload needs of a model, and the model that needs nothing but torch."""
+"""The interface between a workload and its model, and the built-in model that needs only torch."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from torch import nn
 from runners.models import torch_weights
 from runners.workloads.metrics import as_json
 
-CHECKED = 64  # elements of an output that its checksum covers: few enough to leave the peak where it is
+CHECKED = 64  # elements of an output in its checksum: few enough not to change the peak
 
 
 class Network(ABC):
-    """A model on its device, what goes in, what comes out, and how wrong that is."""
+    """A model on its device, with its inputs, forward pass, targets and loss."""
 
     def __init__(self, module: nn.Module, values: Mapping[str, Any], device: str) -> None:
         self.module = module.to(device)
         self.device = device
         self.dtype = dtype_named(values["dtype"])
         self.compute_dtype = dtype_name(self.dtype)
-        self.told: dict[str, Any] = {}  # what became of the user's samples on their way in; nothing of drawn ones
+        self.input_metrics: dict[str, Any] = {}  # how the user's samples were cut and padded; empty for random inputs
         self._values = values
 
     @abstractmethod
     def inputs(self) -> dict[str, torch.Tensor]:
-        """The keyword arguments of one pass: the same numbers on every device, for they are drawn on the CPU."""
+        """Keyword arguments of one forward pass, each (batch, ...): the same numbers on every device."""
 
     @abstractmethod
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor: ...
@@ -42,17 +42,17 @@ class Network(ABC):
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor: ...
 
     def at(self, **sizes: int) -> Network:
-        """The same module, with inputs of another batch or context."""
+        """The same module with another `batch` or `context` for its inputs."""
         other = copy.copy(self)
         other._values = {**self._values, **sizes}
         return other
 
     def positions(self) -> int | None:
-        """How many positions one pass reads: sequences times their length. None where it reads no sequences."""
+        """Positions read by one forward pass (sequences times length). None for a model that reads no sequences."""
         return int(self._values["batch"]) * int(self._values["context"])
 
     def facts(self) -> dict[str, Any]:
-        """What was built, counted on the module itself and not on its configuration."""
+        """Parameter counts, bytes and dtypes, counted on the module itself, not on its configuration."""
         return torch_weights.facts(self.module) | {
             "compute_dtype": self.compute_dtype,
             **torch_weights.quantised(self.module),
@@ -75,7 +75,7 @@ class TwoLayers(nn.Module):
 
 
 class Mlp(Network):
-    """Linear, GELU, Linear of one width, on [batch, context, width]; trained towards random numbers."""
+    """Linear, GELU, Linear of one width. Input, output and random targets are (batch, context, width)."""
 
     def inputs(self) -> dict[str, torch.Tensor]:
         return {"x": self._random(self._values["seed"])}
@@ -85,14 +85,14 @@ class Mlp(Network):
         return output
 
     def targets(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        # Other numbers: far from any seed in use, of whose bits 32 count.
+        # An offset that no seed in use reaches; the generator uses 32 bits of a seed.
         return self._random(self._values["seed"] + 2**30)
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.mse_loss(output, targets)
 
     def _random(self, seed: int) -> torch.Tensor:
-        """Sample by sample, so that a batch has the content of a smaller one, and more."""
+        """Normal numbers (batch, context, width). Drawn by sample: a batch begins with the samples of a smaller one."""
         drawn = generator(seed)
         shape = (self._values["batch"], self._values["context"], self._values["model"]["width"])
         numbers = torch.empty(shape, dtype=self.dtype, device=first_device(self.device))
@@ -102,15 +102,15 @@ class Mlp(Network):
 
 
 def prepare(values: Mapping[str, Any]) -> None:
-    """Refuse the keys that mean nothing to a model without attention, tokens, images or sound."""
+    """Raise ValueError for keys that do not apply to a model without attention, tokens, images or sound."""
     name = values["model"]["name"]
     if values.get("attention") is not None:
         raise ValueError(f"attention={values['attention']}: {name} has no attention")
     if (read := (values.get("inputs") or {}).get("name")) in ("text", "images"):
-        raise ValueError(f"inputs={read}: {name} reads numbers; choose a model of transformers")
+        raise ValueError(f"inputs={read}: {name} reads random numbers; choose a transformers model")
     for key in ("resolution", "images", "frames"):
         if (size := (values.get("inputs") or {}).get(key)) is not None:
-            raise ValueError(f"inputs.{key}={size}: {name} reads numbers, and neither images nor sound")
+            raise ValueError(f"inputs.{key}={size}: {name} reads random numbers, neither images nor sound")
     workload = values.get("workload") or {}
     if workload.get("name") == "forward" and workload.get("logits") == "last":
         raise ValueError(f"workload.logits=last: {name} has no logits")
@@ -123,17 +123,17 @@ def build(values: Mapping[str, Any], device: str) -> Network:
 
 
 def first_device(device: str) -> str:
-    """Where weights are made before they move: the CPU, so that a seed means the same weights on every device."""
+    """The device on which weights are initialised: the CPU, so that a seed gives the same weights on every device."""
     return "meta" if device == "meta" else "cpu"
 
 
 def weights_seed(seed: int) -> int:
-    """Even numbers are the weights' and odd ones the inputs': no seed of a point gives two of them the same stream."""
+    """The seed of the weights is even, that of the inputs odd: the two never share a random stream."""
     return 2 * seed % 2**63
 
 
 def generator(seed: int) -> torch.Generator:
-    """Draws a point's inputs, apart from the weights: the inputs stay when the model changes."""
+    """The random generator of a point's inputs. It is independent of the weights' generator."""
     return torch.Generator().manual_seed((2 * seed + 1) % 2**63)
 
 
@@ -153,19 +153,19 @@ def shapes(inputs: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
 
 
 def checksum(output: torch.Tensor) -> Any:
-    """The sum of the last elements of the output, so that two runs that should agree can be seen to."""
+    """The sum of the last elements of an output (..., n), to compare two runs. None on the meta device."""
     while output.ndim > 1:
         output = output[-1]
     return number(output[-CHECKED:].double().sum())
 
 
 def number(tensor: torch.Tensor) -> Any:
-    """The one number in a tensor, as JSON has it; None where nothing is computed."""
+    """The value of a one-element tensor as JSON; None on the meta device."""
     return None if tensor.is_meta else as_json(tensor.item())
 
 
 def made_on_host() -> AbstractContextManager[None]:
-    """Around what makes a model and moves it to its device: on one that is calculated nothing tells the two apart."""
+    """Context in which a model is built and moved. A simulation replaces it: host and device are both meta there."""
     return nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""What the parameters of a module really store: those of quantised weights are more tensors than they look."""
+"""Bytes that the parameters of a module store. A quantised weight consists of several tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import nn
 
 
 def facts(module: nn.Module) -> dict[str, Any]:
-    """Counted on the tensors that are stored, the scales of quantised weights among them; tied parameters once.
+    """Parameter counts, bytes and dtypes of a module. Tied parameters count once.
 
-    `parameters` are those of the model, however few bytes they take: two weights of 4 bits in one byte are two.
+    Bytes include the scales of quantised weights. `parameters` counts weights: two 4-bit weights in one byte are two.
     """
     parameters = list(module.parameters())
     stored = [tensor for parameter in parameters for tensor in (_values(parameter), *_scales(parameter))]
@@ -36,22 +36,22 @@ def bytes_by_dtype(module: nn.Module) -> dict[str, int]:
 
 
 def quantised(module: nn.Module) -> dict[str, Any]:
-    """How many modules are quantised, how many others keep parameters in which dtype, and the bytes of the scales.
+    """Numbers of quantised modules and of other modules by dtype, and the bytes of the scales.
 
-    Nothing where no weight is quantised.
+    Empty if no weight is quantised.
     """
-    kept: Counter[str] = Counter()
+    other: Counter[str] = Counter()
     count = 0
     for each in module.modules():
         own = list(each.parameters(recurse=False))
         if any(_is_quantised(parameter) for parameter in own):
             count += 1
         elif own:
-            kept["+".join(sorted({_name(parameter.dtype) for parameter in own}))] += 1
+            other["+".join(sorted({_name(parameter.dtype) for parameter in own}))] += 1
     if not count:
         return {}
     scale_bytes = sum(scale.nbytes for scale in _all_scales(module))
-    return {"quantized_modules": count, "kept_modules": dict(kept), "scale_bytes": scale_bytes}
+    return {"quantized_modules": count, "kept_modules": dict(other), "scale_bytes": scale_bytes}
 
 
 def _is_quantised(parameter: torch.Tensor) -> bool:
@@ -64,7 +64,7 @@ def _count(parameter: torch.Tensor) -> int:
 
 
 def _values(parameter: torch.Tensor) -> torch.Tensor:
-    """The tensor with the weights themselves: of a tensor made of others the first, by torchao's order."""
+    """The tensor that stores the weights. In torchao's tensor subclasses it is the first inner tensor."""
     if not hasattr(parameter, "__tensor_flatten__"):
         return parameter
     values: torch.Tensor = getattr(parameter, parameter.__tensor_flatten__()[0][0])
@@ -72,7 +72,7 @@ def _values(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _scales(parameter: torch.Tensor) -> list[torch.Tensor]:
-    """What it takes to read the weights: scales, zero points, and the table of numbers that bitsandbytes looks up."""
+    """Tensors needed to dequantise a parameter: scales, zero points, and the lookup table of bitsandbytes."""
     if hasattr(parameter, "__tensor_flatten__"):
         return [getattr(parameter, name) for name in parameter.__tensor_flatten__()[0][1:]]
     state = getattr(parameter, "quant_state", None)
@@ -83,7 +83,7 @@ def _scales(parameter: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _all_scales(module: nn.Module) -> Iterable[torch.Tensor]:
-    """Each once: a table can be shared by many weights."""
+    """All scales, each storage once: weights can share a lookup table."""
     scales = (scale for parameter in module.parameters() for scale in _scales(parameter))
     return {scale.untyped_storage()._cdata: scale for scale in scales}.values()
 

@@ -1,10 +1,10 @@
-"""Where a decoder of transformers keeps its keys and values: the library's caches, what they hold, what they should.
+"""Caches of keys and values for transformers decoders: how they are made, and how many bytes they hold and should hold.
 
-dynamic     every key and value, in tensors that grow with each token; a window is ignored
-static      room for every token to come, or for a window of them, taken at once
-sliding     as dynamic, but layers with a window keep no more than it
+dynamic     all keys and values, in tensors that grow with each token; windows are ignored
+static      space for all positions (or one window), allocated at once
+sliding     as dynamic, but a layer with a window holds only its window
 quantized   as dynamic, in 4 or 8 bits
-offloaded   as dynamic, on the host; the device has the layer that is computed, and the one after it
+offloaded   as dynamic, on the host; the device holds the current layer and the next one
 """
 
 from __future__ import annotations
@@ -22,54 +22,55 @@ from transformers import cache_utils
 from runners.phases import Unavailable
 
 FULL, WINDOWED = ("full_attention",), ("sliding_attention", "chunked_attention")
-# The library's defaults for quantized caches: bits, elements that share a scale and a zero point, and how many new
-# tokens stay in the dtype until they are quantised together. fp8 has one scale for each tensor, and keeps none back.
+# The library's defaults for quantized caches: bits, elements per scale and zero point, and the number of new tokens
+# that stay in the dtype until they are quantised together. fp8 has one scale per tensor and quantises every token.
 BITS, GROUP, RESIDUAL = 4, 64, 128
 SCALE_OF_FP8 = 4  # bytes: a float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """How a point keeps keys and values. `capacity`: the positions that a row will have in the end, one to spare."""
+class CacheSpec:
+    """The cache of a point. `capacity`: positions of a row at the end of generation, plus one."""
 
     kind: str
-    backend: str | None  # of a quantized one
+    backend: str | None  # library of a quantized cache
     config: Any  # the model's
-    argument: str  # the model's name for it
+    argument: str  # name of the cache argument in the model's forward pass
     capacity: int
 
     @property
     def width(self) -> int | None:
-        """The positions that a layer is given back, where they are not those it has kept so far."""
+        """Number of positions that the cache returns to a layer, if it differs from the number stored so far."""
         return self.capacity if self.kind == "static" else None
 
     def cache(self) -> Any:
-        """A new one, empty."""
+        """A new, empty cache."""
         if self.kind == "static":
             return transformers.StaticCache(config=self.config, max_cache_len=self.capacity)
         if self.kind == "quantized":
             return transformers.QuantizedCache(self.backend or "", self.config)
-        # Of a model that it knows nothing of, it keeps everything.
+        # Without a configuration, a DynamicCache ignores windows.
         config = None if self.kind != "sliding" and any(_windows(self.config) or ()) else self.config
         return transformers.DynamicCache(config=config, offloading=self.kind == "offloaded")
 
     def bytes_by_formula(self, *, rows: int, prompt: int, positions: int, element: int) -> int | None:
-        """What should be held of `rows` with `positions` each, of which the first `prompt` came at once.
+        """Expected bytes of a cache for `rows` with `positions` each, of which `prompt` were written by the prefill.
 
-        None for layers that keep anything but keys and values of their own for each position.
+        `element` is the size of an element in bytes. None for models whose layers do not each hold keys and values per
+        position.
         """
         windows, vectors = _windows(self.config), _elements_of_a_position(self.config)
         if windows is None or vectors is None:
             return None
         if self.kind == "quantized":
             return len(windows) * self._quantized(rows * vectors, prompt, positions, element)
-        kept = self.capacity if self.kind == "static" else positions
+        stored = self.capacity if self.kind == "static" else positions
         within = self.kind in ("static", "sliding")
-        held = sum(min(kept, window) if within and window else kept for window in windows)
+        held = sum(min(stored, window) if within and window else stored for window in windows)
         return rows * held * vectors * element
 
     def _quantized(self, vectors: int, prompt: int, positions: int, element: int) -> int:
-        """Of one layer."""
+        """Bytes of one layer of a quantized cache."""
         if self.backend == "fp8":
             return positions * vectors + 2 * SCALE_OF_FP8
         residual = (positions - prompt) % RESIDUAL
@@ -78,22 +79,22 @@ class Keeping:
 
 
 def prepare(workload: Mapping[str, Any], model: Any, config: Any, name: str, device: str) -> None:
-    """Refuse a cache that this model, device or version of the library does not have."""
+    """Check that the model, device and library version support the cache. Raises ValueError or Unavailable."""
     kind, windows = workload["cache"], _windows(config)
     if not argument(model):
-        raise ValueError(f"workload=generate: {name} takes no cache of keys and values")
+        raise ValueError(f"workload=generate: {name} has no cache of keys and values")
     if kind == "sliding" and not any(windows or ()):
         raise ValueError(f"workload.cache=sliding: {name} has no layer with a window")
     if kind == "quantized":
         if windows is None or any(windows):
-            raise ValueError(f"workload.cache=quantized: {name} has layers that are not full attention")
+            raise ValueError(f"workload.cache=quantized: {name} has layers without full attention")
         if workload["cache_backend"] == "fp8" and not hasattr(cache_utils, "Fp8QuantizedLayer"):
-            raise Unavailable(f"workload.cache_backend=fp8: transformers {transformers.__version__} has none")
+            raise Unavailable(f"workload.cache_backend=fp8: transformers {transformers.__version__} does not have it")
         if workload["cache_backend"] == "quanto":
             _compile_quanto(device)
     if kind == "offloaded" and not device.startswith("cuda"):
-        # 5.24 makes the cache, and asks for CUDA's streams in the first update.
-        raise Unavailable(f"workload.cache=offloaded: the library moves it between CUDA and the host, not on {device}")
+        # transformers 5.24 creates the cache, and requests CUDA streams in its first update.
+        raise Unavailable(f"workload.cache=offloaded: the library supports CUDA devices only, not {device}")
 
 
 def _compile_quanto(device: str) -> None:
@@ -117,21 +118,21 @@ def _compile_quanto(device: str) -> None:
 
 
 def argument(model: Any) -> str:
-    """What `forward` calls its cache: past_key_values, or cache in later versions of the library; empty for none."""
+    """Name of the cache argument of `forward`: past_key_values, or cache in later versions. Empty if there is none."""
     takes = inspect.signature(model.forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in takes), "")
 
 
 def is_full_attention(config: Any) -> bool:
-    """Whether every layer looks at every position."""
+    """Whether every layer attends to every position."""
     windows = _windows(config)
     return windows is not None and not any(windows)
 
 
 def bytes_held(cache: Any, device: str | None = None) -> int:
-    """Bytes of the storages under a cache's tensors, each once; on one device, or on all of them.
+    """Bytes of the storages of a cache's tensors, each once; on `device`, or on all devices.
 
-    Of storages, not of shapes: what is cut off a tensor stays in memory as long as a part of it is used.
+    Storages, not shapes: a view keeps the whole storage alive.
     """
     storages = {}
     for tensor in _tensors(vars(cache).get("layers", ())):
@@ -141,7 +142,7 @@ def bytes_held(cache: Any, device: str | None = None) -> int:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors within a value: those inside a quantised one, but not the library's counters, a number each."""
+    """Tensors inside a value, including those inside a quantised tensor. Skips the library's scalar counters."""
     if isinstance(value, torch.Tensor):
         if hasattr(value, "__tensor_flatten__"):
             names, _ = value.__tensor_flatten__()
@@ -158,7 +159,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _windows(config: Any) -> list[int | None] | None:
-    """The window of each layer, None where it sees everything; None for a model with layers of another type."""
+    """The window of each layer (None: full attention). None for a model with other types of layers."""
     config = config.get_text_config(decoder=True)
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     types = getattr(config, "layer_types", None)
@@ -171,16 +172,18 @@ def _windows(config: Any) -> list[int | None] | None:
 
 
 def _shares(config: Any) -> bool:
-    """Whether layers use the keys and values of others."""
+    """Whether layers share keys and values."""
     return bool(getattr(config, "kv_sharing_modes", None) or getattr(config, "num_kv_shared_layers", None))
 
 
 def _elements_of_a_position(config: Any) -> int | None:
-    """Elements of one position's keys and values, all heads of a layer; None without heads, or if compressed."""
+    """Elements of one position's keys and values over all heads of a layer. None without heads or if compressed."""
     config = config.get_text_config(decoder=True)
     if getattr(config, "kv_lora_rank", None) or not hasattr(config, "num_attention_heads"):
         return None
     heads: int = config.num_attention_heads
     size: int = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kept: int = getattr(config, "num_key_value_heads", None) or (1 if getattr(config, "multi_query", False) else heads)
-    return 2 * kept * size
+    kv_heads: int = getattr(config, "num_key_value_heads", None) or (
+        1 if getattr(config, "multi_query", False) else heads
+    )
+    return 2 * kv_heads * size

@@ -1,7 +1,7 @@
-"""What goes into a model of the transformers library, drawn from the seed: tokens, images, sound.
+"""Random inputs of a transformers model, drawn from the seed: tokens, images, sound.
 
-Which tensors those are, the arguments of its forward pass tell; how large they are, its configuration, `context` and
-`inputs`. They are drawn sample by sample, so that a batch has the content of a smaller one, and more.
+The arguments of the forward pass decide which tensors there are; the configuration, `context` and `inputs` decide their
+shapes. They are drawn sample by sample: a batch begins with the samples of a smaller one.
 """
 
 from __future__ import annotations
@@ -21,23 +21,26 @@ SOUND = ("input_features", "input_values")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
-    """One tensor that a model takes: the part of it that is a sample's, and what draws that."""
+class InputSpec:
+    """One input tensor: the shape and dtype of a sample's part, and the function that fills it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     draw: Callable[[torch.Tensor, torch.Generator], object]
-    joined: bool = False  # the samples' parts follow one another along the first dimension, which is no batch's
+    joined: bool = False  # parts are concatenated along their first dimension: there is no batch dimension
 
     def of(self, batch: int, device: str) -> torch.Tensor:
-        """On the CPU, where it is drawn; but numbers that only a calculated device would have are not there at all.
-        Tokens are: what is made of them (a mask, a length) can decide what happens."""
+        """An uninitialised tensor (batch, *shape) on the CPU.
+
+        For a simulated device, floating-point inputs are on the meta device. Tokens have data even then: a mask or a
+        length computed from them can change what the model does.
+        """
         without_data = device == "meta" and self.dtype.is_floating_point
         return torch.empty((batch, *self.shape), dtype=self.dtype, device="meta" if without_data else "cpu")
 
 
-def drawn(inputs: Mapping[str, Input], batch: int, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """A batch, to be moved to that device."""
+def draw_batch(inputs: Mapping[str, InputSpec], batch: int, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Draw a batch on the CPU: tensors (batch, *shape), or (batch * shape[0], ...) for joined inputs."""
     numbers = generator(seed)
     tensors = {name: each.of(batch, device) for name, each in inputs.items()}
     for sample in range(batch):
@@ -47,13 +50,13 @@ def drawn(inputs: Mapping[str, Input], batch: int, seed: int, device: str = "cpu
     return {name: tensor.flatten(0, 1) if inputs[name].joined else tensor for name, tensor in tensors.items()}
 
 
-def described(kind: type, config: Any, values: Mapping[str, Any]) -> dict[str, Input]:
-    """The inputs of a class of models by the names of its arguments. ValueError for sizes that it cannot have."""
-    takes = arguments(kind)
-    asked = values.get("inputs") or {}
-    _refuse_what_is_not_read(takes, config, values["model"]["name"], asked)
+def input_specs(model_class: type, config: Any, values: Mapping[str, Any]) -> dict[str, InputSpec]:
+    """The inputs of a class by argument name. Raises ValueError for sizes that the model does not support."""
+    takes = arguments(model_class)
+    requested = values.get("inputs") or {}
+    _check_sizes(takes, config, values["model"]["name"], requested)
     dtype = dtype_named(values["dtype"])
-    inputs: dict[str, Input] = {}
+    inputs: dict[str, InputSpec] = {}
     if "pixel_values" in takes and image_token(config) is not None:
         inputs |= _text_and_images(takes, config, values, dtype)
     elif "pixel_values" in takes:
@@ -66,28 +69,28 @@ def described(kind: type, config: Any, values: Mapping[str, Any]) -> dict[str, I
     if "decoder_input_ids" in takes and getattr(config, "is_encoder_decoder", False):
         inputs["decoder_input_ids"] = _tokens(values["context"], config)
     if not inputs:
-        raise ValueError(f"{kind.__name__} reads none of text, images and sound: it takes {', '.join(takes)}")
+        raise ValueError(f"{model_class.__name__} reads none of text, images and sound: it takes {', '.join(takes)}")
     return inputs
 
 
-def arguments(kind: type) -> tuple[str, ...]:
-    """Of the forward pass."""
-    return tuple(inspect.signature(kind.forward).parameters)  # type: ignore[attr-defined]
+def arguments(model_class: type) -> tuple[str, ...]:
+    """Argument names of the forward pass."""
+    return tuple(inspect.signature(model_class.forward).parameters)  # type: ignore[attr-defined]
 
 
 def image_token(config: Any) -> int | None:
-    """Stands in a text where the features of an image go, one for each; None of a model that has no such."""
+    """The token that stands for one feature of an image in a text. None for models without one."""
     token: int | None = getattr(config, "image_token_id", None)
     return getattr(config, "image_token_index", None) if token is None else token
 
 
 def resolution(config: Any, values: Mapping[str, Any]) -> int:
-    """The side of an image in pixels: as asked for, or the configuration's own."""
-    asked: int | None = (values.get("inputs") or {}).get("resolution")
-    side = own_resolution(config) if asked is None else asked
+    """Side of an image in pixels: `inputs.resolution`, or the configuration's. Raises ValueError if neither is set."""
+    requested: int | None = (values.get("inputs") or {}).get("resolution")
+    side = own_resolution(config) if requested is None else requested
     if side is None:
         name = values["model"]["name"]
-        raise ValueError(f"inputs.resolution=null: {name} has none of its own; try inputs.resolution=224")
+        raise ValueError(f"inputs.resolution=null: {name} has no default resolution; try inputs.resolution=224")
     return side
 
 
@@ -95,15 +98,15 @@ def own_resolution(config: Any) -> int | None:
     return _side(getattr(_vision(config), "image_size", None))
 
 
-def _refuse_what_is_not_read(takes: tuple[str, ...], config: Any, name: str, asked: Mapping[str, Any]) -> None:
-    """A size of an input that a model does not have would be a dimension along which nothing happens."""
+def _check_sizes(takes: tuple[str, ...], config: Any, name: str, requested: Mapping[str, Any]) -> None:
+    """Raise ValueError for sizes of inputs that the model does not read, and for invalid sizes."""
     reads = {
         "resolution": ("no images", "pixel_values" in takes),
-        "images": ("no images beside text", "pixel_values" in takes and image_token(config) is not None),
+        "images": ("no images with text", "pixel_values" in takes and image_token(config) is not None),
         "frames": ("no sound", any(each in takes for each in SOUND)),
     }
     for key, (nothing, is_read) in reads.items():
-        size = asked.get(key)
+        size = requested.get(key)
         if size is None:
             continue
         if not is_read:
@@ -117,8 +120,8 @@ def _refuse_what_is_not_read(takes: tuple[str, ...], config: Any, name: str, ask
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _tokens(length: int, config: Any) -> Input:
-    return Input(shape=(length,), dtype=torch.int64, draw=partial(_draw_tokens, vocabulary=vocabulary(config)))
+def _tokens(length: int, config: Any) -> InputSpec:
+    return InputSpec(shape=(length,), dtype=torch.int64, draw=partial(_draw_tokens, vocabulary=vocabulary(config)))
 
 
 def vocabulary(config: Any) -> int:
@@ -134,39 +137,41 @@ def _draw_tokens(part: torch.Tensor, numbers: torch.Generator, vocabulary: int) 
 
 def _text_and_images(
     takes: tuple[str, ...], config: Any, values: Mapping[str, Any], dtype: torch.dtype
-) -> dict[str, Input]:
-    """`context` tokens of text, and for each image as many more as it has features."""
+) -> dict[str, InputSpec]:
+    """Text and images: `context` tokens of text plus one token per image feature."""
     context, count = values["context"], (values.get("inputs") or {}).get("images")
     count = 1 if count is None else count
     if count == 0:
         return {"input_ids": _tokens(context, config)}
     if context < count:
-        raise ValueError(f"context={context}: each of inputs.images={count} stands behind a token of text at least")
+        raise ValueError(f"context={context}: each of the inputs.images={count} needs a text token before it")
     in_patches = "image_grid_thw" in takes
     patch = _patch(config)
     merged = int(getattr(_vision(config), "spatial_merge_size", 1)) if in_patches else 1
     image = _image(config, values, patch * merged)
     grid = image[-1] // patch
     features = (grid // merged) ** 2 if in_patches else _features(config, grid**2)
-    places = torch.zeros(context + count * features, dtype=torch.bool)
-    for index in range(count):  # a token of text before each: side by side, two images would be taken for one
-        places[1 + index * (1 + features) :][:features] = True
-    text = partial(_draw_text, vocabulary=vocabulary(config), special=_special_tokens(config), places=places)
+    image_positions = torch.zeros(context + count * features, dtype=torch.bool)
+    for index in range(count):  # a text token before each: adjacent images would count as one
+        image_positions[1 + index * (1 + features) :][:features] = True
+    text = partial(
+        _draw_text, vocabulary=vocabulary(config), special=_special_tokens(config), image_positions=image_positions
+    )
     text = partial(text, token=image_token(config))
-    inputs = {"input_ids": Input(shape=tuple(places.shape), dtype=torch.int64, draw=text)}
-    if in_patches:  # flattened by the processor: patches of all images in one row, and how each was cut
+    inputs = {"input_ids": InputSpec(shape=tuple(image_positions.shape), dtype=torch.int64, draw=text)}
+    if in_patches:  # as the processor flattens them: the patches of all images, and each image's grid
         vision = _vision(config)
         volume = image[0] * vision.temporal_patch_size * patch**2
         inputs["pixel_values"] = _noise((count * grid**2, volume), dtype, joined=True)
-        inputs["image_grid_thw"] = _always(torch.tensor([[1, grid, grid]] * count), joined=True)
+        inputs["image_grid_thw"] = _constant(torch.tensor([[1, grid, grid]] * count), joined=True)
         if "mm_token_type_ids" in takes:
-            inputs["mm_token_type_ids"] = _always(places.long())
+            inputs["mm_token_type_ids"] = _constant(image_positions.long())
     else:
-        padded = "pixel_attention_mask" in takes  # the images of a sample then have a dimension of their own
+        padded = "pixel_attention_mask" in takes  # then the images of a sample have their own dimension
         own = own_resolution(config)
         if not padded and image[-1] != own:
-            asked, key = f"inputs.resolution={image[-1]}", "model.config.vision_config.image_size"
-            raise ValueError(f"{asked}: {values['model']['name']} sees {own} pixels; {key} changes the model")
+            requested, key = f"inputs.resolution={image[-1]}", "model.config.vision_config.image_size"
+            raise ValueError(f"{requested}: {values['model']['name']} needs {own} pixels; {key} changes the model")
         inputs["pixel_values"] = _noise((count, *image), dtype, joined=not padded)
     return inputs
 
@@ -176,27 +181,27 @@ def _draw_text(
     numbers: torch.Generator,
     vocabulary: int,
     special: tuple[int, ...],
-    places: torch.Tensor,
+    image_positions: torch.Tensor,
     token: int,
 ) -> None:
     _draw_tokens(part, numbers, vocabulary)
     plain = next(each for each in range(vocabulary) if each not in special)
     for each in special:
         part[part == each] = plain
-    part[places] = token
+    part[image_positions] = token
 
 
 def _special_tokens(config: Any) -> tuple[int, ...]:
-    """Those that stand for something else than text, where none is."""
+    """Tokens that stand for images, video or audio."""
     names = [f"{what}_token_{which}" for what in ("image", "video", "audio") for which in ("id", "index")]
     found = (getattr(config, name, None) for name in names)
     return tuple(token for token in found if isinstance(token, int))
 
 
 def _features(config: Any, patches: int) -> int:
-    """Of one image, as they reach the text. A count that is not the model's own, its forward pass refuses."""
+    """Features of one image in the text. The forward pass fails if the number is not the model's."""
     vision = _vision(config)
-    for fixed in ("mm_tokens_per_image", "num_query_tokens"):  # pooled, or asked for by so many queries
+    for fixed in ("mm_tokens_per_image", "num_query_tokens"):  # after pooling, or one per query
         if getattr(config, fixed, None) is not None:
             return int(getattr(config, fixed))
     if hasattr(config, "perceiver_config"):
@@ -213,11 +218,11 @@ def _features(config: Any, patches: int) -> int:
 
 
 def _image(config: Any, values: Mapping[str, Any], divisor: int) -> tuple[int, ...]:
-    """Channels, height, width; of a model of films their number first."""
+    """Shape of an image: (channels, height, width), or (frames, channels, height, width) for video models."""
     vision, side = _vision(config), resolution(config, values)
     if side % divisor:
         name, up = values["model"]["name"], (side // divisor + 1) * divisor
-        raise ValueError(f"inputs.resolution={side}: {name} cuts images into squares of {divisor} pixels; try {up}")
+        raise ValueError(f"inputs.resolution={side}: {name} splits images into squares of {divisor} pixels; try {up}")
     named = (getattr(vision, name, None) for name in ("num_channels", "in_channels", "in_chans"))
     channels = next((int(count) for count in named if count), 3)
     pictures = getattr(config, "num_frames", None) if image_token(config) is None else None
@@ -225,7 +230,7 @@ def _image(config: Any, values: Mapping[str, Any], divisor: int) -> tuple[int, .
 
 
 def _patch(config: Any) -> int:
-    """The side of a square that becomes one position; 1 where the whole image is convolved."""
+    """Side of a patch in pixels; 1 for convolutional models."""
     return _side(getattr(_vision(config), "patch_size", None)) or 1
 
 
@@ -234,7 +239,7 @@ def _vision(config: Any) -> Any:
 
 
 def _side(size: Any) -> int | None:
-    """Of a square that is written as one number or as two; a film's patch has the depth first."""
+    """Side of a size given as one number or as a list, whose last element is the width."""
     side: int | None = size[-1] if isinstance(size, list | tuple) else size
     return side
 
@@ -243,36 +248,36 @@ def _side(size: Any) -> int | None:
 
 
 def _sound(name: str, config: Any, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """`frames` of a spectrum, or of the waveform itself."""
-    model, asked = values["model"]["name"], (values.get("inputs") or {}).get("frames")
-    if hasattr(config, "conv_kernel"):  # wav2vec2 and its kin read the waveform, of any length
-        if asked is None:
-            raise ValueError(f"inputs.frames=null: {model} has no length of its own; try inputs.frames=16000, a second")
-        return (asked,)
+    """Shape of a sample of sound: a spectrum or a waveform. Raises ValueError for a length the model does not take."""
+    model, requested = values["model"]["name"], (values.get("inputs") or {}).get("frames")
+    if hasattr(config, "conv_kernel"):  # wav2vec2 and similar models read a waveform of any length
+        if requested is None:
+            raise ValueError(f"inputs.frames=null: {model} has no default length; try inputs.frames=16000, one second")
+        return (requested,)
     if name == "input_features" and hasattr(config, "input_feat_per_channel"):  # speech_to_text: of any length
-        return (asked or config.max_source_positions, config.input_feat_per_channel)
+        return (requested or config.max_source_positions, config.input_feat_per_channel)
     own, key = None, ""
     if name == "input_features" and hasattr(config, "max_source_positions"):  # whisper halves them once
         own, key = 2 * config.max_source_positions, "model.config.max_source_positions, half of them,"
     elif name == "input_values" and hasattr(config, "max_length"):
         own, key = config.max_length, "model.config.max_length"
     if own is None or not hasattr(config, "num_mel_bins"):
-        raise ValueError(f"{model}: nothing is known of the sound that its {name} are")
-    if asked not in (None, own):
-        raise ValueError(f"inputs.frames={asked}: {model} hears {own}; {key} changes the model")
+        raise ValueError(f"{model}: the shape of its sound input {name} is unknown")
+    if requested not in (None, own):
+        raise ValueError(f"inputs.frames={requested}: {model} needs {own}; {key} changes the model")
     return (config.num_mel_bins, own) if name == "input_features" else (own, config.num_mel_bins)
 
 
-def _noise(shape: tuple[int, ...], dtype: torch.dtype, joined: bool = False) -> Input:
-    return Input(shape=shape, dtype=dtype, draw=_draw_noise, joined=joined)
+def _noise(shape: tuple[int, ...], dtype: torch.dtype, joined: bool = False) -> InputSpec:
+    return InputSpec(shape=shape, dtype=dtype, draw=_draw_noise, joined=joined)
 
 
 def _draw_noise(part: torch.Tensor, numbers: torch.Generator) -> None:
     part.normal_(generator=numbers)
 
 
-def _always(content: torch.Tensor, joined: bool = False) -> Input:
-    """The same of every sample."""
-    return Input(
+def _constant(content: torch.Tensor, joined: bool = False) -> InputSpec:
+    """An input that is the same for every sample."""
+    return InputSpec(
         shape=tuple(content.shape), dtype=content.dtype, draw=lambda part, numbers: part.copy_(content), joined=joined
     )

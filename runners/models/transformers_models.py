@@ -1,6 +1,6 @@
-"""Models of the transformers library: with random weights from a configuration, or from a checkpoint.
+"""Models of the transformers library, with random weights from a configuration or with the weights of a checkpoint.
 
-Any architecture: what it reads is told in transformers_inputs, and what it is trained towards by the name of its class.
+Supports any architecture: transformers_inputs derives its inputs, and the name of its class decides its targets.
 """
 
 from __future__ import annotations
@@ -24,36 +24,41 @@ from runners.models import transformers_inputs, transformers_real_inputs
 from runners.models.torch_models import Network, dtype_named, first_device, weights_seed
 from runners.phases import Unavailable
 
-# In a repository on the hub: at its top only, and no second copy of the weights in another format.
+# Files of a hub repository to fetch: top level only, and no second copy of the weights in another format.
 CONFIGURATION, WEIGHTS, OLDER_WEIGHTS = "*.json", "*.safetensors", "pytorch_model*.bin"
-NOT_WANTED = ["*/*", "consolidated*"]
+IGNORED = ["*/*", "consolidated*"]
 
-LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # how a class ends that is taken unless `architecture` names one
-TOKENS = (*LANGUAGE_MODELLING, "ForMaskedLM", "ForConditionalGeneration")
-CLASSES = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
-PAIRS = ("image_text_contrastive_loss", "clip_loss")  # beside a class that can be asked to return one: clip
-NO_TARGET = -100  # of a position that the losses of the library leave out
+LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # suffix of the class used if `architecture` is not set
+TOKEN_HEADS = (*LANGUAGE_MODELLING, "ForMaskedLM", "ForConditionalGeneration")
+CLASSIFICATION = tuple(f"For{what}Classification" for what in ("Sequence", "Image", "Video", "Audio"))
+PAIR_LOSSES = (
+    "image_text_contrastive_loss",
+    "clip_loss",
+)  # module-level losses of models with a return_loss argument: clip
+IGNORE_INDEX = -100  # the library's losses ignore positions with this target
 
 
 class Transformer(Network):
-    """Reads what its class reads; gives its logits, or what comes first of that which it returns.
+    """A transformers model. Its output is the first element that the forward pass returns: the logits, if it has any.
 
-    Trained to tell what it has read: the next tokens of a decoder, all tokens of an encoder or a decoder behind one,
-    the class of a sample (its number in the batch), or which text belongs to which image. Keeps no keys and values.
+    Targets by class: next tokens (decoder), all tokens (encoder, encoder-decoder), the class of a sample (its index in
+    the batch), or matching pairs of text and image. The forward pass uses no cache of keys and values.
     """
 
     def __init__(self, module: nn.Module, values: Mapping[str, Any], device: str) -> None:
         super().__init__(module, values, device)
-        self._lengths: list[int] | None = None  # of the texts that were read, where inputs are not drawn
-        self._kind = type(module)  # an adapter may take its place, and hides what a pass takes
-        self._options = _options(self._kind, self._config, values)
+        self._lengths: list[int] | None = None  # token lengths, if the inputs are the user's texts
+        self._model_class = type(module)  # kept here: an adapter replaces the module and hides its signature
+        self._options = _options(self._model_class, self._config, values)
 
     def inputs(self) -> dict[str, torch.Tensor]:
-        if transformers_real_inputs.are_asked(self._values):
+        if transformers_real_inputs.are_requested(self._values):
             read = transformers_real_inputs.real_inputs(self._values, self._config)
-            self.told, self._lengths = read.told, read.lengths
+            self.input_metrics, self._lengths = read.metrics, read.lengths
             return {name: tensor.to(self.device) for name, tensor in read.tensors.items()}
-        drawn = transformers_inputs.drawn(self._described, self._values["batch"], self._values["seed"], self.device)
+        drawn = transformers_inputs.draw_batch(
+            self._input_specs, self._values["batch"], self._values["seed"], self.device
+        )
         return {name: tensor.to(self.device) for name, tensor in drawn.items()}
 
     def forward(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -61,37 +66,39 @@ class Transformer(Network):
         return output
 
     def targets(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        if _learns(self._kind) == "tokens":
+        if _trains_on(self._model_class) == "tokens":
             tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
             assert tokens is not None
             seen = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
             if seen is not None:
-                tokens = tokens.masked_fill(seen == 0, NO_TARGET)
+                tokens = tokens.masked_fill(seen == 0, IGNORE_INDEX)
             image = transformers_inputs.image_token(self._config)
-            return tokens if image is None else tokens.masked_fill(tokens == image, NO_TARGET)
+            return tokens if image is None else tokens.masked_fill(tokens == image, IGNORE_INDEX)
         samples = torch.arange(self._values["batch"], device=self.device)
-        return samples % self._config.num_labels if _learns(self._kind) == "classes" else samples
+        return samples % self._config.num_labels if _trains_on(self._model_class) == "classes" else samples
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The one that the model's own forward pass computes if it is given labels."""
+        """The scalar loss that the model's forward pass computes when it receives labels."""
         loss: torch.Tensor
-        if _learns(self._kind) == "pairs":
-            loss = _pair_loss(self._kind)(output.T)  # of the texts to the images; the output is the other way round
-        elif not _calls_loss_function(self._kind):
-            loss = nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten(), ignore_index=NO_TARGET)
-        elif _learns(self._kind) == "classes":
+        if _trains_on(self._model_class) == "pairs":
+            loss = _pair_loss(self._model_class)(
+                output.T
+            )  # the loss takes text-to-image logits; the output is image-to-text
+        elif not _calls_loss_function(self._model_class):
+            loss = nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX)
+        elif _trains_on(self._model_class) == "classes":
             loss = self.module.loss_function(targets, output, self._config)  # type: ignore[operator]
-        else:  # in float32, and shifted by one in a decoder
+        else:  # computed in float32; decoders shift labels by one
             loss = self.module.loss_function(  # type: ignore[operator]
                 logits=output, labels=targets, vocab_size=transformers_inputs.vocabulary(self._config)
             )
         return loss
 
     def positions(self) -> int | None:
-        """Tokens of text, the places of images among them: of both sides where there are an encoder and a decoder."""
+        """Text tokens of a batch, image tokens included; encoder and decoder tokens are added up. None without text."""
         if self._lengths is not None:
             return self._values["batch"] * sum(self._lengths) or None
-        lengths = [self._described[name].shape[0] for name in transformers_inputs.TEXT if name in self._described]
+        lengths = [self._input_specs[name].shape[0] for name in transformers_inputs.TEXT if name in self._input_specs]
         return self._values["batch"] * sum(lengths) if lengths else None
 
     def facts(self) -> dict[str, Any]:
@@ -102,8 +109,8 @@ class Transformer(Network):
         }
 
     @property
-    def _described(self) -> dict[str, transformers_inputs.Input]:
-        return transformers_inputs.described(self._kind, self._config, self._values)
+    def _input_specs(self) -> dict[str, transformers_inputs.InputSpec]:
+        return transformers_inputs.input_specs(self._model_class, self._config, self._values)
 
     @property
     def _config(self) -> Any:
@@ -111,29 +118,31 @@ class Transformer(Network):
 
 
 def prepare(values: Mapping[str, Any], device: str) -> None:
-    """Import the modelling code and fetch the checkpoint, so that neither happens in a measured phase, and refuse what
-    cannot be: ValueError, or Unavailable for an attention that is not there.
+    """Import the modelling code and fetch the checkpoint before any measured phase, and check the point.
 
-    Only a hub name reaches for the network, and only here.
+    Raises ValueError for a model or size that cannot be built, FileNotFoundError for a missing folder, and Unavailable
+    for a missing attention implementation or an unreachable hub. Uses the network only if model.path is a hub name.
     """
     model = values["model"]
     if "path" in model:
         _fetch(model)
-    kind, config = described(model)
+    model_class, config = class_and_config(model)
     for part in _parts(config):
         _import_modelling(part)
-    inputs = transformers_inputs.described(kind, config, values)
-    if transformers_real_inputs.are_asked(values):
-        transformers_real_inputs.prepare(values, kind, config)
+    inputs = transformers_inputs.input_specs(model_class, config, values)
+    if transformers_real_inputs.are_requested(values):
+        transformers_real_inputs.prepare(values, model_class, config)
     workload = values.get("workload") or {}
-    if workload.get("name") == "train" and _learns(kind) is None:
-        raise ValueError(f"workload=train: no loss of {kind.__name__} is known; model.architecture names another head")
+    if workload.get("name") == "train" and _trains_on(model_class) is None:
+        raise ValueError(
+            f"workload=train: no loss of {model_class.__name__} is known; choose another class with model.architecture"
+        )
     last = workload.get("name") == "forward" and workload.get("logits") == "last"
-    if last and not _takes(kind, "logits_to_keep"):
-        raise ValueError(f"workload.logits=last: {kind.__name__} gives its output whole, and cannot leave any out")
+    if last and not _takes(model_class, "logits_to_keep"):
+        raise ValueError(f"workload.logits=last: {model_class.__name__} cannot compute the last logits alone")
     if values.get("attention") is not None:
-        _check_attention(kind, config, values, device)
-    _check_positions(kind, config, inputs, values)
+        _check_attention(model_class, config, values, device)
+    _check_positions(model_class, config, inputs, values)
 
 
 def build(values: Mapping[str, Any], device: str) -> Network:
@@ -142,35 +151,49 @@ def build(values: Mapping[str, Any], device: str) -> Network:
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.manual_seed(weights_seed(values["seed"]))
     model, dtype = values["model"], dtype_named(values["dtype"])
-    kind, config = described(model)
+    model_class, config = class_and_config(model)
     if "path" in model and first_device(device) != "meta":
-        module = kind.from_pretrained(_folder(model), dtype=dtype, local_files_only=True, **_attention(values))
+        module = model_class.from_pretrained(_folder(model), dtype=dtype, local_files_only=True, **_attention(values))
+        _initialise_buffers(module)
     else:
-        # In the dtype from the start, as the library does it: made in float32 and then cast, a model in bfloat16 would
-        # need the memory of one in float32.
+        # Built in its dtype, as the library does. A cast from float32 would need the memory of the float32 model.
         with torch.device("meta") if first_device(device) == "meta" else nullcontext():
-            module = kind._from_config(config, dtype=dtype, **_attention(values))
+            module = model_class._from_config(config, dtype=dtype, **_attention(values))
     return Transformer(module, values, device)
 
 
-def described(model: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The class of a model and its configuration, without building it."""
+def _initialise_buffers(module: Any) -> None:
+    """Compute the non-persistent buffers of a loaded model again; a checkpoint does not contain them.
+
+    `from_pretrained` (5.24) allocates them with `torch.empty_like` and computes them only in modules that are not
+    marked as initialised. One run of the tests read the positions of BERT uninitialised; it could not be repeated, so
+    every such module is initialised again. Loaded parameters carry their own mark and do not change.
+    """
+    if not hasattr(module, "named_non_persistent_buffers"):  # before 5, buffers were never on the meta device
+        return
+    for name, _ in module.named_non_persistent_buffers():
+        module.get_submodule(name.rpartition(".")[0])._is_hf_initialized = False
+    module.initialize_weights()
+
+
+def class_and_config(model: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The class and the configuration of a model, without building it. Raises ValueError for unknown names."""
     if "path" in model:
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(_folder(model), local_files_only=True)
         named = model.get("architecture") or next(iter(config.architectures or ()), None)
         return _class(importlib.import_module(_modelling(config)), config.model_type, named), config
-    kind = _class(_module(model["model_type"]), model["model_type"], model.get("architecture"))
-    # A copy: the library completes the rope parameters it is given in place.
-    return kind, kind.config_class(**copy.deepcopy(dict(model["config"])))
+    model_class = _class(_module(model["model_type"]), model["model_type"], model.get("architecture"))
+    # A copy: the library modifies the rope parameters in place.
+    return model_class, model_class.config_class(**copy.deepcopy(dict(model["config"])))
 
 
 # --- the class --------------------------------------------------------------------------------------------------------
 
 
 def _class(module: ModuleType, model_type: str, named: str | None) -> Any:
-    """The class of that name, or the one with the language modelling head: LlamaForCausalLM, GPT2LMHeadModel."""
+    """The class `named`, by default the one with a language modelling head: LlamaForCausalLM, GPT2LMHeadModel."""
     classes = [name for name in module.__all__ if not name.endswith("PreTrainedModel")]
     if named is None:
         named = next((name for name in classes if name.endswith(LANGUAGE_MODELLING)), None)
@@ -189,13 +212,13 @@ def _class(module: ModuleType, model_type: str, named: str | None) -> Any:
 
 
 def _module(model_type: str) -> ModuleType:
-    """The modelling code of a type of models, which is most often in a module of the same name."""
-    kind = model_type.replace("-", "_")
+    """The modelling module of a model type, usually of the same name. Raises ValueError for an unknown type."""
+    model_class = model_type.replace("-", "_")
     try:
-        return importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+        return importlib.import_module(f"transformers.models.{model_class}.modeling_{model_class}")
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(f"transformers.models.{kind}"):
-            raise  # of what the modelling code itself imports
+        if not (error.name or "").startswith(f"transformers.models.{model_class}"):
+            raise  # the modelling code imports something that is missing
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:
@@ -206,12 +229,12 @@ def _module(model_type: str) -> ModuleType:
 
 
 def _modelling(config: Any) -> str:
-    """The module beside the one that a configuration is in."""
+    """Name of the modelling module that belongs to a configuration."""
     return type(config).__module__.replace(".configuration_", ".modeling_")
 
 
 def _parts(config: Any) -> Iterator[Any]:
-    """A configuration and all those within it: each is of code that the first use would import."""
+    """A configuration and its nested ones. The first use of each would import its modelling code."""
     yield config
     for name in config.sub_configs:
         if (part := getattr(config, name, None)) is not None:
@@ -219,7 +242,7 @@ def _parts(config: Any) -> Iterator[Any]:
 
 
 def _import_modelling(config: Any) -> None:
-    """Unless it is a part that has no code of its own."""
+    """Import the modelling module of a configuration, if it has one."""
     try:
         importlib.import_module(_modelling(config))
     except ModuleNotFoundError as error:
@@ -227,75 +250,79 @@ def _import_modelling(config: Any) -> None:
             raise
 
 
-# --- what is asked of a pass ------------------------------------------------------------------------------------------
+# --- the forward pass -------------------------------------------------------------------------------------------------
 
 
-def _options(kind: Any, config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a pass is told beside its inputs."""
+def _options(model_class: Any, config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of the forward pass other than its inputs."""
     workload, options = values.get("workload") or {}, dict[str, Any]()
-    if _takes(kind, "use_cache") or _takes(kind, "logits_to_keep"):  # the second alone where a decoder is a part: llava
+    if _takes(model_class, "use_cache") or _takes(
+        model_class, "logits_to_keep"
+    ):  # the second alone where a decoder is a part: llava
         options["use_cache"] = False
     if workload.get("name") == "forward" and workload.get("logits") == "last":
         options["logits_to_keep"] = 1
-    if _takes(kind, "interpolate_pos_encoding"):
+    if _takes(model_class, "interpolate_pos_encoding"):
         own = transformers_inputs.own_resolution(config)
         if transformers_inputs.resolution(config, values) != own:
             options["interpolate_pos_encoding"] = True
     return options
 
 
-def _learns(kind: Any) -> str | None:
-    """What a class of models can be trained to tell; None where no loss of it is known."""
-    if kind.__name__.endswith(TOKENS):
+def _trains_on(model_class: Any) -> str | None:
+    """Targets of a class: tokens, classes or pairs. None if its loss is unknown."""
+    if model_class.__name__.endswith(TOKEN_HEADS):
         return "tokens"
-    if kind.__name__.endswith(CLASSES):
+    if model_class.__name__.endswith(CLASSIFICATION):
         return "classes"
-    return "pairs" if _takes(kind, "return_loss") and _pair_loss(kind) is not None else None
+    return "pairs" if _takes(model_class, "return_loss") and _pair_loss(model_class) is not None else None
 
 
-def _pair_loss(kind: Any) -> Any:
-    module = sys.modules[kind.__module__]
-    return next((getattr(module, name) for name in PAIRS if hasattr(module, name)), None)
+def _pair_loss(model_class: Any) -> Any:
+    module = sys.modules[model_class.__module__]
+    return next((getattr(module, name) for name in PAIR_LOSSES if hasattr(module, name)), None)
 
 
-def _takes(kind: Any, argument: str) -> bool:
-    return argument in transformers_inputs.arguments(kind)
+def _takes(model_class: Any, argument: str) -> bool:
+    return argument in transformers_inputs.arguments(model_class)
 
 
-def _calls_loss_function(kind: Any) -> bool:
-    """Whether the loss is the library's own of that kind, in float32; older classes have a cross entropy in place."""
-    return "loss_function" in inspect.unwrap(kind.forward).__code__.co_names
+def _calls_loss_function(model_class: Any) -> bool:
+    """Whether the class uses the library's `loss_function` (in float32). Older classes use a plain cross entropy."""
+    return "loss_function" in inspect.unwrap(model_class.forward).__code__.co_names
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
 def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing where the choice is the library's."""
-    asked = values.get("attention")
-    return {} if asked is None else {"attn_implementation": asked}
+    """The attention argument of the constructor. Empty: the library chooses."""
+    requested = values.get("attention")
+    return {} if requested is None else {"attn_implementation": requested}
 
 
-def _check_attention(kind: Any, config: Any, values: Mapping[str, Any], device: str) -> None:
-    asked, name = values["attention"], values["model"]["name"]
-    if _attention_used(_without_data(kind, config, {**values, "attention": None})) is None:
-        raise ValueError(f"attention={asked}: {name} has no attention")
-    if asked == "flash_attention_2":
+def _check_attention(model_class: Any, config: Any, values: Mapping[str, Any], device: str) -> None:
+    requested, name = values["attention"], values["model"]["name"]
+    if _attention_used(_on_meta(model_class, config, {**values, "attention": None})) is None:
+        raise ValueError(f"attention={requested}: {name} has no attention")
+    if requested == "flash_attention_2":
         computes_in = (values.get("workload") or {}).get("precision") or values["dtype"]
         if device == "meta":
-            raise Unavailable(f"attention={asked}: another library's kernels are not followed; sdpa takes torch's own")
+            raise Unavailable(f"attention={requested}: kernels of another library cannot be traced; sdpa uses torch's")
         if not device.startswith("cuda"):
-            raise Unavailable(f"attention={asked}: its kernels are for CUDA devices, and this is {device}")
+            raise Unavailable(f"attention={requested}: its kernels need a CUDA device, not {device}")
         if computes_in not in ("float16", "bfloat16"):
-            raise Unavailable(f"attention={asked}: its kernels compute in float16 and bfloat16, not in {computes_in}")
+            raise Unavailable(
+                f"attention={requested}: its kernels compute in float16 and bfloat16, not in {computes_in}"
+            )
     try:
-        _without_data(kind, config, values)
-    except (ImportError, ValueError) as error:  # it is not installed, or this class cannot use it
-        raise Unavailable(f"attention={asked}: {str(error).partition('. ')[0]}") from error
+        _on_meta(model_class, config, values)
+    except (ImportError, ValueError) as error:  # not installed, or not supported by this class
+        raise Unavailable(f"attention={requested}: {str(error).partition('. ')[0]}") from error
 
 
 def _attention_used(module: Any) -> str | None:
-    """What its layers look up when they are called. None without any; joined where the parts of a model differ."""
+    """The attention implementation of the layers, joined by + if they differ. None without attention."""
     used = {
         getattr(layer, "config", module.config)._attn_implementation
         for layer in module.modules()
@@ -308,9 +335,9 @@ def _attention_used(module: Any) -> str | None:
 
 
 def _check_positions(
-    kind: Any, config: Any, inputs: Mapping[str, transformers_inputs.Input], values: Mapping[str, Any]
+    model_class: Any, config: Any, inputs: Mapping[str, transformers_inputs.InputSpec], values: Mapping[str, Any]
 ) -> None:
-    """Past the end of a table of positions lies a device assert on a GPU."""
+    """Raise ValueError for a text longer than the model's position table. On a GPU it would be a device-side assert."""
     new = (values.get("workload") or {}).get("new_tokens") or 0
     for name in transformers_inputs.TEXT:
         if name not in inputs:
@@ -318,13 +345,13 @@ def _check_positions(
         (length,), positions = inputs[name].shape, _positions(config)
         if positions is None or length + new <= positions:
             continue
-        # The number alone may be what a model without a table was trained on. Whether it has one, it shows itself.
-        rows = list(_tables(_without_data(kind, config, values)))
+        # A configured number may also be a training length. Only a model with a position table has a limit.
+        rows = list(_position_tables(_on_meta(model_class, config, values)))
         if any(row >= positions for row in rows):
             with_images = "" if length == values["context"] else f" and the images make {length}"
             and_new = f" and workload.new_tokens={new}" if new else ""
-            asked, model = f"context={values['context']}{with_images}{and_new}", values["model"]["name"]
-            raise ValueError(f"{asked}: {model} has {positions} positions")
+            requested, model = f"context={values['context']}{with_images}{and_new}", values["model"]["name"]
+            raise ValueError(f"{requested}: {model} has {positions} positions")
 
 
 def _positions(config: Any) -> int | None:
@@ -333,15 +360,15 @@ def _positions(config: Any) -> int | None:
     return next((getattr(text, name) for name in names if isinstance(getattr(text, name, None), int)), None)
 
 
-def _tables(module: nn.Module) -> Iterator[int]:
+def _position_tables(module: nn.Module) -> Iterator[int]:
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding) and re.search("position|wpe", name) and not re.search("vision|visual", name):
             yield part.num_embeddings
 
 
-def _without_data(kind: Any, config: Any, values: Mapping[str, Any]) -> Any:
+def _on_meta(model_class: Any, config: Any, values: Mapping[str, Any]) -> Any:
     with torch.device("meta"):
-        return kind._from_config(copy.deepcopy(config), dtype=dtype_named(values["dtype"]), **_attention(values))
+        return model_class._from_config(copy.deepcopy(config), dtype=dtype_named(values["dtype"]), **_attention(values))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -353,7 +380,9 @@ def _fetch(model: Mapping[str, Any]) -> None:
         if not Path(path).expanduser().is_dir():
             raise FileNotFoundError(f"model.path={path}: no such folder")
         if revision is not None:
-            raise ValueError(f"model.revision={revision}: only the hub has them, and model.path={path} is a folder")
+            raise ValueError(
+                f"model.revision={revision}: revisions exist on the hub only, and model.path={path} is a folder"
+            )
         return
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -362,7 +391,7 @@ def _fetch(model: Mapping[str, Any]) -> None:
         if not any(folder.glob(WEIGHTS)):
             _snapshot(model, local_files_only=False, patterns=[CONFIGURATION, OLDER_WEIGHTS])
     except LocalEntryNotFoundError as error:
-        raise Unavailable(f"model.path={path} is no folder here, and the hub cannot be reached: {error}") from error
+        raise Unavailable(f"model.path={path} is no local folder, and the hub cannot be reached: {error}") from error
 
 
 def _folder(model: Mapping[str, Any]) -> Path:
@@ -371,7 +400,7 @@ def _folder(model: Mapping[str, Any]) -> Path:
 
 
 def _is_local(path: str) -> bool:
-    """Whether a path means a folder here: it is one, or no repository of the hub can be named so."""
+    """Whether a path is a local folder: it exists, or it is no valid name of a hub repository."""
     return Path(path).expanduser().is_dir() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path)
 
 
@@ -383,13 +412,13 @@ def _snapshot(model: Mapping[str, Any], local_files_only: bool, patterns: list[s
             model["path"],
             revision=model.get("revision"),
             allow_patterns=patterns,
-            ignore_patterns=NOT_WANTED,
+            ignore_patterns=IGNORED,
             local_files_only=local_files_only,
         )
     )
 
 
 def _revision(folder: Path) -> str | None:
-    """The commit of a checkpoint from the hub, which names its folder in the hub's cache; a plain folder has none."""
+    """The commit of a hub checkpoint (the name of its folder in the hub's cache). None for other folders."""
     folder = folder.absolute()
     return folder.name if folder.parent.name == "snapshots" else None

@@ -1,8 +1,8 @@
-"""Any program, unchanged and without a shell: its arguments are written out, with {batch} and its like filled in.
+"""Runs any program unchanged and without a shell. Placeholders such as {batch} in its arguments are filled in.
 
-It runs as a child of the measured process, whose own memory is in no counter: what is read is the program's tree
-(runners/meters/program.py). A Python in that tree brings a hook with it, which its environment names: what PyTorch's
-allocators counted, and the exception that ended it, are known from there.
+The program is a child of the measured process. The counters read the program's process tree
+(runners/meters/program.py), without the measured process itself. Python processes in that tree load a hook through
+their environment; it reports the counters of PyTorch's allocators and the exception that ended the process.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from runners.point import Attempt, canonical
 
 STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 HOOK = Path(__file__).parent / "program_hook"
-REPORTS = "SWEEPER_PROGRAM_REPORTS"  # as the hook calls it
-LAST_BYTES = 2**14  # kept of what a program writes to its standard error, from the end
-# Exceptions that say no more than that another process failed, and not why.
-OF_ANOTHER_PROCESS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
+REPORTS = "SWEEPER_PROGRAM_REPORTS"  # the hook reads it
+STDERR_TAIL_BYTES = 2**14  # the end of a program's standard error that is stored
+# Exceptions that only report that another process failed.
+WRAPPER_EXCEPTIONS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
 
 
 class ProgramFailed(Exception):
-    """The program ended by an exit code other than 0, or by a signal. `facts` are the journal's of it."""
+    """The program ended with a nonzero exit code or by a signal. `facts` go into the journal."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         super().__init__(facts["chain"][0]["message"])
@@ -49,12 +49,12 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def placeholders(argv: Sequence[str]) -> tuple[str, ...]:
-    """The names in braces, each once. Raises ValueError for a word whose braces cannot be read."""
+    """The names in braces, each once. Raises ValueError for malformed braces."""
     return tuple(dict.fromkeys(name for word in argv for _, name in _parts(word) if name is not None))
 
 
 def filled(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
-    """The arguments with a value for each name. Words stay as they are, the rest is written as in JSON."""
+    """The arguments with placeholders replaced: strings unchanged, other values as JSON."""
     return ["".join(text + ("" if name is None else _as_word(known[name])) for text, name in _parts(w)) for w in argv]
 
 
@@ -67,7 +67,7 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
         raise Unavailable("budget: the allocator of a program of its own cannot be limited from outside")
     reports = trace.folder.reports
     reports.mkdir()
-    processes.inherit_orphans()  # what the program leaves to itself stays in its tree
+    processes.inherit_orphans()  # orphans of the program stay in its tree
     meter = ProgramMeter(device.parts, device.uuids, reports)
     phases = Phases(meter, journal)
     journal.write(fingerprint.fact(fingerprint.record(attempt)))
@@ -85,7 +85,7 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
                 notes.metrics = {**meter.facts(), "torch": _torch(reported)}
                 journal.write(*map(facts.report, reported))
                 if code != 0:
-                    raise ProgramFailed(_facts(code, _failure(reported, program.pid), echo.last))
+                    raise ProgramFailed(_failure_facts(code, _failure(reported, program.pid), echo.last))
         finally:
             phases.close(completed=True)
             shutil.rmtree(reports, ignore_errors=True)
@@ -93,11 +93,11 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
 
 
 def _parts(word: str) -> Iterable[tuple[str, str | None]]:
-    """Text, and the name in the braces that follow it; doubled braces are text."""
+    """Pairs of text and the name in the braces after it. Doubled braces are text."""
     wrong = f"{word!r}: braces take a name and no more, as in {{batch}}; {{{{ and }}}} are braces"
     try:
         parts = list(string.Formatter().parse(word))
-    except ValueError:  # one without the other
+    except ValueError:  # unbalanced braces
         raise ValueError(wrong) from None
     for text, name, form, conversion in parts:
         if form or conversion or name == "":
@@ -122,7 +122,7 @@ def _start(values: Mapping[str, Any], device: str, reports: Path) -> subprocess.
 
 
 class _Echo:
-    """Hands on what the program writes to its standard error, and keeps the end of it."""
+    """Copies the program's standard error to ours and stores its end."""
 
     def __init__(self, program: subprocess.Popen[bytes]) -> None:
         assert program.stderr is not None
@@ -131,14 +131,14 @@ class _Echo:
 
     @property
     def last(self) -> str:
-        return bytes(self._kept[-LAST_BYTES:]).decode("utf-8", "replace").strip()
+        return bytes(self._kept[-STDERR_TAIL_BYTES:]).decode("utf-8", "replace").strip()
 
     def __enter__(self) -> _Echo:
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What the program itself wrote is there by now; one that it has left behind can hold the pipe for ever."""
+        """Stop reading. Do not wait for the end of the pipe: an orphan of the program can hold it open."""
         self._over = True
         self._thread.join()
         self._stream.close()
@@ -151,7 +151,7 @@ class _Echo:
                 if not written:
                     return
                 self._kept += written
-                del self._kept[: -2 * LAST_BYTES]
+                del self._kept[: -2 * STDERR_TAIL_BYTES]
                 with contextlib.suppress(OSError):
                     os.write(2, written)
             elif self._over:
@@ -159,16 +159,16 @@ class _Echo:
 
 
 def _torch(reports: Sequence[Mapping[str, Any]]) -> str | None:
-    """The version that the program ran with, if one of its processes said."""
+    """The torch version that a process of the program reported."""
     return next((report["torch"] for report in reports if report.get("torch")), None)
 
 
 def _failure(reports: Sequence[Mapping[str, Any]], program: int) -> Mapping[str, Any] | None:
-    """The exception behind the program's failure, if a Python of it told one.
+    """The exception behind the program's failure, if one of its Python processes reported one.
 
-    Its own, unless it has none or one that only says that another process failed. Then that process's: the first that
-    failed where several were started together and one brought down the rest, and the last of a script that ran them
-    one by one, since it went on after those before.
+    The program's own exception, unless it only reports that another process failed: then the first exception of the
+    other processes, since one failure ends processes that were started together. Without an own exception (a script
+    that runs processes in turn): the last one, since the script continued after the earlier ones.
     """
     failures: list[tuple[int, Mapping[str, Any]]] = [
         (report["pid"], report["failure"]) for report in reports if report["failure"]
@@ -177,12 +177,12 @@ def _failure(reports: Sequence[Mapping[str, Any]], program: int) -> Mapping[str,
     own = next((failure for pid, failure in failures if pid == program), None)
     if own is None:
         return others[-1] if others else None
-    says_no_more = own["chain"][0]["type"].rpartition(".")[2] in OF_ANOTHER_PROCESS
-    return others[0] if says_no_more and others else own
+    is_wrapper = own["chain"][0]["type"].rpartition(".")[2] in WRAPPER_EXCEPTIONS
+    return others[0] if is_wrapper and others else own
 
 
-def _facts(code: int, failure: Mapping[str, Any] | None, last: str) -> dict[str, Any]:
-    """The journal's line of a failure. What the exit code alone says is no exception's word, and never memory."""
+def _failure_facts(code: int, failure: Mapping[str, Any] | None, last: str) -> dict[str, Any]:
+    """Facts of a failure for the journal. An exit code without an exception never counts as out of memory."""
     if code < 0:
         chain = [{"type": "ProgramFailed", "bases": [], "message": f"ended by signal {-code}"}]
         return {"chain": chain, "traceback": last or None, "signal": -code}

@@ -1,8 +1,8 @@
-"""A callable of the user's own: found by `workload.target`, called with what it accepts of what is known.
+"""Calls the user's function `workload.target` with those arguments that it accepts.
 
-Known are batch, context, dtype (its name, as "float32"), device (as torch spells it), phase, warmup, repeats, seed,
-and every key of `workload.params`. With `**anything` it accepts all of them, but `phase` only by that very name: a
-callable without it is called once, as the one phase `run`.
+Available are batch, context, dtype (a name, such as "float32"), device (as torch spells it), phase, warmup, repeats,
+seed, and every key of `workload.params`. A function with `**kwargs` receives all of them except `phase`, which needs a
+parameter of that name. A function without `phase` is called once, in the phase `run`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def prepare(values: Mapping[str, Any], device: str) -> None:
-    """Import the user's module and see that the call can be made: what is wrong with either raises as it is."""
+    """Import the user's function and check its arguments.
+
+    Raises TypeError for arguments that do not fit, and whatever the import raises.
+    """
     target = values["workload"]["target"]
     called = find(target)
     signature = inspect.signature(called)
@@ -32,14 +35,14 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     params = values["workload"].get("params") or {}
     for name in params:
         if name in STANDARD or name in ("device", "phase"):
-            raise TypeError(f"workload.params.{name}: {name} is a key of its own")
+            raise TypeError(f"workload.params.{name}: {name} is a top-level key")
         if takes is not None and name not in takes:
             raise TypeError(f"workload.params.{name}: {target} takes {', '.join(takes) or 'nothing'}")
     phase = {"phase": None} if "phase" in signature.parameters else {}
     try:
         signature.bind(**_arguments(values, device, takes), **phase)
     except TypeError as error:
-        raise TypeError(f"{target}: {error}; workload.params can give it") from None
+        raise TypeError(f"{target}: {error}; set it in workload.params") from None
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
@@ -55,7 +58,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 
 
 def accepted(signature: inspect.Signature) -> tuple[str, ...] | None:
-    """The names a callable can be given, or None if it accepts any."""
+    """Parameter names of a callable, or None if it accepts any."""
     parameters = signature.parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return None
@@ -63,17 +66,20 @@ def accepted(signature: inspect.Signature) -> tuple[str, ...] | None:
 
 
 def _arguments(values: Mapping[str, Any], device: str, takes: tuple[str, ...] | None) -> dict[str, Any]:
-    """Everything but `phase` that the callable accepts."""
+    """The arguments that the callable accepts, except `phase`."""
     known = {name: values[name] for name in STANDARD} | {"device": device}
     known |= values["workload"].get("params") or {}
     return known if takes is None else {name: value for name, value in known.items() if name in takes}
 
 
 def find(target: str, key: str = "workload.target") -> Callable[..., Any]:
-    """What `package.module:name` or `package.module:name.attribute` names."""
+    """The callable at `package.module:name` or `package.module:name.attribute`.
+
+    Raises ValueError for a target without a colon, TypeError if it is not callable, ImportError and AttributeError.
+    """
     module, colon, path = target.partition(":")
     if not (module and colon and path):
-        raise ValueError(f"{key}={target}: it is written module:function")
+        raise ValueError(f"{key}={target}: write module:function")
     found: Any = importlib.import_module(module)
     for name in path.split("."):
         found = getattr(found, name)

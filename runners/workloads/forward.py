@@ -1,9 +1,9 @@
-"""Forward passes of a model that does not learn: the first, those that warm up, and the ones after.
+"""Forward passes in inference mode.
 
-Phases: model_load, inputs, cold_forward, warmup (where there is any), warm_forward with the run index 0, 1, ...,
-quality (if asked for).
+Phases: model_load, inputs, cold_forward, warmup (if any), warm_forward with the run index 0, 1, ..., quality (if
+configured).
 
-Keys under `workload`: logits (all, or those of the last position alone).
+Keys under `workload`: logits (`all`, or those of the `last` position).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
     network.module.eval()
     with phase("inputs") as notes:
         inputs = network.inputs()
-        notes.shapes, notes.metrics = torch_models.shapes(inputs), network.told
+        notes.shapes, notes.metrics = torch_models.shapes(inputs), network.input_metrics
     with torch.inference_mode():
         checksum = _measure(network, inputs, phase, "cold_forward")
         passes = 1
@@ -41,7 +41,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
             with phase("warmup") as notes:
                 notes.shapes = torch_models.shapes(inputs)
                 for _ in range(values["warmup"]):
-                    network.forward(inputs)  # kept by nobody: two outputs at once would be a peak of our own making
+                    network.forward(inputs)  # not assigned: two live outputs would raise the peak
                     passes += 1
                     notes.iterations = passes - 1
         for run_index in range(values["repeats"]):
@@ -49,7 +49,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
                 torch_models.empty_cache(device)
             checksum = _measure(network, inputs, phase, "warm_forward", run_index)
             passes += 1
-    metrics = {"checksum": checksum} | quality.assessed(network, values, phase)
+    metrics = {"checksum": checksum} | quality.measure(network, values, phase)
     read = network.positions()
     return {"metrics": metrics, "steps": passes, "tokens": None if read is None else passes * read}
 
@@ -57,7 +57,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 def _measure(
     network: Network, inputs: Mapping[str, torch.Tensor], phase: Phases, name: str, run_index: int | None = None
 ) -> Any:
-    """One pass. Its output is alive when the phase's end is read, and freed as this returns."""
+    """Run one pass. Its output is alive at the end of the phase and freed on return."""
     from runners.models.torch_models import checksum, shapes
 
     with phase(name, run_index) as notes:

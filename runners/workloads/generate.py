@@ -1,9 +1,9 @@
-"""Tokens, one after another, by a decoder that keeps keys and values: the prompts first, then a pass for each token.
+"""Generation by a decoder with a cache of keys and values: a prefill of the prompts, then one pass per token.
 
-Phases: model_load, inputs, cold_prefill, cold_decode, warmup (where there is any), then warm_prefill and warm_decode
-with the run index 0, 1, ... The prefill chooses the first token of each sequence, decode the others: the last one is
-never read, so that a sequence ends with context + new_tokens - 1 positions in the cache. The most likely token is
-chosen, and never an end of sequence: random weights would else decide how much is measured.
+Phases: model_load, inputs, cold_prefill, cold_decode, warmup (if any), then warm_prefill and warm_decode with the run
+index 0, 1, ... The prefill chooses the first token of each sequence, decode the others. The last token is never read: a
+sequence ends with context + new_tokens - 1 positions in the cache. The most likely token is chosen, but never an end of
+sequence; otherwise random weights would decide how many tokens are measured.
 
 Keys under `workload`: new_tokens, cache, cache_backend, concurrency, packing, logits.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from runners.models.torch_models import Network
-    from runners.models.transformers_caches import Keeping
+    from runners.models.transformers_caches import CacheSpec
     from runners.models.transformers_prompts import Prompts
 
 BACKENDS: dict[str, tuple[str, ...]] = {"quanto": ("optimum.quanto",), "hqq": ("hqq.core.quantize",), "fp8": ()}
@@ -40,11 +40,11 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     builders.prepare(values, device)
     name = values["model"]["name"]
     if values["model"]["library"] != "transformers":
-        raise ValueError(f"workload=generate: {name} has no tokens to make; choose a decoder, as in model=tiny-llama")
+        raise ValueError(f"workload=generate: {name} generates no tokens; choose a decoder, as in model=tiny-llama")
     from runners.models import transformers_caches, transformers_models, transformers_prompts
 
     workload = values["workload"]
-    model, config = transformers_models.described(values["model"])
+    model, config = transformers_models.class_and_config(values["model"])
     transformers_caches.prepare(workload, model, config, name, device)
     transformers_prompts.prepare(values, model, config)
 
@@ -59,9 +59,9 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
     network.module.eval()
     with phase("inputs") as notes:
         generation = Generation.of(network, values["workload"])
-        notes.metrics |= {**network.told, "lengths": generation.prompts.lengths}
+        notes.metrics |= {**network.input_metrics, "lengths": generation.prompts.lengths}
     with torch.inference_mode():
-        told = generation.once(phase, "cold_")
+        metrics = generation.once(phase, "cold_")
         done = 1
         if values["warmup"]:
             with phase("warmup") as notes:
@@ -72,23 +72,23 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
         for run_index in range(values["repeats"]):
             if values["cache"] == "empty":
                 empty_cache(device)
-            told = generation.once(phase, "warm_", run_index)
+            metrics = generation.once(phase, "warm_", run_index)
             done += 1
-    passes = done * told["new_tokens"]
-    metrics = told | quality.assessed(network, values, phase)
+    passes = done * metrics["new_tokens"]
+    metrics = metrics | quality.measure(network, values, phase)
     return {"metrics": metrics, "steps": passes, "tokens": passes * sequences}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """A model, what it is asked to go on from, and how."""
+    """A model with its prompts, its cache, and the number of tokens to generate."""
 
     network: Network
     prompts: Prompts
-    keeping: Keeping
+    cache_spec: CacheSpec
     new_tokens: int
-    logits: str  # of the prefill: all, or of the last token of each prompt
-    never: torch.Tensor  # tokens that end a sequence
+    logits: str  # computed in the prefill: `all`, or those of the `last` token of each prompt
+    end_tokens: torch.Tensor  # tokens that end a sequence
 
     @classmethod
     def of(cls, network: Network, workload: Mapping[str, Any]) -> Generation:
@@ -99,7 +99,7 @@ class Generation:
         return cls(
             network=network,
             prompts=prompts,
-            keeping=transformers_caches.Keeping(
+            cache_spec=transformers_caches.CacheSpec(
                 kind=workload["cache"],
                 backend=workload["cache_backend"],
                 config=module.config,
@@ -108,42 +108,45 @@ class Generation:
             ),
             new_tokens=workload["new_tokens"],
             logits=workload["logits"],
-            never=transformers_prompts.ends_of_sequence(module).to(network.device),
+            end_tokens=transformers_prompts.end_tokens(module).to(network.device),
         )
 
     def once(self, phase: AnyPhase, prefix: str = "", run_index: int | None = None) -> dict[str, Any]:
-        """All new tokens of every sequence, from an empty cache. Gives what is told of the last phase."""
+        """Generate all new tokens of every sequence from an empty cache. Returns the metrics of the decode."""
         from runners.models.torch_models import shapes
 
-        few = {"logits_to_keep": self.prompts.last()} if self.logits == "last" else {}
+        logits_option = {"logits_to_keep": self.prompts.last()} if self.logits == "last" else {}
         with phase(f"{prefix}prefill", run_index) as notes:
-            cache = self.keeping.cache()
-            given = self.prompts.prefill(self.keeping.width)
-            notes.shapes = shapes(given)
-            chosen = [self._choose(self.prompts.of_prompts(self._logits(cache, given, few)))]
-            del given  # a packed row has a mask of its length squared
-            notes.metrics |= self._told(cache, chosen)
+            cache = self.cache_spec.cache()
+            inputs = self.prompts.prefill(self.cache_spec.width)
+            notes.shapes = shapes(inputs)
+            chosen = [self._choose(self.prompts.of_prompts(self._logits(cache, inputs, logits_option)))]
+            del inputs  # a packed row has a quadratic mask
+            notes.metrics |= self._metrics(cache, chosen)
         with phase(f"{prefix}decode", run_index) as notes:
             for step in range(1, self.new_tokens):
-                given = self.prompts.decode(chosen[-1], step, self.keeping.width)
-                notes.shapes = shapes(given)
-                chosen.append(self._choose(self.prompts.of_tokens(self._logits(cache, given, {}))))
-                del given
+                inputs = self.prompts.decode(chosen[-1], step, self.cache_spec.width)
+                notes.shapes = shapes(inputs)
+                chosen.append(self._choose(self.prompts.of_tokens(self._logits(cache, inputs, {}))))
+                del inputs
                 notes.iterations = step
-            notes.metrics |= self._told(cache, chosen)
+            notes.metrics |= self._metrics(cache, chosen)
         return notes.metrics
 
-    def _logits(self, cache: Any, given: Mapping[str, torch.Tensor], few: Mapping[str, Any]) -> torch.Tensor:
-        """Not by the library's `generate`: it keeps more than a loop needs, and what it keeps changes with versions."""
-        kept = {self.keeping.argument: cache, "use_cache": True}
-        logits: torch.Tensor = self.network.module(**given, **kept, **few).logits
+    def _logits(self, cache: Any, inputs: Mapping[str, torch.Tensor], logits_option: Mapping[str, Any]) -> torch.Tensor:
+        """Logits (rows, positions, vocabulary) of one pass.
+
+        Not the library's `generate`, which holds more tensors than a loop needs, and different ones by version.
+        """
+        cache_option = {self.cache_spec.argument: cache, "use_cache": True}
+        logits: torch.Tensor = self.network.module(**inputs, **cache_option, **logits_option).logits
         return logits
 
     def _choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """[sequences] tokens, which stay on the device: to read one would wait for it."""
-        return logits.index_fill_(1, self.never, -math.inf).argmax(1)
+        """Tokens (sequences,) from logits (sequences, vocabulary), left on the device: a read would synchronise."""
+        return logits.index_fill_(1, self.end_tokens, -math.inf).argmax(1)
 
-    def _told(self, cache: Any, chosen: Sequence[torch.Tensor]) -> dict[str, Any]:
+    def _metrics(self, cache: Any, chosen: Sequence[torch.Tensor]) -> dict[str, Any]:
         import torch
 
         from runners.models import transformers_caches
@@ -155,7 +158,7 @@ class Generation:
             "checksum": number((tokens * torch.arange(1, len(tokens) + 1, device=tokens.device)[:, None]).sum()),
             "cache_bytes": transformers_caches.bytes_held(cache),
             "cache_bytes_on_device": transformers_caches.bytes_held(cache, self.network.device),
-            "cache_bytes_by_formula": self.keeping.bytes_by_formula(
+            "cache_bytes_by_formula": self.cache_spec.bytes_by_formula(
                 rows=self.prompts.rows,
                 prompt=self.prompts.positions(0),
                 positions=self.prompts.positions(len(tokens) - 1),
@@ -165,14 +168,14 @@ class Generation:
 
 
 def _imports_of_cache(workload: Mapping[str, Any]) -> tuple[str, ...]:
-    """The modules that a kind of cache is in: the first prefill would import them, and be measured with it."""
+    """Modules of a cache, which the first prefill would otherwise import while it is measured."""
     if workload["cache"] == "static":
-        return ("torch._dynamo",)  # is told that the tensors stay where they are
+        return ("torch._dynamo",)  # transformers marks static tensors with it
     if workload["cache"] == "quantized":
         return BACKENDS[workload["cache_backend"]]
     return ()
 
 
 def _unmeasured(name: str, run_index: int | None) -> AbstractContextManager[Notes]:
-    """A phase within the phase `warmup`, which is one."""
+    """Stands in for a phase inside `warmup`, which is one phase."""
     return nullcontext(Notes())

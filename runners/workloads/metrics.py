@@ -1,4 +1,4 @@
-"""What a workload says of itself, as JSON can carry it."""
+"""Converts what a workload returns to JSON."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-LONGEST_TEXT = 2000  # characters of a value that is only kept as text
-DEEPEST = 8  # containers within containers; a list that contains itself ends here
+LONGEST_TEXT = 2000  # characters of a value stored as text
+DEEPEST = 8  # nested containers; also ends a list that contains itself
 
 
 def as_metrics(returned: Any) -> dict[str, Any]:
-    """The metrics in what a workload returned: a mapping as it is, nothing for None, anything else as `result`."""
+    """Metrics from a returned value: a mapping's items, nothing for None, otherwise the key `result`."""
     if returned is None:
         return {}
     if isinstance(returned, Mapping):
@@ -21,9 +21,9 @@ def as_metrics(returned: Any) -> dict[str, Any]:
 
 
 def as_json(value: Any, depth: int = 0) -> Any:
-    """The value if JSON has it, a number for what holds one number (a tensor of one element), text for the rest.
+    """Convert a value to JSON: tensors and arrays without dimensions become numbers, unsupported types become text.
 
-    NaN and the infinities become text: JSON has no word for them, and a loss of NaN is worth knowing.
+    NaN and infinities become text, since JSON cannot represent them.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -42,12 +42,12 @@ def as_json(value: Any, depth: int = 0) -> Any:
 
 
 def _only_number(value: Any) -> numbers.Real | None:
-    """The number in a tensor or an array of no dimensions, without knowing their libraries."""
+    """The number in a tensor or array without dimensions, of any library."""
     if getattr(value, "ndim", None) != 0:
         return None
     try:
         number = value.item()
-    except Exception:  # a meta tensor, a device that is lost: it stays text
+    except Exception:  # a meta tensor, or a lost device: becomes text
         return None
     return number if isinstance(number, numbers.Real) else None
 
@@ -55,7 +55,7 @@ def _only_number(value: Any) -> numbers.Real | None:
 def _text(value: Any) -> str:
     try:
         text = value if isinstance(value, str) else repr(value)
-    except Exception as error:  # a __repr__ of the user's own must not turn a measured point into a failed one
+    except Exception as error:  # a failing __repr__ must not fail a measured point
         text = f"<{type(value).__name__}, whose repr raised {type(error).__name__}>"
     # A lone surrogate cannot be written to Parquet.
     return str(text)[:LONGEST_TEXT].encode(errors="replace").decode()

@@ -1,8 +1,8 @@
-"""How good the model still is, in one number: a function of the user's, called when all else has been measured.
+"""Calls the user's quality metric on the model after all measurements.
 
-It is found by `quality.target` and called with what it accepts of module (in eval mode), tokenizer and processor (the
-checkpoint's, None where there is none), device, dtype, batch, context and seed. Phase: quality, which is no part of the
-workload: neither its memory nor a refusal of it says anything of the point.
+`quality.target` names the function. It receives those of module (in eval mode), tokenizer and processor (the
+checkpoint's, or None), device, dtype, batch, context and seed that it accepts. It runs in the phase `quality`, which is
+not part of the workload: its memory, or running out of it, does not affect the status of the point.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from runners.workloads.metrics import as_json
 if TYPE_CHECKING:
     from runners.models.torch_models import Network
 
-GIVEN = ("dtype", "batch", "context", "seed")  # as the point has them
+POINT_KEYS = ("dtype", "batch", "context", "seed")  # passed with the point's values
 
 
 def prepare(values: Mapping[str, Any]) -> None:
-    """Import the user's module, if there is one, before anything is measured."""
+    """Import the user's function, if there is one. Raises what the import raises."""
     target = _target(values)
     if target is not None:
         custom.find(target, "quality.target")
 
 
-def assessed(network: Network, values: Mapping[str, Any], phase: Phases) -> dict[str, Any]:
-    """The metrics `quality`, or `quality_error` where the assessment found no room; nothing if none is asked for."""
+def measure(network: Network, values: Mapping[str, Any], phase: Phases) -> dict[str, Any]:
+    """The metric `quality`, or `quality_error` if it ran out of memory; empty without `quality.target`.
+
+    Raises TypeError if the function does not return a number.
+    """
     target = _target(values)
     if target is None:
         return {}
@@ -53,7 +56,7 @@ def assessed(network: Network, values: Mapping[str, Any], phase: Phases) -> dict
                 raise
             notes.metrics["quality_error"] = f"out of memory: {error}"
         else:
-            notes.metrics |= _told(target, as_json(returned))
+            notes.metrics |= _as_metric(target, as_json(returned))
     return dict(notes.metrics)
 
 
@@ -63,7 +66,7 @@ def _target(values: Mapping[str, Any]) -> str | None:
 
 
 def _arguments(network: Network, values: Mapping[str, Any], takes: tuple[str, ...] | None) -> dict[str, Any]:
-    known = {name: values[name] for name in GIVEN} | {"module": network.module, "device": network.device}
+    known = {name: values[name] for name in POINT_KEYS} | {"module": network.module, "device": network.device}
     if takes is not None:
         known = {name: value for name, value in known.items() if name in takes}
     for name in ("tokenizer", "processor"):
@@ -84,13 +87,13 @@ def _of_checkpoint(name: str, network: Network, values: Mapping[str, Any]) -> An
     return load(folder)
 
 
-def _told(target: str, number: Any) -> dict[str, Any]:
-    """A number that JSON has no word for is no verdict's: it is said."""
+def _as_metric(target: str, number: Any) -> dict[str, Any]:
+    """The metric `quality`, or `quality_error` for NaN and infinities. Raises TypeError for anything else."""
     if isinstance(number, (int, float)) and not isinstance(number, bool):
         return {"quality": number}
     if number in ("nan", "inf", "-inf"):
         return {"quality_error": f"the metric is {number}"}
-    raise TypeError(f"quality.target={target}: has to return one number, and returned {number!r:.80}")
+    raise TypeError(f"quality.target={target}: must return one number, not {number!r:.80}")
 
 
 def _is_refused(error: BaseException) -> bool:

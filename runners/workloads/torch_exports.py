@@ -1,4 +1,4 @@
-"""Saves a trained model into a temporary file and loads it again, as the end of a training does."""
+"""Saves a trained model to a temporary file and loads it again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from runners.models.torch_models import Network
 
 
 def export(network: Network, form: str) -> dict[str, Any]:
-    """Gives the bytes that were written. TMPDIR says where: a folder in memory counts as the machine's."""
+    """Write and reload the model; returns the bytes written. TMPDIR sets the folder: one in memory uses host memory."""
     return {"file_bytes": FORMS[form](network)}
 
 
 def _state_dict(network: Network) -> int:
-    """Loaded as torch.load does it unless told otherwise: each tensor to the device that it was saved from."""
-    with tempfile.TemporaryFile() as file:  # without a name: a killed process leaves nothing behind
+    """Reload with torch.load's defaults: each tensor goes to the device it was saved from. Returns bytes."""
+    with tempfile.TemporaryFile() as file:  # unnamed: a killed process leaves no file
         torch.save(network.module.state_dict(), file)
         size = file.tell()
         file.seek(0)
@@ -28,13 +28,13 @@ def _state_dict(network: Network) -> int:
 
 
 def _save_pretrained(network: Network) -> int:
-    """Loaded as a second model beside the first; of adapters, into the model that has them."""
+    """Reload as a second model, or adapters into the adapted model. Returns bytes."""
     module: Any = network.module
     with tempfile.TemporaryDirectory(prefix="sweeper-") as folder:
         if hasattr(module, "peft_config"):
             from runners.models import peft_adapters
 
-            # Not "auto", which would ask the hub how large the model's vocabulary was.
+            # "auto" would query the hub for the original size of the vocabulary.
             module.save_pretrained(folder, save_embedding_layers=False)
             peft_adapters.reload(module, folder)
         else:

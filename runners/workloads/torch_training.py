@@ -1,4 +1,4 @@
-"""What a training step is made of beside its model: optimizers by name, precision apart from dtype, microbatches."""
+"""Parts of a training step: optimizers by name, autocast precision, microbatches."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_iter
 
 from runners.phases import Unavailable
 
-# A class of torch.optim, and the implementation asked of it. Without one torch chooses: foreach on CUDA, which holds a
-# further copy of the parameters in the step, and a loop over the parameters on the CPU.
+# Class of torch.optim and its options. Without options torch chooses the implementation: foreach on CUDA, which holds a
+# further copy of the parameters during the step, and a loop over the parameters on the CPU.
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "adamw": ("AdamW", {}),
     "adamw-forloop": ("AdamW", {"foreach": False, "fused": False}),
@@ -24,14 +24,14 @@ OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sgd": ("SGD", {}),
     "adafactor": ("Adafactor", {}),
 }
-ADAMW_8BIT = "adamw-8bit"  # of bitsandbytes
+ADAMW_8BIT = "adamw-8bit"  # from bitsandbytes
 PRECISIONS = (None, "bfloat16", "float16")
 
 Batch = tuple[Mapping[str, torch.Tensor], torch.Tensor]  # inputs and targets
 
 
 def prepare(values: Mapping[str, Any], device: str) -> None:
-    """Refuse what cannot be trained so, before anything is measured."""
+    """Check optimizer, precision, microbatches and compiler. Raises ValueError or Unavailable."""
     workload = values["workload"]
     name, precision = workload["optimizer"], workload["precision"]
     if name not in (*OPTIMIZERS, ADAMW_8BIT):
@@ -43,9 +43,11 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
     if precision == "float16" and values["dtype"] == "float16" and workload["method"] == "full":
-        raise ValueError("workload.precision=float16 scales the gradients, which dtype=float16 leaves no room for")
+        raise ValueError("workload.precision=float16 scales gradients, which needs dtype=float32")
     if values["batch"] % workload["accumulate"]:
-        raise ValueError(f"workload.accumulate={workload['accumulate']}: batch={values['batch']} has no such parts")
+        raise ValueError(
+            f"workload.accumulate={workload['accumulate']}: batch={values['batch']} cannot be split into equal parts"
+        )
     if workload["compile"]:
         _check_compiler(device)
 
@@ -60,7 +62,7 @@ def optimizer(name: str, parameters: Iterable[torch.nn.Parameter], lr: float) ->
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What the optimizer really keeps between steps: the storages of its state's tensors, a shared one once."""
+    """Bytes of the optimizer's state between steps: the storages of its tensors, each once."""
     storages = {}
     for tensor in tree_iter(list(optimizer.state.values())):
         if isinstance(tensor, torch.Tensor):
@@ -70,24 +72,29 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def autocast(precision: str | None, device: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Around what computes a loss: weights stay in their dtype, products of them are computed in this one."""
+    """Factory of autocast contexts: weights keep their dtype, products are computed in `precision`."""
     if precision is None:
         return nullcontext
     return partial(torch.autocast, _kind(device), dtype=getattr(torch, precision))
 
 
 def scaler(precision: str | None, device: str) -> torch.amp.GradScaler:
-    """Keeps gradients of float16 above its smallest numbers. For any other precision it passes everything through."""
+    """Gradient scaler against float16 underflow; disabled for other precisions."""
     return torch.amp.GradScaler("cpu" if device == "meta" else _kind(device), enabled=precision == "float16")
 
 
 def microbatches(inputs: Mapping[str, torch.Tensor], targets: torch.Tensor, count: int) -> list[Batch]:
-    """Equal parts of a batch along its first dimension: views, so that the batch is there once."""
+    """Split inputs and targets, each (batch, ...), into `count` equal parts (batch / count, ...). The parts are views.
+
+    Raises ValueError if a tensor cannot be split.
+    """
     if count == 1:
         return [(inputs, targets)]
     for name, tensor in inputs.items():
         if len(tensor) % count:
-            raise ValueError(f"workload.accumulate={count}: {name} has {len(tensor)} rows, which has no such parts")
+            raise ValueError(
+                f"workload.accumulate={count}: {name} has {len(tensor)} rows, which cannot be split into equal parts"
+            )
     parts = {name: tensor.tensor_split(count) for name, tensor in inputs.items()}
     return [
         ({name: parts[name][index] for name in parts}, part) for index, part in enumerate(targets.tensor_split(count))
@@ -95,11 +102,11 @@ def microbatches(inputs: Mapping[str, torch.Tensor], targets: torch.Tensor, coun
 
 
 def _bitsandbytes() -> Any:
-    """In the measured process, and not where a warm template imports: it asks each GPU what it can as it is imported,
-    and CUDA does not outlive a fork."""
+    """Import bitsandbytes in the measured process, not in the warm template: it queries each GPU when it is imported,
+    and a CUDA context does not survive a fork."""
     try:
         return importlib.import_module("bitsandbytes")
-    except Exception as error:  # broken is as good as missing
+    except Exception as error:  # a broken installation counts as a missing one
         raise Unavailable(
             f"workload.optimizer={ADAMW_8BIT}: bitsandbytes cannot be imported: {type(error).__name__}: {error} "
             "(pip install 'sweeper[quantize]' brings it)"
@@ -107,7 +114,7 @@ def _bitsandbytes() -> Any:
 
 
 def draws_numbers(module: torch.nn.Module) -> bool:
-    """Whether a pass in training draws random numbers: a module of dropout, or a rate that a module calls so."""
+    """Whether training draws random numbers: a Dropout module, or a nonzero attribute named like a dropout rate."""
     for each in module.modules():
         rates = {name: value for name, value in vars(each).items() if isinstance(value, float) and 0 < value <= 1}
         if any("drop" in name or (name == "p" and "Dropout" in type(each).__name__) for name in rates):
@@ -116,9 +123,9 @@ def draws_numbers(module: torch.nn.Module) -> bool:
 
 
 def _check_compiler(device: str) -> None:
-    """What torch.compile needs of a machine beside torch itself."""
+    """Raise Unavailable if torch.compile lacks a C++ compiler (CPU) or triton (CUDA)."""
     if device == "meta":
-        raise Unavailable("workload.compile=true: compiled code runs on a device, and this one is calculated")
+        raise Unavailable("workload.compile=true: compiled code cannot run on a simulated device")
     if device == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
 

@@ -1,10 +1,9 @@
-"""Training steps on one batch: the first, those that warm up, and the ones after; then evaluation and export, if asked.
+"""Training steps on one batch, then evaluation and export.
 
-Phases: model_load, optimizer, inputs, then forward, loss, backward, step and zero_grad of each step: as `cold_...` of
-the first (without a run index: there is one), in one phase `warmup` (where there is any), and as `warm_...` with the
-run index 0, 1, ... Adam's state appears in the first step, so that only the second holds it under its activations.
-With `accumulate` forward, loss and backward come once for each microbatch, in order. Last, `evaluation`, `export` and
-`quality`, each if asked for.
+Phases: model_load, optimizer, inputs, then forward, loss, backward, step and zero_grad of each step: named `cold_...`
+in the first step, one phase `warmup` (if any), then `warm_...` with the run index 0, 1, ... Adam allocates its state in
+the first step; only later steps hold it together with activations. With `accumulate`, forward, loss and backward run
+once per microbatch. Last come `evaluation`, `export` and `quality`, if configured.
 
 The keys under `workload` are described in conf/workload/train.yaml.
 """
@@ -31,9 +30,9 @@ AnyPhase = Callable[[str, int | None], AbstractContextManager[Notes]]
 
 
 def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
-    """With what torch, transformers and peft import at the first use of these keys, in a phase that is measured."""
+    """Modules to import before the baseline, including those that torch, transformers and peft import at first use."""
     workload = values["workload"]
-    # The first optimizer that is made imports torch._dynamo (+71 MiB, 1 s), whatever is compiled later.
+    # The first optimizer imports torch._dynamo (+71 MiB, 1 s), compiled or not.
     found = [*builders.imports(values), "torch._dynamo"]
     if workload["checkpointing"]:
         found.append("torch.utils.checkpoint")
@@ -57,11 +56,13 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     if values["model"]["library"] == "torch":
         name = values["model"]["name"]
         if workload["checkpointing"]:
-            raise ValueError(f"workload.checkpointing=true: {name} has no layers that know how to recompute")
+            raise ValueError(f"workload.checkpointing=true: {name} has no layers that support recomputation")
         if workload["export"] == "save_pretrained":
-            raise ValueError(f"workload.export=save_pretrained: {name} is of torch alone; it has a state_dict")
+            raise ValueError(
+                f"workload.export=save_pretrained: {name} is not a transformers model; use export=state_dict"
+            )
     if workload["export"] is not None and device == "meta":
-        raise Unavailable(f"workload.export={workload['export']}: there is no data to write")
+        raise Unavailable(f"workload.export={workload['export']}: a simulated device has no data to write")
     builders.prepare(values, device)
     if sizes := _evaluation(values):
         builders.prepare({**values, **sizes}, device)
@@ -99,13 +100,13 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 
         with phase("export") as notes:
             notes.metrics |= export(network, workload["export"])
-    metrics |= quality.assessed(network, values, phase)
+    metrics |= quality.measure(network, values, phase)
     read = network.positions()
     return {"metrics": metrics, "steps": len(steps), "tokens": None if read is None else len(steps) * read}
 
 
 def build(values: Mapping[str, Any], device: str, phase: Phases) -> Training:
-    """All that is there before the first step."""
+    """Build model, optimizer and inputs in their phases."""
     from runners.models import torch_models
     from runners.workloads import torch_training
 
@@ -117,7 +118,7 @@ def build(values: Mapping[str, Any], device: str, phase: Phases) -> Training:
         optimizer = torch_training.optimizer(workload["optimizer"], trained, workload["lr"])
     with phase("inputs") as notes:
         inputs = network.inputs()
-        notes.shapes, notes.metrics = torch_models.shapes(inputs), network.told
+        notes.shapes, notes.metrics = torch_models.shapes(inputs), network.input_metrics
         batches = torch_training.microbatches(inputs, network.targets(inputs), workload["accumulate"])
     return Training(
         network=network,
@@ -132,41 +133,43 @@ def build(values: Mapping[str, Any], device: str, phase: Phases) -> Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What a step says of itself. The loss and the checksum of the output are from before the update."""
+    """Result of a step. Loss and checksum of the output are from before the update."""
 
     loss: Any
     checksum: Any
-    updated: bool  # false where gradients of float16 ran over: the scaler then leaves the update out
+    updated: bool  # false if float16 gradients overflowed: the scaler then skips the update
 
 
-class Learnt(NamedTuple):
-    """What a microbatch leaves beside its gradients."""
+class MicrobatchResult(NamedTuple):
+    """Result of a microbatch. `loss` keeps the tensor alive as a variable of a training loop would."""
 
     loss: torch.Tensor
-    told: Any  # the loss as JSON has it
+    loss_value: Any  # the loss as JSON
     checksum: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """One batch, in parts, and what learns from it."""
+    """A model, its optimizer, and one batch split into microbatches."""
 
     network: Network
     optimizer: torch.optim.Optimizer
-    batches: Sequence[Batch]  # their gradients are added up: one update for all of them
+    batches: Sequence[Batch]  # gradients are summed: one update for all
     autocast: Callable[[], AbstractContextManager[Any]]
     scaler: torch.amp.GradScaler
     max_grad_norm: float | None
-    set_to_none: bool  # false keeps the gradients' memory from step to step
+    set_to_none: bool  # false keeps the gradients' memory between steps
 
     def step(self, phase: AnyPhase, prefix: str = "", run_index: int | None = None) -> Step:
-        """One update, phase by phase."""
+        """Run one update, each part in its phase."""
         from runners.workloads.torch_training import state_bytes
 
         losses = []
         for batch in self.batches:
-            learnt = self._learn(batch, phase, prefix, run_index)  # with the loss's tensor, as a loop's own variable
-            losses.append(learnt.told)
+            result = self._accumulate_gradients(
+                batch, phase, prefix, run_index
+            )  # with the loss's tensor, as a loop's own variable
+            losses.append(result.loss_value)
         with phase(f"{prefix}step", run_index) as notes:
             before = self.scaler.get_scale()
             if self.max_grad_norm is not None:
@@ -177,10 +180,12 @@ class Training:
             notes.metrics |= {"updated": updated, "optimizer_state_bytes": state_bytes(self.optimizer)}
         with phase(f"{prefix}zero_grad", run_index):
             self.optimizer.zero_grad(set_to_none=self.set_to_none)
-        return Step(loss=_mean(losses), checksum=learnt.checksum, updated=updated)
+        return Step(loss=_mean(losses), checksum=result.checksum, updated=updated)
 
-    def _learn(self, batch: Batch, phase: AnyPhase, prefix: str, run_index: int | None) -> Learnt:
-        """The gradients of one microbatch, added to what is there."""
+    def _accumulate_gradients(
+        self, batch: Batch, phase: AnyPhase, prefix: str, run_index: int | None
+    ) -> MicrobatchResult:
+        """Add the gradients of one microbatch."""
         from runners.models.torch_models import checksum, number, shapes
 
         inputs, targets = batch
@@ -190,19 +195,19 @@ class Training:
             notes.metrics["checksum"] = checked = checksum(output.detach())
         with phase(f"{prefix}loss", run_index) as notes, self.autocast():
             loss = self.network.loss(output, targets)
-            # What a loop that only keeps the loss does: the backward pass needs the loss's own intermediates, not the
-            # logits. Kept, they are under its peak (384 MiB of 5831 on smollm2-135m, batch 8, context 256).
+            # As in a loop that keeps only the loss: the backward pass needs the loss's intermediates, not the logits,
+            # which would add to its peak (384 MiB of 5831 on smollm2-135m, batch 8, context 256).
             del output
-            notes.metrics["loss"] = told = number(loss)
-            if len(self.batches) > 1:  # a mean of equal parts is the mean of the whole
+            notes.metrics["loss"] = loss_value = number(loss)
+            if len(self.batches) > 1:  # the mean over equal parts is the mean over the batch
                 loss = loss / len(self.batches)
         with phase(f"{prefix}backward", run_index) as notes:
             self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             notes.metrics["without_gradient"] = sum(parameter.grad is None for parameter in self._trained())
-        return Learnt(loss, told, checked)
+        return MicrobatchResult(loss, loss_value, checked)
 
     def _clip(self, most: float) -> Any:
-        """Scales the gradients down to a norm of `most`. Gives the norm they had."""
+        """Clip the gradients to a norm of `most`. Returns their norm before."""
         import torch
 
         from runners.models.torch_models import number
@@ -215,15 +220,15 @@ class Training:
 
 
 def _adapt(network: Network, workload: Mapping[str, Any]) -> None:
-    """Make of a model what is trained: with adapters, with layers that recompute, compiled."""
+    """Apply LoRA, checkpointing, precision and torch.compile to a model, as configured."""
     if workload["method"] == "lora":
         from runners.models import peft_adapters
 
         network.module = peft_adapters.add_lora(network.module, workload)
     if workload["checkpointing"]:
         module: Any = network.module
-        # The second name is the first one's in transformers before 5; the other variant of the checkpoint cannot see
-        # that anything needs a gradient where the embedding is frozen.
+        # The second name is that of transformers before 5. Reentrant checkpointing does not see that anything needs a
+        # gradient if the embedding is frozen.
         enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
         enable({"use_reentrant": False})
     if workload["precision"] is not None:
@@ -233,7 +238,7 @@ def _adapt(network: Network, workload: Mapping[str, Any]) -> None:
 
 
 def _evaluate(network: Network, autocast: Callable[[], AbstractContextManager[Any]], phase: Phases) -> None:
-    """One forward pass without gradients, beside what training keeps: weights, optimizer, perhaps gradients."""
+    """One forward pass without gradients, while weights, optimizer state and possibly gradients are in memory."""
     import torch
 
     from runners.models.torch_models import checksum, shapes
@@ -246,18 +251,18 @@ def _evaluate(network: Network, autocast: Callable[[], AbstractContextManager[An
 
 
 def _evaluation(values: Mapping[str, Any]) -> dict[str, int] | None:
-    """Batch and context of the evaluation, the one that is not given as in training; None if neither is."""
-    asked = {key: size for key, size in values["workload"]["evaluation"].items() if size is not None}
-    return {key: values[key] for key in ("batch", "context")} | asked if asked else None
+    """Batch and context of the evaluation; a missing one is the training's. None if both are missing."""
+    requested = {key: size for key, size in values["workload"]["evaluation"].items() if size is not None}
+    return {key: values[key] for key in ("batch", "context")} | requested if requested else None
 
 
 def _mean(losses: Sequence[Any]) -> Any:
-    """Of equal parts. None where nothing is computed; one that is no number is text, and makes the mean so."""
+    """Mean loss of equal parts. None on the meta device; text such as 'nan' if a loss is not finite."""
     if len(losses) == 1 or None in losses:
         return losses[0]
     return as_json(sum(map(float, losses)) / len(losses))
 
 
 def _unmeasured(name: str, run_index: int | None) -> AbstractContextManager[Notes]:
-    """A phase within the phase `warmup`, which is one."""
+    """Stands in for a phase inside `warmup`, which is one phase."""
     return nullcontext(Notes())

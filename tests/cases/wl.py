@@ -1,4 +1,4 @@
-"""The workloads that cases.md speaks of, under its names; `mib` and `64 * batch` are MiB that are written to."""
+"""The workloads named in cases.md. Sizes are in MiB, and their pages are written to."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 MIB = 2**20
-# Of alloc64, over what the process has when it is called: room for seven times 64 and torch's threads, or for eight.
+# Address space of alloc64 beyond the process's own at the call: enough for seven pieces of 64 MiB and torch's threads.
 ALLOWANCE_MIB = 512
 HOURS = 3600
 
@@ -20,7 +20,7 @@ def written(mib):
     return torch.full((mib, MIB // 4), 1.0)
 
 
-# -- that end well -----------------------------------------------------------------------------------------------------
+# -- successful --------------------------------------------------------------------------------------------------------
 
 
 def grows(batch=1, **_):
@@ -28,13 +28,13 @@ def grows(batch=1, **_):
 
 
 def spike(mib=1024, **_):
-    """Held for no time at all: a sampler would have to be lucky."""
+    """Freed at once: a sampler would usually miss it."""
     written(mib)
     time.sleep(0.5)
 
 
 def untouched(mib=2048, **_):
-    """Address space alone: no page of it becomes resident."""
+    """Address space only: no page becomes resident."""
     import torch
 
     kept = torch.empty(mib, MIB // 4)  # noqa: F841
@@ -42,9 +42,9 @@ def untouched(mib=2048, **_):
 
 
 def state_leak(**_):
-    """Passes once in a process and in all that inherit its environment."""
+    """Succeeds once per process; processes that inherit its environment fail."""
     if "A_POINT_RAN_HERE" in os.environ:
-        raise AssertionError("a point has run in this process before")
+        raise AssertionError("another point ran in this process before")
     os.environ["A_POINT_RAN_HERE"] = "yes"
 
 
@@ -54,7 +54,7 @@ def flood(n=4_000_000, **_):
 
 
 def answers(batch=1, **_):
-    """A figure of the user's own that is a number at one point, text at the next, and at a third nothing at all."""
+    """A user metric that is a number in one point, text in the next, and missing in others."""
     return {1: {"answer": 1}, 2: {"answer": "1"}}.get(batch, {})
 
 
@@ -62,11 +62,11 @@ def echo(value, **_):
     return {"value": value}
 
 
-# -- for which memory is too small -------------------------------------------------------------------------------------
+# -- out of memory -----------------------------------------------------------------------------------------------------
 
 
 def threshold(batch=1, context=1, limit=8192, **_):
-    """A device on which batch * context may reach the limit, and not one more."""
+    """Fails if batch * context exceeds the limit."""
     import torch
 
     if batch * context > limit:
@@ -74,7 +74,7 @@ def threshold(batch=1, context=1, limit=8192, **_):
 
 
 def hole(batch=1, low=5, high=7, **_):
-    """Fails from low to high, and fits with more."""
+    """Fails for batches from low to high and fits above."""
     import torch
 
     if low <= batch <= high:
@@ -82,10 +82,10 @@ def hole(batch=1, low=5, high=7, **_):
 
 
 def alloc64(batch=1, **_):
-    """Really refused: `batch` pieces of 64 MiB where the kernel gives the process so much more of address space."""
+    """A real allocation failure: `batch` pieces of 64 MiB under a limit of the address space."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + ALLOWANCE_MIB * MIB
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = pages * resource.getpagesize() + ALLOWANCE_MIB * MIB
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return {"pieces": len([written(64) for _ in range(batch)])}
 
 
@@ -100,7 +100,7 @@ def partial_then_oom(mib=512, **_):
     torch.empty(10**15)
 
 
-# -- that end badly ----------------------------------------------------------------------------------------------------
+# -- failing -----------------------------------------------------------------------------------------------------------
 
 
 def partial_then_raise(mib=512, **_):
@@ -109,11 +109,11 @@ def partial_then_raise(mib=512, **_):
 
 
 class Awkward(Exception):
-    """Cannot be made again from its arguments, nor pickled for what it holds."""
+    """Cannot be pickled: neither its arguments nor its attributes allow it."""
 
     def __init__(self, first, second, *, third):
         super().__init__("awkward")
-        self.held = (first, second, third)
+        self.values = (first, second, third)
 
 
 def unpicklable(**_):
@@ -145,7 +145,7 @@ def abort(**_):
     os.abort()
 
 
-# -- that do not end ---------------------------------------------------------------------------------------------------
+# -- endless -----------------------------------------------------------------------------------------------------------
 
 
 def hang(mib=256, **_):
@@ -160,11 +160,11 @@ def hang_ignores_term(**_):
 
 
 def hang_in_c(**_):
-    """Keeps the interpreter's lock: nothing written in Python runs in this process any more."""
+    """Holds the interpreter lock: no Python code runs in this process any more."""
     ctypes.PyDLL(None).sleep(HOURS)
 
 
 def hang_until(gate, **_):
-    """Hangs if the file is not there when it is called: with the file, the same point passes."""
+    """Hangs unless the file `gate` exists; with the file, the same point succeeds."""
     if not Path(gate).exists():
         time.sleep(HOURS)

@@ -1,8 +1,8 @@
-"""Runs first in every Python of a measured program, which it does not change: says at its end what only it can know.
+"""Runs at the start of every Python process of a measured program and writes a report when the process ends.
 
-That is what PyTorch's allocators counted, if torch is there and has used a device, and the exception that ended the
-process, if one did. Both go into a file of the process's own in the folder that the environment names. It imports
-nothing of ours and no torch, its syntax is that of Python 3.7, and whatever goes wrong in here stays in here.
+The report holds the counters of PyTorch's allocators, if torch used a device, and the exception that ended the process,
+if any. Each process writes its own file in the folder named by the environment. The hook does not change the program:
+it imports neither sweeper nor torch, is written for Python 3.7, and raises nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ COUNTERS = ("allocated", "reserved", "requested", "active")
 def begin(folder: str) -> None:
     import atexit
 
-    # Registered before anything else of the process, it runs after all of it: peaks are the peaks at the end.
+    # Registered first, so it runs last: peaks are final.
     atexit.register(report, folder)
-    if "--multiprocessing-fork" in getattr(sys, "orig_argv", ()):  # such a process leaves without its exit handlers
+    if "--multiprocessing-fork" in getattr(sys, "orig_argv", ()):  # such a process skips atexit handlers
         from multiprocessing import util
 
         util.Finalize(None, report, args=(folder,), exitpriority=-1)
@@ -50,7 +50,7 @@ def report(folder: str) -> None:
 
 
 def devices(torch: Any) -> list[dict[str, Any]]:
-    """What the allocator of each device has counted since the process began; nothing of one that was never used."""
+    """Counters of each device's allocator since the process began; empty if CUDA was never used."""
     try:
         if not torch.cuda.is_initialized():
             return []
@@ -62,7 +62,7 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 def device(torch: Any, index: int) -> dict[str, Any]:
     stats = torch.cuda.memory_stats(index)
     native = torch.cuda.memory.get_allocator_backend() == "native"
-    kept = COUNTERS if native else COUNTERS[:2]  # what cudaMallocAsync does not count it reports as zero
+    kept = COUNTERS if native else COUNTERS[:2]  # cudaMallocAsync reports uncounted values as zero
     try:
         uuid = str(torch.cuda.get_device_properties(index).uuid)
     except Exception:
@@ -78,7 +78,7 @@ def device(torch: Any, index: int) -> dict[str, Any]:
 
 
 def failure() -> dict[str, Any] | None:
-    """The exception that nothing caught: the interpreter keeps it, whoever has replaced sys.excepthook."""
+    """The uncaught exception. The interpreter stores it even if sys.excepthook was replaced."""
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not isinstance(error, BaseException):
         return None
@@ -89,7 +89,7 @@ def failure() -> dict[str, Any] | None:
     except Exception:
         lines = []
     return {
-        "chain": [told(cause) for cause in causes(error)],
+        "chain": [described(cause) for cause in causes(error)],
         "traceback": "".join(lines)[-LONGEST_TRACEBACK:],
         "resident": resident(),
     }
@@ -108,7 +108,7 @@ def causes(error: BaseException) -> list[BaseException]:
     return seen
 
 
-def told(error: BaseException) -> dict[str, Any]:
+def described(error: BaseException) -> dict[str, Any]:
     try:
         message = str(error)[:LONGEST_MESSAGE]
     except Exception:
@@ -122,7 +122,7 @@ def name(kind: type) -> str:
 
 
 def resident() -> int | None:
-    """What this process holds: the traceback keeps alive what the failed frames held."""
+    """Resident bytes of this process; the traceback keeps the objects of failed frames alive."""
     try:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
@@ -131,7 +131,7 @@ def resident() -> int | None:
 
 
 def give_way() -> None:
-    """Let the sitecustomize run that would have run without this one. What it raises is its own, as ever."""
+    """Run the sitecustomize that this one shadows. Its exceptions propagate as usual."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
     this = sys.modules.pop("sitecustomize")

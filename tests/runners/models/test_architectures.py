@@ -171,7 +171,7 @@ def test_eager_attention_is_used_and_seen_in_the_peak(run: Any) -> None:
         ("mamba", "eager", ValueError, "attention=eager: tiny-mamba has no attention"),
         ("mamba", "flash_attention_2", ValueError, "attention=flash_attention_2: tiny-mamba has no attention"),
         ("deberta", "sdpa", Unavailable, "attention=sdpa: DebertaV2ForMaskedLM does not support"),
-        ("bert", "flash_attention_2", Unavailable, "attention=flash_attention_2: its kernels are for CUDA devices"),
+        ("bert", "flash_attention_2", Unavailable, "attention=flash_attention_2: its kernels need a CUDA device"),
     ],
 )
 def test_an_attention_that_is_not_there_is_never_replaced(
@@ -193,23 +193,27 @@ def test_flash_attention_needs_its_dtypes_and_its_library(settled: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "asked", "message"),
     [
-        ("vit", {"inputs.resolution": 50}, "inputs.resolution=50: tiny-vit cuts images into squares of 8 .* try 56"),
+        ("vit", {"inputs.resolution": 50}, "inputs.resolution=50: tiny-vit splits images into squares of 8 .* try 56"),
         ("qwen2-vl", {"inputs.resolution": 36}, "inputs.resolution=36: .* squares of 8 pixels; try 40"),
-        ("llava", {"inputs.resolution": 64}, "inputs.resolution=64: tiny-llava sees 32 pixels"),
-        ("resnet", {}, "inputs.resolution=null: tiny-resnet has none of its own"),
+        ("llava", {"inputs.resolution": 64}, "inputs.resolution=64: tiny-llava needs 32 pixels"),
+        ("resnet", {}, "inputs.resolution=null: tiny-resnet has no default resolution"),
         ("bert", {"inputs.resolution": 32}, "inputs.resolution=32: tiny-bert reads no images"),
-        ("bert", {"inputs.images": 1}, "inputs.images=1: tiny-bert reads no images beside text"),
-        ("vit", {"inputs.images": 2}, "inputs.images=2: tiny-vit reads no images beside text; batch is their number"),
+        ("bert", {"inputs.images": 1}, "inputs.images=1: tiny-bert reads no images with text"),
+        ("vit", {"inputs.images": 2}, "inputs.images=2: tiny-vit reads no images with text; batch is their number"),
         ("llava", {"inputs.images": -1}, "inputs.images=-1: must be a whole number, 0 or more"),
-        ("llava", {"inputs.images": 9}, "context=8: each of inputs.images=9 stands behind a token of text"),
+        ("llava", {"inputs.images": 9}, "context=8: each of the inputs.images=9 needs a text token"),
         ("bert", {"inputs.frames": 9}, "inputs.frames=9: tiny-bert reads no sound"),
-        ("whisper", {"inputs.frames": 9}, "inputs.frames=9: tiny-whisper hears 128; model.config.max_source_positions"),
-        ("wav2vec2", {}, "inputs.frames=null: tiny-wav2vec2 has no length of its own"),
+        ("whisper", {"inputs.frames": 9}, "inputs.frames=9: tiny-whisper needs 128; model.config.max_source_positions"),
+        ("wav2vec2", {}, "inputs.frames=null: tiny-wav2vec2 has no default length"),
         ("opt", {"context": 257}, "context=257: tiny-opt has 256 positions"),
         ("bart", {"context": 257}, "context=257: tiny-bart has 256 positions"),
         ("clip", {"context": 78}, "context=78: tiny-clip has 77 positions"),
         ("whisper", {"context": 129}, "context=129: tiny-whisper has 128 positions"),
-        ("bert", {"workload.logits": "last"}, "workload.logits=last: BertForMaskedLM gives its output whole"),
+        (
+            "bert",
+            {"workload.logits": "last"},
+            "workload.logits=last: BertForMaskedLM cannot compute the last logits alone",
+        ),
     ],
 )
 def test_what_a_model_cannot_read_is_refused_before_it_is_built(
@@ -243,7 +247,7 @@ def test_a_context_beyond_what_a_model_was_trained_on_is_no_limit_where_it_has_n
 def test_the_small_model_of_torch_refuses_what_it_does_not_have(run: Any) -> None:
     for changes, message in (
         ({"attention": "eager"}, "attention=eager: mlp has no attention"),
-        ({"inputs": {"images": 2}}, "inputs.images=2: mlp reads numbers"),
+        ({"inputs": {"images": 2}}, "inputs.images=2: mlp reads random numbers"),
         ({"workload": {"logits": "last"}}, "workload.logits=last: mlp has no logits"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,49 @@ def test_a_checkpoint_of_any_architecture_is_loaded_by_the_class_that_it_names(
     assert saved.phase("warm_forward", 0)["shapes"] == drawn.phase("warm_forward", 0)["shapes"]
 
 
+@pytest.fixture
+def filled_memory() -> Iterator[None]:
+    """New tensors without content hold NaN or the largest integer, so that a test sees one that nobody writes."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def same_tensors(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    ours, theirs = ({**dict(each.named_parameters()), **dict(each.named_buffers())} for each in (a, b))
+    return ours.keys() == theirs.keys() and all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+BUFFERED = ("bert", "clip", "deberta", "gemma2", "llama", "modernbert", "qwen2-vl", "speech-to-text", "swin")
+
+
+@pytest.mark.parametrize("name", BUFFERED)
+def test_buffers_that_no_checkpoint_contains_are_those_of_a_built_model(
+    settled: Any, tmp_path: Path, filled_memory: None, name: str
+) -> None:
+    from runners.models import transformers_models
+
+    built = transformers_models.build(settled(model=yaml.safe_load((CONF / f"tiny-{name}.yaml").read_text())), "cpu")
+    assert any(True for _ in built.module.named_non_persistent_buffers())
+    built.module.save_pretrained(tmp_path)
+    loaded = transformers_models.build(settled(model=pretrained(tmp_path)), "cpu")
+    assert same_tensors(built.module, loaded.module)
+
+
+@pytest.mark.parametrize(("name", "part"), [("bert", "BertEmbeddings"), ("llama", "LlamaRotaryEmbedding")])
+def test_buffers_are_computed_even_if_the_library_takes_their_module_for_initialised(
+    settled: Any, tmp_path: Path, filled_memory: None, monkeypatch: pytest.MonkeyPatch, name: str, part: str
+) -> None:
+    from runners.models import transformers_models
+
+    built = transformers_models.build(settled(model=yaml.safe_load((CONF / f"tiny-{name}.yaml").read_text())), "cpu")
+    built.module.save_pretrained(tmp_path)
+    modelling = importlib.import_module(type(built.module).__module__)
+    monkeypatch.setattr(getattr(modelling, part), "_is_hf_initialized", True, raising=False)
+    loaded = transformers_models.build(settled(model=pretrained(tmp_path)), "cpu")
+    assert same_tensors(built.module, loaded.module)
+
+
 def test_another_head_can_be_asked_of_a_checkpoint(settled: Any, checkpoint: Path) -> None:
     from runners.models import transformers_models
 
@@ -96,7 +141,7 @@ def test_a_folder_of_the_hubs_cache_tells_its_revision(run: Any, checkpoint: Pat
 def test_a_hub_that_cannot_be_reached_is_unavailable(run: Any) -> None:
     from runners.phases import Unavailable
 
-    with pytest.raises(Unavailable, match=r"someone/nothing is no folder here, and the hub cannot be reached"):
+    with pytest.raises(Unavailable, match=r"someone/nothing is no local folder, and the hub cannot be reached"):
         run(model=pretrained("someone/nothing"))
 
 

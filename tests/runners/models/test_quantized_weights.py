@@ -58,7 +58,7 @@ def test_what_cannot_be_quantised_is_refused_before_anything_is_measured(run: An
 
     with pytest.raises(ValueError, match=rf"quantize={scheme}: .* workload.method=lora"):
         builders.prepare(settled("train", quantize=scheme, workload={"method": "full"}), "cpu")
-    with pytest.raises(Unavailable, match="there is no data"):
+    with pytest.raises(Unavailable, match="a simulated device has no data"):
         builders.prepare(settled(quantize=scheme), "meta")
     with pytest.raises(Unavailable, match="float64"):
         run(quantize=scheme, dtype="float64")
@@ -148,7 +148,7 @@ def test_the_output_is_nearly_that_of_the_model_it_was_made_of(settled: Any, wid
     point = settled(model=wide, quantize=scheme)
     builders.prepare(point, "cpu")
     network, quantised = builders._build({**point, "quantize": "none"}, "cpu"), builders._build(point, "cpu")
-    assert quantized_weights.asked(point) == scheme
+    assert quantized_weights.requested_scheme(point) == scheme
     inputs = network.inputs()
     with torch.inference_mode():
         expected, given = network.forward(inputs), quantised.forward(inputs)

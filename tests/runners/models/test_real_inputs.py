@@ -187,7 +187,7 @@ def test_inputs_of_another_kind_than_the_model_reads_are_refused(
         run(model=vision, inputs=text(corpus))
     with pytest.raises(ValueError, match=r"inputs=images: .*pretrained \(Llama\w+\) reads input_ids"):
         run(model=checkpoint, inputs=pictures(images))
-    with pytest.raises(ValueError, match=r"inputs=text: mlp reads numbers"):
+    with pytest.raises(ValueError, match=r"inputs=text: mlp reads random numbers"):
         run(inputs=text(corpus))
 
 

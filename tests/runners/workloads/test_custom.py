@@ -126,7 +126,7 @@ def test_a_module_that_is_not_there_is_named(run: Any) -> None:
 
 
 def test_a_target_is_written_with_a_colon(run: Any) -> None:
-    with pytest.raises(ValueError, match=r"workload.target=mywork.run: it is written module:function"):
+    with pytest.raises(ValueError, match=r"workload.target=mywork.run: write module:function"):
         run("custom", workload={"target": "mywork.run", "params": {}})
 
 
@@ -136,7 +136,7 @@ def test_a_parameter_that_the_function_does_not_take_is_named(call: Any) -> None
 
 
 def test_a_parameter_cannot_hide_a_key(call: Any) -> None:
-    with pytest.raises(TypeError, match=r"workload.params.batch: batch is a key of its own"):
+    with pytest.raises(TypeError, match=r"workload.params.batch: batch is a top-level key"):
         call("def run(**_): pass", params={"batch": 4})
 
 

@@ -242,13 +242,13 @@ def test_the_arithmetic_is_right_for_each_way_of_sharing_heads(generated: Any, k
 
 
 def test_lengths_lie_between_the_context_and_half_of_it_and_more_of_them_keep_the_first() -> None:
-    from runners.models.transformers_prompts import length_of
+    from runners.models.transformers_prompts import prompt_length
 
-    lengths = [length_of(index, 64) for index in range(32)]
+    lengths = [prompt_length(index, 64) for index in range(32)]
     assert lengths[:5] == [64, 48, 56, 40, 60]
     assert all(32 < length <= 64 for length in lengths)
     assert len(set(lengths)) == 32
-    assert [length_of(index, 1) for index in range(4)] == [1, 1, 1, 1]
+    assert [prompt_length(index, 1) for index in range(4)] == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -299,7 +299,7 @@ def test_images_are_read_in_the_prefill_and_never_again(generated: Any) -> None:
     assert result.phase("cold_decode")["shapes"] == {"input_ids": [2, 1]}
     told = result.phase("cold_decode")["metrics"]
     assert told["cache_bytes"] == told["cache_bytes_by_formula"]
-    with pytest.raises(ValueError, match=r"workload.concurrency=2: prompts of tiny-llava have images in them"):
+    with pytest.raises(ValueError, match=r"workload.concurrency=2: prompts of tiny-llava contain images"):
         generated({"concurrency": 2}, model=described("tiny-llava"), context=24)
 
 
@@ -385,12 +385,12 @@ def test_a_model_with_an_encoder_is_refused(generated: Any) -> None:
 
 
 def test_a_model_without_tokens_is_refused(run: Any) -> None:
-    with pytest.raises(ValueError, match="workload=generate: mlp has no tokens to make"):
+    with pytest.raises(ValueError, match="workload=generate: mlp generates no tokens"):
         run("generate", workload=GENERATE)
 
 
 def test_a_cache_on_the_host_of_a_host_is_not_there(generated: Any) -> None:
-    with pytest.raises(Unavailable, match=r"workload.cache=offloaded: .* not on cpu"):
+    with pytest.raises(Unavailable, match=r"workload.cache=offloaded: .* not cpu"):
         generated({"cache": "offloaded"})
 
 

@@ -81,7 +81,7 @@ def test_what_gave_no_number_says_nothing_of_the_point(run: Any, name: str, said
 def test_a_metric_that_fails_is_an_error(run: Any) -> None:
     with pytest.raises(KeyError, match="data"):
         run(quality=by("broken"))
-    with pytest.raises(TypeError, match=r"quality.target=measures:words: .*one number, and returned 'good'"):
+    with pytest.raises(TypeError, match=r"quality.target=measures:words: .*one number, not 'good'"):
         run(quality=by("words"))
 
 

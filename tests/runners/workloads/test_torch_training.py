@@ -157,7 +157,7 @@ def test_every_microbatch_has_its_phases_and_all_of_them_one_update(run: Any) ->
 
 
 def test_a_batch_that_has_no_such_parts_is_refused(run: Any) -> None:
-    with pytest.raises(ValueError, match=r"workload\.accumulate=3: batch=4 has no such parts"):
+    with pytest.raises(ValueError, match=r"workload\.accumulate=3: batch=4 cannot be split"):
         run("train", batch=4, workload={"accumulate": 3})
 
 
