@@ -1,4 +1,4 @@
-"""Every example runs by the very line that stands in it, through the command line, and shows what it says."""
+"""Every example runs by the command line in its docstring and shows what its docstring claims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = EXAMPLES.parent
 
 
 def line_of(example: str) -> str:
-    """What is to be typed, as it stands in the example's docstring."""
+    """The command line in the example's docstring."""
     docstring = ast.get_docstring(ast.parse((EXAMPLES / example).read_text()))
     assert docstring is not None
     (line,) = re.findall(r"^python -m sweeper .*$", docstring, re.MULTILINE)
@@ -27,7 +27,7 @@ def line_of(example: str) -> str:
 
 
 def run(example: str, outputs: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Points and phases, by the order of the points. Forked from one template, so that torch is imported once."""
+    """The points in their order, and their phases. start=warm imports torch once for all of them."""
     typed = shlex.split(line_of(example))[1:]
     argv = [sys.executable, *typed, "devices=cpu", "start=warm", "name=example", f"outputs={outputs}"]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -40,13 +40,13 @@ def run(example: str, outputs: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def peaks(points: pd.DataFrame, phases: pd.DataFrame, phase: str, counter: str = "tensor") -> list[int]:
-    """The highest of a phase, for each point in turn."""
+    """Bytes at the highest peak of the phase, one per point."""
     of_phase = phases[phases.phase == phase][f"peak_{counter}_bytes"]
     return [int(of_phase.loc[[point]].max()) for point in points.point_id]
 
 
 @pytest.mark.slow
-def test_a_training_loop_has_its_phases_and_a_larger_batch_its_activations(tmp_path: Path) -> None:
+def test_a_training_loop_has_its_phases_and_a_larger_batch_has_more_activations(tmp_path: Path) -> None:
     points, phases = run("training_loop.py", tmp_path)
     names = list(dict.fromkeys(phases.phase))
     assert names == ["model_load", "inputs", "forward", "backward", "update"]
@@ -94,19 +94,19 @@ def test_the_nodes_of_a_graph_are_a_dimension_like_any_other(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_program_is_measured_as_it_is(tmp_path: Path) -> None:
-    """The line as it stands: the shell takes the quotes off, and the braces are understood all the same."""
+def test_a_program_is_measured_unchanged(tmp_path: Path) -> None:
+    """With the quotes removed by the shell, the braces are still placeholders."""
     points, phases = run("program.py", tmp_path)
     assert list(phases.phase) == ["run", "run"]
     small, large = points.peak_resident_bytes
     assert large - small > 32 * 2**20
 
 
-def test_the_page_of_workloads_shows_a_program_by_the_line_that_is_tested() -> None:
+def test_the_page_of_workloads_shows_the_command_that_is_tested() -> None:
     assert line_of("program.py") in (ROOT / "docs" / "workloads.md").read_text().splitlines()
 
 
-def test_every_example_is_tested_and_told() -> None:
-    told = re.findall(r"^\| `(\w+\.py)`", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+def test_every_example_is_tested_and_listed() -> None:
+    listed = re.findall(r"^\| `(\w+\.py)`", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     tested = re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text())
-    assert sorted(told) == sorted(tested) == sorted(file.name for file in EXAMPLES.glob("*.py"))
+    assert sorted(listed) == sorted(tested) == sorted(file.name for file in EXAMPLES.glob("*.py"))

@@ -1,4 +1,4 @@
-"""What only a real device can show. Without one every test here is skipped, and says why."""
+"""Tests that need a real device. Without one they are skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def a_device() -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """One sweep, as a user runs it: how the command ended, and the tables it left."""
+    """One sweep: the exit code of its command, its output and its tables."""
 
     folder: Path
     code: int
-    said: str
+    output: str
 
     def table(self, name: str) -> pd.DataFrame:
         path = self.folder / f"{name}.parquet"
-        assert path.exists(), self.said
+        assert path.exists(), self.output
         return pd.read_parquet(path)
 
     @property
@@ -87,5 +87,5 @@ def sweep(tmp_path: Path) -> Command:
 
 @pytest.fixture(scope="module")
 def sweep_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Command]:
-    """For a sweep that several tests look at."""
+    """For a sweep that several tests read."""
     return lambda name: Command(tmp_path_factory.mktemp(name))

@@ -1,4 +1,4 @@
-"""Workloads that take known amounts of a device's memory, and launch no kernel that takes any of its own."""
+"""Workloads that take known amounts of a device's memory and launch no kernel with memory of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def hold(*, device: str, **_: Any) -> None:
 
 
 def weights(*, device: str, phase: Any) -> None:
-    """What one phase leaves alive is under the next phase's peak."""
+    """The first phase leaves 256 MiB alive, which are part of the second one's peak."""
     with phase("weights"):
         kept = take(256, device)
     with phase("work"):
@@ -29,28 +29,28 @@ def weights(*, device: str, phase: Any) -> None:
 
 
 def chunks(*, batch: int, device: str, phase: Any) -> int:
-    """`batch` times 64 MiB, all of them kept."""
+    """Keeps `batch` times 64 MiB."""
     with phase("fill"):
         kept = [take(64, device) for _ in range(batch)]
     return len(kept)
 
 
 def capped(*, batch: int, device: str, phase: Any) -> int:
-    """The same, in a process that limits itself to 1 GiB."""
+    """`chunks` in a process that limits itself to 1 GiB."""
     total = torch.cuda.get_device_properties(device).total_memory
     torch.cuda.set_per_process_memory_fraction(2**30 / total, device)
     return chunks(batch=batch, device=device, phase=phase)
 
 
 def growing(*, device: str, phase: Any) -> None:
-    """Sixteen allocations, each larger than the one before, which is dropped: its block is too small to be reused."""
+    """Sixteen allocations, each freed before the next. Each is larger, so that no cached block can be reused."""
     with phase("grow"):
         for step in range(1, 17):
             take(16 * step, device)
 
 
 def out_of_range(*, batch: int, device: str, phase: Any) -> None:
-    """batch=1: a kernel's own assert fails, and the workload does not look. The process's context is lost by that."""
+    """With batch=1 an assertion in a kernel fails, unseen by the workload, and destroys the process's context."""
     with phase("look_up"):
         kept = take(128, device)
         index = torch.tensor([9 if batch == 1 else 0], device=device)
@@ -67,16 +67,16 @@ def hang(*, device: str, phase: Any) -> None:
 
 
 def pause(*, device: str, ready: str, go: str, **_: Any) -> None:
-    """Holds memory on the device until it is told to go on."""
+    """Holds memory on the device until a byte arrives in the pipe `go`."""
     kept = take(512, device)
     Path(ready).write_text("r")
-    with open(go, "rb", buffering=0) as told:
-        told.read(1)
+    with open(go, "rb", buffering=0) as pipe:
+        pipe.read(1)
     del kept
 
 
 def both(*, device: str, phase: Any) -> None:
-    """An attempt on two devices: different amounts on each."""
+    """Takes a different amount of each of two devices."""
     assert torch.cuda.device_count() == 2
     with phase("hold"):
         kept = [take(64, "cuda:0"), take(192, "cuda:1")]

@@ -1,4 +1,4 @@
-"""What a real device must show, through the command that a user types. Run by `make test-gpu`."""
+"""What a real device must show, through the command line. Run by `make test-gpu`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def held(sweep_once: Callable[[str], Any]) -> Any:
 
 def test_an_allocation_of_512_mib_is_exactly_that(held: Any) -> None:
     row = held.points.loc[1]
-    assert held.code == 0, held.said
+    assert held.code == 0, held.output
     assert row.status == "ok"
     assert row.peak_allocated_bytes == 536_870_912
     assert row.peak_requested_bytes == 536_870_912
@@ -43,7 +43,7 @@ def test_reserved_holds_the_allocated_and_used_holds_the_reserved(held: Any) -> 
     assert (phases.end_used_bytes >= phases.end_reserved_bytes).all()
 
 
-def test_the_hosts_memory_stands_beside_the_devices(held: Any) -> None:
+def test_a_row_has_the_hosts_memory_and_the_devices(held: Any) -> None:
     row = held.points.loc[1]
     assert row.peak_resident_bytes >= row.process_baseline_bytes > 50 * MIB
 
@@ -76,8 +76,8 @@ def test_two_sweeps_of_the_same_point_agree_to_the_byte(held: Any, sweep: Any) -
 
 
 def assert_a_refusal_under_one_gib(run: Any) -> None:
-    """batch=1, 32, 2 of 64 MiB each: the middle one is refused, and the one after it is not touched by that."""
-    assert run.points.status.to_dict() == {1: "ok", 32: "oom", 2: "ok"}, run.said
+    """batch=1, 32, 2 of 64 MiB each: the second is refused, which does not affect the third."""
+    assert run.points.status.to_dict() == {1: "ok", 32: "oom", 2: "ok"}, run.output
     assert run.code == 0, "an oom is a result"
     refused = run.points.loc[32]
     assert refused.oom_scope == "device"
@@ -104,7 +104,7 @@ def test_an_attempt_over_its_budget_is_an_oom_and_the_next_one_passes(sweep: Any
 
 
 def test_an_attempt_over_a_limit_of_its_own_is_an_oom_and_the_next_one_passes(sweep: Any) -> None:
-    """G8: nothing is handled inside a process that was refused memory, so no frame of it keeps any."""
+    """G8: each attempt has its own process, so that no frame of a refused one keeps memory."""
     assert_a_refusal_under_one_gib(sweep("capped", "batch=1,32,2"))
 
 
@@ -117,21 +117,21 @@ def test_a_budget_that_the_device_does_not_have_is_unavailable(sweep: Any) -> No
 def test_a_named_index_that_is_missing_is_unavailable_and_costs_no_other(sweep: Any) -> None:
     run = sweep("hold", devices="cuda:0,cuda:99")
     rows = run.points.set_index("device")
-    assert run.code == 3, run.said
+    assert run.code == 3, run.output
     assert rows.status.to_dict() == {"cuda:0": "ok", "cuda:99": "unavailable"}
     assert rows.peak_allocated_bytes.isna().to_dict() == {"cuda:0": False, "cuda:99": True}
 
 
 def test_no_visible_device_is_unavailable_and_not_measured_on_another(sweep: Any) -> None:
-    """G1, on any number of devices."""
+    """G1, with any number of devices."""
     run = sweep("hold", CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
-    assert run.code == 2, run.said
+    assert run.code == 2, run.output
     assert run.points.loc[1].status == "unavailable"
     assert run.points.filter(regex="^peak_.*_bytes$").isna().all(axis=None)
 
 
-def test_under_visible_devices_the_first_is_the_one_that_is_named_there(sweep: Any) -> None:
-    """G1: indices are torch's, in what is visible; NVML's order and numbers are others."""
+def test_cuda_0_is_the_first_of_the_visible_devices(sweep: Any) -> None:
+    """G1: indices are those that torch gives the visible devices. NVML numbers them otherwise."""
     import torch
 
     from runners.meters import cuda
@@ -146,17 +146,17 @@ def test_under_visible_devices_the_first_is_the_one_that_is_named_there(sweep: A
 
 
 def test_allocated_and_reserved_are_two_columns_and_not_one(sweep: Any) -> None:
-    """G6: of sixteen growing allocations, dropped one by one, the cache keeps every block."""
+    """G6: of sixteen growing allocations, freed one by one, the cache keeps every block."""
     row = sweep("growing").points.loc[1]
     assert row.peak_allocated_bytes == 256 * MIB
     assert row.peak_reserved_bytes > row.peak_allocated_bytes
 
 
 def test_a_device_assert_is_an_error_of_its_point_alone(sweep: Any) -> None:
-    """G7: the context of the process is lost by it. No peak is, and no other point."""
+    """G7: it destroys the context of the process, but loses no peak and affects no other point."""
     run = sweep("out_of_range", "batch=1,2")
     bad, good = run.points.loc[1], run.points.loc[2]
-    assert (bad.status, good.status) == ("error", "ok"), run.said
+    assert (bad.status, good.status) == ("error", "ok"), run.output
     assert run.code == 3
     assert "device-side assert" in bad.error_message
     assert bad.failed_phase == "look_up"
@@ -165,7 +165,7 @@ def test_a_device_assert_is_an_error_of_its_point_alone(sweep: Any) -> None:
     assert good.peak_allocated_bytes >= 128 * MIB
 
 
-def test_a_hang_leaves_the_peak_that_was_seen(sweep: Any) -> None:
+def test_a_hang_keeps_the_last_peak_that_was_read(sweep: Any) -> None:
     row = sweep("hang", "timeout=40").points.loc[1]
     assert row.status == "timeout"
     assert row.failed_phase == "hang"
@@ -180,7 +180,7 @@ def test_cudamallocasync_is_recorded_and_its_missing_counters_are_null(sweep: An
         pytest.skip("ROCm has no cudaMallocAsync")
     run = sweep("hold", PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     row = run.points.loc[1]
-    assert row.status == "ok", run.said
+    assert row.status == "ok", run.output
     (environment,) = run.table("environment").itertuples()
     assert environment.allocator_backend == "cudaMallocAsync"
     assert environment.allocator_settings == "backend:cudaMallocAsync"
@@ -202,14 +202,14 @@ def test_several_devices_in_one_attempt_have_a_row_each_and_are_never_summed(swe
 
 
 def test_the_orchestrator_never_appears_among_the_devices_processes(sweep: Any, tmp_path: Path) -> None:
-    """G4. By the files that a process has open, which a container cannot hide, and by NVML where it tells."""
+    """G4, by the files that a process has open, which a container cannot hide, and by NVML where it answers."""
     from runners.meters import cuda
 
     ready, go = tmp_path / "ready", tmp_path / "go"
     os.mkfifo(ready)
     os.mkfifo(go)
-    told = os.open(ready, os.O_RDWR)  # to read and write, so that neither end ever finds the other closed
-    tell = os.open(go, os.O_RDWR)
+    ready_pipe = os.open(ready, os.O_RDWR)  # to read and write, so that neither end finds the other closed
+    go_pipe = os.open(go, os.O_RDWR)
     orchestrator = subprocess.Popen(
         sweep.argv("pause", f"workload.params.ready={ready}", f"workload.params.go={go}", "batch=1,2,3"),
         cwd=tmp_path,
@@ -218,20 +218,20 @@ def test_the_orchestrator_never_appears_among_the_devices_processes(sweep: Any, 
     )
     try:
         for _ in range(3):
-            assert select.select([told], [], [], 120)[0], "no attempt reached the device"
-            os.read(told, 1)
+            assert select.select([ready_pipe], [], [], 120)[0], "no attempt reached the device"
+            os.read(ready_pipe, 1)
             measured = [pid for pid in processes.descendants_of(orchestrator.pid) if has_a_device_open(pid)]
-            assert measured, "the attempt itself has the device open: so this way of looking sees something"
+            assert measured, "the attempt itself has the device open"
             assert not has_a_device_open(orchestrator.pid)
             others = cuda.others_on(str(cuda.device_uuid(0)))
             assert orchestrator.pid not in {other.pid for other in others or ()}
-            os.write(tell, b"g")
+            os.write(go_pipe, b"g")
         assert orchestrator.wait(120) == 0
     finally:
         orchestrator.kill()
         orchestrator.wait()
-        os.close(told)
-        os.close(tell)
+        os.close(ready_pipe)
+        os.close(go_pipe)
 
 
 def has_a_device_open(pid: int) -> bool:

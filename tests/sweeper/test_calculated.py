@@ -26,20 +26,30 @@ def rows(folder: Path, table: str = "points") -> pd.DataFrame:
     return pd.read_parquet(folder / "run" / f"{table}.parquet")
 
 
+TINY = {"name": "mine", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2**31, "context_bytes": 2**29}
+
+
 @pytest.fixture(scope="module")
 def three_cards(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run's folder and its output. One of the cards, sim:tiny, is described by a file of the user's own."""
     folder = tmp_path_factory.mktemp("three")
-    devices = "devices=[sim:h100-80gb,sim:a100-80gb,sim:a100-40gb]"
-    output = sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", devices).stdout
-    return folder, output
+    (folder / "mine" / "card").mkdir(parents=True)
+    (folder / "mine" / "card" / "tiny.yaml").write_text(json.dumps(TINY))
+    cards = ["devices=[sim:h100-80gb,sim:a100-40gb,sim:tiny]", "--config-dir", str(folder / "mine")]
+    return folder, sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", *cards).stdout
 
 
 def test_one_run_decides_on_which_cards_each_point_fits(three_cards: tuple[Path, str]) -> None:
     points = rows(three_cards[0])
     fits = points.pivot_table(index=["batch", "context"], columns="device", values="fits", aggfunc="first")
     assert fits.loc[(8, 4096)].all()
-    assert dict(fits.loc[(1, 2097152)]) == {"sim:a100-40gb": True, "sim:a100-80gb": True, "sim:h100-80gb": True}
+    assert dict(fits.loc[(1, 2097152)]) == {"sim:a100-40gb": True, "sim:h100-80gb": True, "sim:tiny": False}
     assert not fits.loc[(8, 2097152)].any()
+
+
+def test_a_card_of_the_users_own_is_a_file_like_the_others(three_cards: tuple[Path, str]) -> None:
+    points = rows(three_cards[0])
+    assert set(points[points.device == "sim:tiny"].device_total_bytes) == {TINY["total_bytes"]}
 
 
 def test_every_row_is_calculated_and_has_no_measured_counters(three_cards: tuple[Path, str]) -> None:
@@ -65,7 +75,7 @@ def test_the_environment_names_the_card_and_its_bytes(three_cards: tuple[Path, s
 def test_the_same_command_again_calculates_nothing(three_cards: tuple[Path, str]) -> None:
     folder, _ = three_cards
     before = sorted(path.name for path in (folder / "run" / "points").glob("*/*"))
-    sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", "devices=[sim:h100-80gb,sim:a100-80gb]")
+    sweep(folder, *MLP, "batch=1,8", "context=4096,2097152", "devices=[sim:h100-80gb,sim:a100-40gb]")
     assert sorted(path.name for path in (folder / "run" / "points").glob("*/*")) == before
 
 
@@ -95,15 +105,7 @@ def test_a_setting_of_the_allocator_changes_the_calculation(tmp_path: Path) -> N
     assert reserved("large", PYTORCH_ALLOC_CONF="large_segment_size_mb:64") > reserved("default")
 
 
-def test_a_users_own_card_is_a_file_in_a_configuration_folder(tmp_path: Path) -> None:
-    (tmp_path / "mine" / "card").mkdir(parents=True)
-    card = {"name": "mine", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2**31, "context_bytes": 2**29}
-    (tmp_path / "mine" / "card" / "tiny.yaml").write_text(json.dumps(card))
-    sweep(tmp_path, *MLP, "batch=1", "context=4096", "devices=[sim:tiny]", "--config-dir", str(tmp_path / "mine"))
-    assert rows(tmp_path).device_total_bytes[0] == 2**31
-
-
-def test_a_misspelt_card_is_one_line_and_no_run_is_written(tmp_path: Path) -> None:
+def test_a_misspelt_card_is_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     done = sweep(tmp_path, *MLP, "devices=[sim:h100-80g]", code=2)
     assert done.stderr.strip().splitlines() == ["sweeper: devices=sim:h100-80g: no such card (did you mean h100-80gb?)"]
     assert not (tmp_path / "run").exists()
