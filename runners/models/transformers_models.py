@@ -48,7 +48,7 @@ class Transformer(Network):
     def __init__(self, module: nn.Module, values: Mapping[str, Any], device: str) -> None:
         super().__init__(module, values, device)
         self._lengths: list[int] | None = None  # token lengths, if the inputs are the user's texts
-        self._model_class = type(module)  # kept here: an adapter replaces the module and hides its signature
+        self._model_class = type(module)  # stored: an adapter replaces the module and hides its signature
         self._options = _options(self._model_class, self._config, values)
 
     def inputs(self) -> dict[str, torch.Tensor]:

@@ -141,7 +141,7 @@ def _text(values: Values, config: Any) -> RealInputs:
         "real_tokens": real,
         "padded_tokens": tensors["input_ids"].numel() - real,
         "truncated_tokens": sum(full_lengths) - real,
-        "truncated_samples": sum(full > len(kept) for full, kept in zip(full_lengths, samples, strict=True)),
+        "truncated_samples": sum(full > len(cut) for full, cut in zip(full_lengths, samples, strict=True)),
         "longest_sample_tokens": max(full_lengths),
         "samples_in_file": available,
         "repeated_samples": max(0, values["batch"] - available),
@@ -157,9 +157,9 @@ def _lines(text: str, loaded_tokenizer: Any, values: Values) -> tuple[list[list[
     taken = lines[: values["batch"]]
     full = loaded_tokenizer(taken, verbose=False)["input_ids"]
     # The tokenizer truncates: it keeps the special tokens at the end of a sample.
-    kept = loaded_tokenizer(taken, truncation=True, max_length=values["context"])["input_ids"]
+    cut = loaded_tokenizer(taken, truncation=True, max_length=values["context"])["input_ids"]
     lengths = [len(ids) for ids in full]
-    return _first(kept, values), len(lines), _first(lengths, values)
+    return _first(cut, values), len(lines), _first(lengths, values)
 
 
 def _pieces(text: str, loaded_tokenizer: Any, values: Values) -> tuple[list[list[int]], int, list[int]]:

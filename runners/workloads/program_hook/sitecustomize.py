@@ -62,7 +62,7 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 def device(torch: Any, index: int) -> dict[str, Any]:
     stats = torch.cuda.memory_stats(index)
     native = torch.cuda.memory.get_allocator_backend() == "native"
-    kept = COUNTERS if native else COUNTERS[:2]  # cudaMallocAsync reports uncounted values as zero
+    counters = COUNTERS if native else COUNTERS[:2]  # cudaMallocAsync reports uncounted values as zero
     try:
         uuid = str(torch.cuda.get_device_properties(index).uuid)
     except Exception:
@@ -70,8 +70,8 @@ def device(torch: Any, index: int) -> dict[str, Any]:
     return {
         "index": index,
         "uuid": uuid,
-        "now": {name: stats[name + "_bytes.all.current"] for name in kept if name + "_bytes.all.current" in stats},
-        "peak": {name: stats[name + "_bytes.all.peak"] for name in kept if name + "_bytes.all.peak" in stats},
+        "now": {name: stats[name + "_bytes.all.current"] for name in counters if name + "_bytes.all.current" in stats},
+        "peak": {name: stats[name + "_bytes.all.peak"] for name in counters if name + "_bytes.all.peak" in stats},
         "alloc_retries": stats.get("num_alloc_retries") if native else None,
         "num_ooms": stats.get("num_ooms") if native else None,
     }

@@ -58,7 +58,7 @@ def built(settled: Any, name: str, workload: str = "forward", **dotted: Any) -> 
 
 
 @pytest.mark.parametrize(("name", "dimension", "read", "small", "large"), DIMENSIONS)
-def test_shapes_follow_what_is_asked_and_peaks_follow_shapes(
+def test_shapes_match_the_configured_sizes_and_peaks_grow_with_them(
     run: Any, name: str, dimension: dict[str, tuple[int, int]], read: str, small: tuple[int], large: tuple[int]
 ) -> None:
     ((key, values),) = dimension.items()
@@ -78,7 +78,7 @@ def test_each_family_learns(run: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "modernbert", "t5", "whisper", "vit", "clip", "llava"])
-def test_the_loss_is_the_one_that_the_model_computes_of_labels(settled: Any, name: str) -> None:
+def test_the_loss_equals_the_one_that_the_model_computes_from_labels(settled: Any, name: str) -> None:
     network = built(settled, name)
     network.module.eval()
     inputs = network.inputs()
@@ -88,14 +88,14 @@ def test_the_loss_is_the_one_that_the_model_computes_of_labels(settled: Any, nam
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_batch_has_the_content_of_a_smaller_one(settled: Any, name: str) -> None:
+def test_a_batch_begins_with_the_samples_of_a_smaller_one(settled: Any, name: str) -> None:
     one, three = (built(settled, name, batch=size).inputs() for size in (1, 3))
     for key, part in one.items():
         assert torch.equal(part, three[key][: len(part)]), key
     assert any(not torch.equal(part, three[key][len(part) : 2 * len(part)]) for key, part in one.items())
 
 
-def test_the_small_model_of_torch_has_it_too(settled: Any) -> None:
+def test_a_batch_of_the_mlp_begins_with_the_samples_of_a_smaller_one(settled: Any) -> None:
     from runners.models import torch_models
 
     (one, learnt_by_one), (three, learnt_by_three) = (
@@ -110,20 +110,20 @@ def test_the_small_model_of_torch_has_it_too(settled: Any) -> None:
     ("name", "tokens"),
     [("bert", 2 * 8), ("t5", 2 * (8 + 8)), ("llava", 2 * (8 + 16)), ("whisper", 2 * 8), ("vit", None)],
 )
-def test_what_is_read_is_counted_in_tokens_where_there_are_any(run: Any, name: str, tokens: int | None) -> None:
+def test_tokens_are_counted_for_models_that_read_text(run: Any, name: str, tokens: int | None) -> None:
     workload = "train" if name in ("bert", "vit") else "forward"
     assert run(workload, **point(name)).returned["tokens"] == (None if tokens is None else 2 * tokens)
 
 
 @pytest.mark.parametrize("name", ["t5", "llava", "qwen2-vl", "mixtral", "mamba"])
-def test_nothing_is_kept_for_a_next_token(run: Any, name: str) -> None:
+def test_a_forward_pass_stores_no_keys_and_values(run: Any, name: str) -> None:
     result = run(**point(name, batch=4, context=64))
     rows, length = result.phase("cold_forward")["shapes"]["input_ids"]
-    kept = result.tensor("cold_forward", "end") - result.tensor("inputs", "end")
-    assert 0 <= kept - 4 * rows * length * 96 < 100  # qwen2-vl remembers by how much positions lag behind tokens
+    stored = result.tensor("cold_forward", "end") - result.tensor("inputs", "end")
+    assert 0 <= stored - 4 * rows * length * 96 < 100  # qwen2-vl remembers by how much positions lag behind tokens
 
 
-def test_what_stands_in_a_place_of_an_image_is_one(settled: Any) -> None:
+def test_image_tokens_stand_exactly_at_image_positions(settled: Any) -> None:
     network = built(settled, "llava", **{"inputs.images": 2})
     ids = network.inputs()["input_ids"]
     places = ids == network.module.config.image_token_id
@@ -138,13 +138,13 @@ def test_what_stands_in_a_place_of_an_image_is_one(settled: Any) -> None:
     [("gpt2", "vocab_size"), ("llava", "text_config.vocab_size")],
 )
 def test_the_last_logits_alone_take_less_memory(run: Any, name: str, vocabulary: str) -> None:
-    asked = {f"model.config.{vocabulary}": 4096, "context": 64}
-    kept = [run(**point(name, **asked, **{"workload.logits": which})) for which in ("all", "last")]
-    _, length = kept[0].phase("cold_forward")["shapes"]["input_ids"]
+    options = {f"model.config.{vocabulary}": 4096, "context": 64}
+    stored = [run(**point(name, **options, **{"workload.logits": which})) for which in ("all", "last")]
+    _, length = stored[0].phase("cold_forward")["shapes"]["input_ids"]
     of_one_position = 4 * 2 * 4096
-    held = [result.tensor("warm_forward", "end", 0) - result.tensor("inputs", "end") for result in kept]
+    held = [result.tensor("warm_forward", "end", 0) - result.tensor("inputs", "end") for result in stored]
     assert held == [length * of_one_position, of_one_position]
-    all_of_them, last = (result.tensor("warm_forward", "peak", 0) for result in kept)
+    all_of_them, last = (result.tensor("warm_forward", "peak", 0) for result in stored)
     assert last < all_of_them
 
 
@@ -152,7 +152,7 @@ def test_the_last_logits_alone_take_less_memory(run: Any, name: str, vocabulary:
     ("name", "used"),
     [("gpt2", "sdpa"), ("deberta", "eager"), ("mamba", None), ("resnet", None), ("llava", "sdpa")],
 )
-def test_what_attention_was_used_is_told_of_the_model(settled: Any, name: str, used: str | None) -> None:
+def test_the_attention_in_use_is_reported(settled: Any, name: str, used: str | None) -> None:
     size = {"inputs.resolution": 32} if name == "resnet" else {}
     assert built(settled, name, **size).facts()["attention_used"] == used
 
@@ -174,7 +174,7 @@ def test_eager_attention_is_used_and_seen_in_the_peak(run: Any) -> None:
         ("bert", "flash_attention_2", Unavailable, "attention=flash_attention_2: its kernels need a CUDA device"),
     ],
 )
-def test_an_attention_that_is_not_there_is_never_replaced(
+def test_a_missing_attention_is_never_replaced(
     run: Any, name: str, kind: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -191,7 +191,7 @@ def test_flash_attention_needs_its_dtypes_and_its_library(settled: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "asked", "message"),
+    ("name", "options", "message"),
     [
         ("vit", {"inputs.resolution": 50}, "inputs.resolution=50: tiny-vit splits images into squares of 8 .* try 56"),
         ("qwen2-vl", {"inputs.resolution": 36}, "inputs.resolution=36: .* squares of 8 pixels; try 40"),
@@ -216,17 +216,17 @@ def test_flash_attention_needs_its_dtypes_and_its_library(settled: Any) -> None:
         ),
     ],
 )
-def test_what_a_model_cannot_read_is_refused_before_it_is_built(
-    settled: Any, name: str, asked: dict[str, Any], message: str
+def test_inputs_that_a_model_cannot_read_are_rejected_before_it_is_built(
+    settled: Any, name: str, options: dict[str, Any], message: str
 ) -> None:
     from runners.models import transformers_models
 
     with pytest.raises(ValueError, match=message) as refusal:
-        transformers_models.prepare(settled(**point(name, **asked)), "cpu")
+        transformers_models.prepare(settled(**point(name, **options)), "cpu")
     assert "\n" not in str(refusal.value)
 
 
-def test_a_context_beyond_what_a_model_was_trained_on_is_no_limit_where_it_has_no_table(run: Any) -> None:
+def test_a_model_without_a_position_table_has_no_context_limit(run: Any) -> None:
     short = model("gpt2")["config"] | {}
     rotary = {
         "name": "rotary",
@@ -244,7 +244,7 @@ def test_a_context_beyond_what_a_model_was_trained_on_is_no_limit_where_it_has_n
     assert run(model=rotary, context=48).returned["steps"] == 2
 
 
-def test_the_small_model_of_torch_refuses_what_it_does_not_have(run: Any) -> None:
+def test_the_mlp_rejects_keys_that_do_not_apply(run: Any) -> None:
     for changes, message in (
         ({"attention": "eager"}, "attention=eager: mlp has no attention"),
         ({"inputs": {"images": 2}}, "inputs.images=2: mlp reads random numbers"),
@@ -269,7 +269,7 @@ def test_a_head_without_a_loss_is_not_trained(run: Any) -> None:
         ({"model_type": "vit", "architecture": None}, r"model_type 'vit' has no decoder .* one of ViTForImage"),
     ],
 )
-def test_a_class_that_is_not_there_is_told_what_is(run: Any, changes: dict[str, Any], message: str) -> None:
+def test_an_unknown_class_is_rejected_with_the_known_ones(run: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         run(model=copy.deepcopy(model("bert", **changes)))
 

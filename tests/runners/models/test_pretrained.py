@@ -37,7 +37,7 @@ def pretrained(path: Path | str, revision: str | None = None) -> dict[str, Any]:
     return {"name": "pretrained", "library": "transformers", "path": str(path), "revision": revision}
 
 
-def test_the_weights_are_the_checkpoints(run: Any, settled: Any, checkpoint: Path) -> None:
+def test_weights_equal_those_of_the_checkpoint(run: Any, settled: Any, checkpoint: Path) -> None:
     from runners.models import transformers_models
 
     network = transformers_models.build(settled(model=pretrained(checkpoint)), "cpu")
@@ -47,7 +47,7 @@ def test_the_weights_are_the_checkpoints(run: Any, settled: Any, checkpoint: Pat
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_the_dtype_asked_for_wins_over_the_checkpoints(run: Any, checkpoint: Path, dtype: str) -> None:
+def test_the_configured_dtype_overrides_the_checkpoints(run: Any, checkpoint: Path, dtype: str) -> None:
     model = run(model=pretrained(checkpoint), dtype=dtype).model
     assert model["storage_dtype"] == dtype
     assert model["parameter_bytes"] == model["parameters"] * (4 if dtype == "float32" else 2)
@@ -61,7 +61,7 @@ def test_a_checkpoint_can_be_trained(run: Any, checkpoint: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert", "vit", "t5"])
-def test_a_checkpoint_of_any_architecture_is_loaded_by_the_class_that_it_names(
+def test_a_checkpoint_of_any_architecture_is_loaded_with_the_class_that_it_names(
     run: Any, settled: Any, tmp_path: Path, name: str
 ) -> None:
     from runners.models import transformers_models
@@ -121,14 +121,14 @@ def test_buffers_are_computed_even_if_the_library_takes_their_module_for_initial
     assert same_tensors(built.module, loaded.module)
 
 
-def test_another_head_can_be_asked_of_a_checkpoint(settled: Any, checkpoint: Path) -> None:
+def test_a_checkpoint_can_be_loaded_with_another_head(settled: Any, checkpoint: Path) -> None:
     from runners.models import transformers_models
 
     model = {**pretrained(checkpoint), "architecture": "LlamaModel"}
     assert type(transformers_models.build(settled(model=model), "cpu").module).__name__ == "LlamaModel"
 
 
-def test_a_folder_of_the_hubs_cache_tells_its_revision(run: Any, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_folder_of_the_hubs_cache_has_a_revision(run: Any, checkpoint: Path, tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     cached = tmp_path / "hub" / "models--someone--minute"
     shutil.copytree(checkpoint, cached / "snapshots" / commit)
@@ -146,7 +146,7 @@ def test_a_hub_that_cannot_be_reached_is_unavailable(run: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["./checkpoints/none", "/nowhere/at/all", "~/none/at/all"])
-def test_a_folder_that_is_not_there_is_never_looked_for_on_the_hub(run: Any, path: str) -> None:
+def test_a_missing_folder_is_never_looked_up_on_the_hub(run: Any, path: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"model.path=.*: no such folder"):
         run(model=pretrained(path))
 

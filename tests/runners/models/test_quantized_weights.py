@@ -35,7 +35,7 @@ PROJECTIONS = {  # of one layer: out x in
 
 @pytest.fixture
 def wide() -> dict[str, Any]:
-    """A decoder whose largest layer is large beside all that is not quantised."""
+    """A decoder whose quantised layers are most of its memory."""
     sizes = {"vocab_size": 16, "hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
     return {"name": "wide", "library": "transformers", "model_type": "llama", "config": sizes | heads}
@@ -64,7 +64,7 @@ def test_what_cannot_be_quantised_is_refused_before_anything_is_measured(run: An
         run(quantize=scheme, dtype="float64")
 
 
-def test_a_model_that_is_not_quantised_tells_nothing_of_it(run: Any, decoder: dict[str, Any]) -> None:
+def test_an_unquantised_model_has_no_quantisation_metrics(run: Any, decoder: dict[str, Any]) -> None:
     result = run(model=decoder, quantize="none")
     assert result.phase("model_load")["metrics"] == {}
     assert not {"quantized_modules", "scale_bytes"} & set(result.model)
@@ -76,24 +76,24 @@ def test_int8_stores_a_byte_for_each_weight_and_a_scale_and_zero_point_for_each_
 ) -> None:
     rows, weights = sum(o for o, _ in PROJECTIONS.values()), sum(o * i for o, i in PROJECTIONS.values())
     plain, result = run(model=decoder), run(model=decoder, quantize=scheme)
-    told = {"quantized_modules": 14, "kept_modules": {"float32": 7}, "scale_bytes": 2 * rows * (4 + 1)}
-    assert result.phase("model_load")["metrics"] == told
+    expected = {"quantized_modules": 14, "kept_modules": {"float32": 7}, "scale_bytes": 2 * rows * (4 + 1)}
+    assert result.phase("model_load")["metrics"] == expected
     assert result.model["parameter_bytes"] == HELD + 2 * (weights + rows * 5)
     assert result.model["parameters"] == plain.model["parameters"]
     assert (result.model["storage_dtype"], result.model["compute_dtype"]) == ("float32+int8", "float32")
 
 
 @pytest.mark.parametrize("scheme", [needs("int4")])
-def test_int4_packs_two_weights_in_a_byte_and_keeps_layers_that_have_no_groups(
+def test_int4_packs_two_weights_in_a_byte_and_skips_layers_without_groups(
     run: Any, decoder: dict[str, Any], scheme: str
 ) -> None:
     grouped = [o * i for o, i in PROJECTIONS.values() if i % 32 == 0]
-    kept = 32 * 48 * 4  # `down` reads 48 numbers
+    unquantised = 32 * 48 * 4  # `down` reads 48 numbers
     scales = 2 * sum(grouped) // 32 * 2 * 4
     result = run(model=decoder, quantize=scheme)
-    told = {"quantized_modules": 12, "kept_modules": {"float32": 9}, "scale_bytes": scales}
-    assert result.phase("model_load")["metrics"] == told
-    assert result.model["parameter_bytes"] == HELD + 2 * kept + sum(grouped) + scales
+    expected = {"quantized_modules": 12, "kept_modules": {"float32": 9}, "scale_bytes": scales}
+    assert result.phase("model_load")["metrics"] == expected
+    assert result.model["parameter_bytes"] == HELD + 2 * unquantised + sum(grouped) + scales
     assert result.model["storage_dtype"] == "float32+uint8"
     half = run(model=decoder, quantize=scheme, dtype="bfloat16").model
     assert (half["scale_bytes"], half["compute_dtype"]) == (scales // 2, "bfloat16")
@@ -107,29 +107,29 @@ def test_nf4_packs_two_weights_in_a_byte_and_quantises_its_scales(
     # A byte for each block of 64, and for each layer the tables of 16 and 256 numbers, an offset and the scales' scale.
     scales = 2 * (sum(sizes) // 64 + len(sizes) * 4 * (16 + 256 + 1 + 1))
     result = run(model=decoder, quantize=scheme)
-    told = {"quantized_modules": 14, "kept_modules": {"float32": 7}, "scale_bytes": scales}
-    assert result.phase("model_load")["metrics"] == told
+    expected = {"quantized_modules": 14, "kept_modules": {"float32": 7}, "scale_bytes": scales}
+    assert result.phase("model_load")["metrics"] == expected
     assert result.model["parameter_bytes"] == HELD + sum(sizes) + scales
     assert result.model["parameters"] == run(model=decoder).model["parameters"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_is_held_after_loading_is_what_the_parameters_store(run: Any, wide: dict[str, Any], scheme: str) -> None:
+def test_memory_after_loading_equals_the_parameters_bytes(run: Any, wide: dict[str, Any], scheme: str) -> None:
     plain, result = run(model=wide), run(model=wide, quantize=scheme)
-    beside = plain.tensor("model_load", "end") - plain.model["parameter_bytes"]  # buffers, such as rotary frequencies
-    held = result.tensor("model_load", "end") - result.model["parameter_bytes"] - beside
+    buffers = plain.tensor("model_load", "end") - plain.model["parameter_bytes"]  # such as rotary frequencies
+    held = result.tensor("model_load", "end") - result.model["parameter_bytes"] - buffers
     assert 0 <= held <= 64 * 5 * result.model["quantized_modules"]  # small tensors are rounded up to 64 bytes
     assert result.model["parameter_bytes"] < plain.model["parameter_bytes"] / 3
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_model_is_there_in_its_dtype_before_it_is_quantised(run: Any, wide: dict[str, Any], scheme: str) -> None:
+def test_the_unquantised_model_is_in_memory_before_quantisation(run: Any, wide: dict[str, Any], scheme: str) -> None:
     result = run(model=wide, quantize=scheme)
     assert result.tensor("model_load", "peak") > run(model=wide).tensor("model_load", "end")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_pass_holds_a_layer_in_the_dtype_it_computes_in_where_its_kernel_makes_one(
+def test_a_pass_holds_one_dequantised_layer_if_its_kernel_makes_one(
     run: Any, wide: dict[str, Any], scheme: str
 ) -> None:
     result = run(model=wide, quantize=scheme, batch=1, context=1)
@@ -142,7 +142,7 @@ def test_the_pass_holds_a_layer_in_the_dtype_it_computes_in_where_its_kernel_mak
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_output_is_nearly_that_of_the_model_it_was_made_of(settled: Any, wide: dict[str, Any], scheme: str) -> None:
+def test_the_output_is_close_to_the_unquantised_models(settled: Any, wide: dict[str, Any], scheme: str) -> None:
     from runners.models import builders, quantized_weights
 
     point = settled(model=wide, quantize=scheme)
@@ -167,9 +167,9 @@ def test_nf4_runs_for_shapes_that_its_kernel_for_avx512_cannot_repack(
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_network_of_torch_alone_is_quantised_too(run: Any, scheme: str) -> None:
-    told = run(quantize=scheme, dtype="bfloat16").model
-    assert (told["quantized_modules"], told["compute_dtype"]) == (2, "bfloat16")
-    assert told["kept_modules"] == {}
+    facts = run(quantize=scheme, dtype="bfloat16").model
+    assert (facts["quantized_modules"], facts["compute_dtype"]) == (2, "bfloat16")
+    assert facts["kept_modules"] == {}
 
 
 @pytest.mark.parametrize("scheme", [needs("int8")])
@@ -181,7 +181,7 @@ def test_a_model_without_a_linear_layer_to_quantise_is_refused(run: Any, scheme:
 
 
 @pytest.mark.parametrize("scheme", [needs("int8"), needs("nf4")])
-def test_adapters_are_trained_beside_quantised_weights(run: Any, decoder: dict[str, Any], scheme: str) -> None:
+def test_adapters_are_trained_with_quantised_weights(run: Any, decoder: dict[str, Any], scheme: str) -> None:
     lora = {"method": "lora", "rank": 2, "alpha": 4, "dropout": 0.0, "targets": ["q_proj", "v_proj"]}
     result = run("train", model=decoder, quantize=scheme, repeats=4, workload=lora)
     losses = result.returned["metrics"]["losses"]
@@ -191,7 +191,7 @@ def test_adapters_are_trained_beside_quantised_weights(run: Any, decoder: dict[s
 
 
 @pytest.mark.parametrize("scheme", [needs("int4")])
-def test_adapters_beside_int4_are_unavailable_since_its_kernels_have_no_backward_pass(
+def test_adapters_with_int4_are_unavailable_since_its_kernels_have_no_backward_pass(
     run: Any, decoder: dict[str, Any], scheme: str
 ) -> None:
     with pytest.raises(Unavailable, match="no backward pass"):

@@ -34,7 +34,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, decoder: dict[str, Any], tokenizer: Path) -> dict[str, Any]:
-    """A decoder with its tokenizer beside it."""
+    """A decoder with its tokenizer next to it."""
     config = transformers.LlamaConfig(**decoder["config"])
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
     transformers.AutoTokenizer.from_pretrained(tokenizer).save_pretrained(tmp_path / "llama")
@@ -87,9 +87,9 @@ def test_shapes_are_those_after_tokenising_cutting_and_padding(run: Any, checkpo
     assert result.phase("cold_forward")["shapes"]["input_ids"] == [2, 5]
 
 
-def test_what_was_cut_and_what_was_padded_is_told(run: Any, checkpoint: Any, corpus: str) -> None:
-    told = run(model=checkpoint, batch=3, context=5, inputs=text(corpus)).phase("inputs")["metrics"]
-    assert told == {
+def test_truncated_and_padded_tokens_are_reported(run: Any, checkpoint: Any, corpus: str) -> None:
+    metrics = run(model=checkpoint, batch=3, context=5, inputs=text(corpus)).phase("inputs")["metrics"]
+    assert metrics == {
         "asked_tokens": 15,
         "real_tokens": 3 + 1 + 5,
         "padded_tokens": 2 + 4,
@@ -101,16 +101,16 @@ def test_what_was_cut_and_what_was_padded_is_told(run: Any, checkpoint: Any, cor
     }
 
 
-def test_pieces_are_full_and_begin_again_where_the_text_ends(run: Any, checkpoint: Any, corpus: str) -> None:
+def test_pieces_are_full_and_start_over_at_the_end_of_the_text(run: Any, checkpoint: Any, corpus: str) -> None:
     result = run(model=checkpoint, batch=5, context=4, inputs=text(corpus, samples="pieces"))
-    told = result.phase("inputs")["metrics"]
+    metrics = result.phase("inputs")["metrics"]
     assert result.phase("cold_forward")["shapes"]["input_ids"] == [5, 4]
-    assert (told["real_tokens"], told["padded_tokens"], told["truncated_tokens"]) == (20, 0, 0)
-    assert (told["samples_in_file"], told["repeated_samples"]) == (3, 2)  # 13 tokens
+    assert (metrics["real_tokens"], metrics["padded_tokens"], metrics["truncated_tokens"]) == (20, 0, 0)
+    assert (metrics["samples_in_file"], metrics["repeated_samples"]) == (3, 2)  # 13 tokens
 
 
 @pytest.mark.parametrize("samples", ["lines", "pieces"])
-def test_a_batch_of_one_is_in_every_larger_one(settled: Any, checkpoint: Any, corpus: str, samples: str) -> None:
+def test_a_batch_begins_with_the_batch_of_one(settled: Any, checkpoint: Any, corpus: str, samples: str) -> None:
     one, six = (inputs_of(settled, checkpoint, batch, text(corpus, samples=samples)) for batch in (1, 6))
     seen = one["attention_mask"].sum()
     assert torch.equal(one["input_ids"][0, :seen], six["input_ids"][0, :seen])
@@ -123,7 +123,7 @@ def test_the_tokens_are_the_tokenizers(settled: Any, checkpoint: Any, corpus: st
     assert words.batch_decode(ids) == ["one two three", "four <pad> <pad>"]
 
 
-def test_padding_is_not_learnt(run: Any, settled: Any, checkpoint: Any, corpus: str) -> None:
+def test_padding_is_left_out_of_the_loss(run: Any, settled: Any, checkpoint: Any, corpus: str) -> None:
     from runners.models import transformers_models
 
     network = transformers_models.build(settled(model=checkpoint, context=5, inputs=text(corpus)), "cpu")
@@ -133,7 +133,7 @@ def test_padding_is_not_learnt(run: Any, settled: Any, checkpoint: Any, corpus: 
     assert losses[1] < losses[0]
 
 
-def test_what_a_model_built_from_a_configuration_needs_is_said_and_taken(
+def test_a_model_built_from_a_configuration_needs_a_tokenizer_folder(
     run: Any, decoder: dict[str, Any], corpus: str, tokenizer: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"minute is built from a configuration.*inputs.tokenizer=FOLDER"):
@@ -174,7 +174,7 @@ def test_images_are_resized_by_the_models_processor(run: Any, vision: Any, image
     }
 
 
-def test_an_image_of_a_small_batch_is_in_a_larger_one(settled: Any, vision: Any, images: str) -> None:
+def test_a_batch_of_images_begins_with_those_of_a_smaller_one(settled: Any, vision: Any, images: str) -> None:
     one, three = (inputs_of(settled, vision, batch, pictures(images))["pixel_values"] for batch in (1, 3))
     assert torch.equal(one[0], three[0])
     assert not torch.equal(three[0], three[1])
@@ -192,7 +192,7 @@ def test_inputs_of_another_kind_than_the_model_reads_are_refused(
 
 
 @pytest.mark.parametrize("file", ["nothing.txt", "."])
-def test_a_file_that_is_not_there_is_refused_before_anything_is_measured(run: Any, checkpoint: Any, file: str) -> None:
+def test_a_missing_file_is_rejected_before_anything_is_measured(run: Any, checkpoint: Any, file: str) -> None:
     with pytest.raises(FileNotFoundError, match=r"inputs.file=.*: no such file"):
         run(model=checkpoint, inputs=text(file))
 
@@ -205,7 +205,7 @@ def test_no_module_is_imported_while_inputs_are_made(
     """In a process of its own: what other tests imported would hide it."""
     import subprocess
 
-    asked = settled(
+    point = settled(
         model=checkpoint if kind == "text" else vision, inputs=text(corpus) if kind == "text" else pictures(images)
     )
     code = (
@@ -220,12 +220,12 @@ def test_no_module_is_imported_while_inputs_are_made(
         "network.inputs()\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(asked)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(point)], capture_output=True, text=True, timeout=120)
     assert json.loads(done.stdout.splitlines()[-1]) == [], done.stderr
 
 
 def inputs_of(settled: Any, model: Any, batch: int, inputs: Any) -> dict[str, torch.Tensor]:
     from runners.models import transformers_models
 
-    asked = settled(model=model, batch=batch, context=5, inputs=inputs)
-    return transformers_models.build(asked, "cpu").inputs()
+    point = settled(model=model, batch=batch, context=5, inputs=inputs)
+    return transformers_models.build(point, "cpu").inputs()

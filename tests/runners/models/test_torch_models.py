@@ -47,10 +47,10 @@ def test_every_model_that_is_named_after_another_is_counted_here() -> None:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_model_has_the_parameters_of_the_one_it_is_named_after(name: str) -> None:
-    told = facts(name)
-    assert told["parameters"] == told["trainable_parameters"] == PARAMETERS[name]
-    assert told["parameter_bytes"] == 2 * PARAMETERS[name]
-    assert told["attention_used"] == "sdpa"
+    counted = facts(name)
+    assert counted["parameters"] == counted["trainable_parameters"] == PARAMETERS[name]
+    assert counted["parameter_bytes"] == 2 * PARAMETERS[name]
+    assert counted["attention_used"] == "sdpa"
     assert described(name)["name"] == name
 
 
@@ -88,7 +88,7 @@ def test_long_contexts_are_scaled_as_the_model_was_trained(name: str) -> None:
     assert (rope["rope_type"], rope["original_max_position_embeddings"]) == ("llama3", 8192)
 
 
-def test_what_is_built_leaves_the_description_as_it_was() -> None:
+def test_building_a_model_does_not_modify_its_configuration() -> None:
     from runners.models import transformers_models
 
     model = described("llama-3.2-1b")
@@ -109,7 +109,7 @@ print(sorted(name for name in ("transformers", "huggingface_hub", "torch._dynamo
     assert done.stdout.splitlines() == ["('torch',)", "[]"]
 
 
-def test_asking_what_to_import_imports_nothing() -> None:
+def test_imports_imports_nothing_itself() -> None:
     code = """
 import sys
 from runners.workloads import custom, forward, train

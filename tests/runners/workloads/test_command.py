@@ -1,4 +1,4 @@
-"""A program as the workload: what its row says of it, of everything it starts, and of how it ends."""
+"""A program as the workload: what its row has on it, its child processes, and its end."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def test_braces_that_hold_no_name_are_refused(word: str) -> None:
 
 def test_a_program_is_given_its_words_and_no_shell_reads_them(run: Any) -> None:
     words = ["{batch}", "{device}", "{width}", "$HOME; exit 3", "*"]
-    told = run(argv=["python", "-c", "import sys; print(sys.argv[1:])", *words], batch=7, params={"width": "a b"})
-    assert told.outcome.status is Status.OK
-    assert printed(told) == "['7', 'cpu', 'a b', '$HOME; exit 3', '*']\n"
+    measured = run(argv=["python", "-c", "import sys; print(sys.argv[1:])", *words], batch=7, params={"width": "a b"})
+    assert measured.outcome.status is Status.OK
+    assert printed(measured) == "['7', 'cpu', 'a b', '$HOME; exit 3', '*']\n"
 
 
 def test_python_is_the_measured_interpreter_and_any_other_word_a_program(run: Any) -> None:
@@ -178,7 +178,7 @@ def test_a_process_that_the_program_left_behind_is_counted_and_ended(run: Any, l
 # -- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_exit_code_is_an_error_with_the_last_of_what_was_said(run: Any) -> None:
+def test_an_exit_code_is_an_error_with_the_last_line_of_standard_error(run: Any) -> None:
     outcome = run("import sys; print('first\\nno such config', file=sys.stderr); sys.exit(3)").outcome
     assert (outcome.status, outcome.exit_code, outcome.fits) == (Status.ERROR, 3, None)
     assert outcome.error_message == "exit code 3: no such config"
@@ -186,7 +186,7 @@ def test_an_exit_code_is_an_error_with_the_last_of_what_was_said(run: Any) -> No
     assert (outcome.failed_phase, outcome.peak_is_partial) == ("run", True)
 
 
-def test_an_exception_of_a_python_program_is_told_as_its_own(run: Any) -> None:
+def test_an_exception_of_a_python_program_is_reported(run: Any) -> None:
     outcome = run("class Odd(Exception): pass\ndef f(): raise Odd('a bug')\nf()").outcome
     assert (outcome.status, outcome.error_type, outcome.error_message) == (Status.ERROR, "__main__.Odd", "a bug")
     assert "in f" in outcome.traceback
@@ -212,7 +212,7 @@ def test_a_signal_that_ends_the_program_ends_the_attempt(run: Any, number: int, 
         ("try: bytearray(2**50)\nexcept MemoryError as error: raise ValueError('worse') from error", None),
     ],
 )
-def test_memory_that_was_refused_is_told_from_other_failures(run: Any, code: str, requested: int | None) -> None:
+def test_a_failed_allocation_differs_from_other_failures(run: Any, code: str, requested: int | None) -> None:
     outcome = run(code).outcome
     assert (outcome.status, outcome.oom_scope, outcome.fits) == (Status.OOM, "host", False)
     assert outcome.requested_bytes == requested
@@ -220,13 +220,13 @@ def test_memory_that_was_refused_is_told_from_other_failures(run: Any, code: str
         assert outcome.needs_at_least_bytes > requested
 
 
-def test_words_about_memory_prove_nothing(run: Any) -> None:
+def test_output_about_memory_is_not_evidence(run: Any) -> None:
     code = "import sys; print('torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB'); "
     outcome = run(code + "sys.exit('MemoryError')").outcome
     assert (outcome.status, outcome.fits) == (Status.ERROR, None)
 
 
-def test_a_program_that_replaces_the_excepthook_is_told_all_the_same(run: Any) -> None:
+def test_a_replaced_excepthook_does_not_hide_the_exception(run: Any) -> None:
     outcome = run("import sys\nsys.excepthook = lambda *_: None\nbytearray(2**50)").outcome
     assert outcome.status is Status.OOM
 
@@ -243,7 +243,7 @@ def test_a_budget_limits_what_a_program_takes_and_what_it_starts(run: Any) -> No
     assert (alone.outcome.budget_kind, alone.outcome.budget_bytes) == ("data_limit", budget)
 
 
-def test_of_failed_processes_the_one_that_ended_the_program_is_told() -> None:
+def test_the_failure_that_ended_the_program_is_reported() -> None:
     def failure(name: str) -> dict[str, Any]:
         return {"chain": [{"type": name}]}
 
@@ -339,7 +339,7 @@ def test_a_refusal_of_a_device_is_the_devices(run: Any, torch_with_devices: Any)
     assert outcome.needs_at_least_bytes == 512 * MIB + MIB, "what was held stands in the report"
 
 
-def test_of_several_processes_on_a_device_the_highest_is_told_and_no_sum(run: Any, torch_with_devices: Any) -> None:
+def test_several_processes_on_a_device_report_the_highest_peak_not_a_sum(run: Any, torch_with_devices: Any) -> None:
     code = """
     import subprocess, sys, torch
     subprocess.run([sys.executable, "-c", "import torch"], check=True, cwd=sys.path[0])

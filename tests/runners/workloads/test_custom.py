@@ -32,20 +32,20 @@ def test_a_function_gets_what_it_names(call: Any) -> None:
     def run(*, batch, context, dtype, device, warmup, repeats, seed, width):
         return dict(locals())
     """
-    told = call(code, params={"width": 3}, warmup=4, repeats=5, seed=6).returned["metrics"]
-    assert told == {
+    recorded = call(code, params={"width": 3}, warmup=4, repeats=5, seed=6).returned["metrics"]
+    assert recorded == {
         "batch": 2, "context": 8, "dtype": "float32", "device": "cpu", "warmup": 4, "repeats": 5, "seed": 6, "width": 3,
     }  # fmt: skip
 
 
-def test_a_function_is_spared_what_it_does_not_name(call: Any) -> None:
+def test_a_function_does_not_get_what_it_does_not_name(call: Any) -> None:
     assert call("def run(batch): return batch").returned["metrics"] == {"result": 2}
     assert call("def run(): pass").returned["metrics"] == {}
 
 
 def test_a_function_that_takes_anything_gets_all_of_it_but_the_phase(call: Any) -> None:
-    told = call("def run(**all): return sorted(all)", params={"width": 3}).returned["metrics"]["result"]
-    assert told == sorted(["batch", "context", "dtype", "device", "warmup", "repeats", "seed", "width"])
+    recorded = call("def run(**all): return sorted(all)", params={"width": 3}).returned["metrics"]["result"]
+    assert recorded == sorted(["batch", "context", "dtype", "device", "warmup", "repeats", "seed", "width"])
 
 
 def test_a_function_without_a_phase_is_one(call: Any) -> None:
@@ -86,10 +86,10 @@ def test_methods_and_other_callables_can_be_named(call: Any) -> None:
         ("{'shape': {1}, 'path': '\\udc80'}", {"shape": "{1}", "path": "?"}),
     ],
 )
-def test_what_it_returns_are_metrics_that_json_can_carry(call: Any, returned: str, metrics: dict[str, Any]) -> None:
-    told = call(f"def run(**_): return {returned}").returned["metrics"]
-    assert told == metrics
-    assert json.loads(json.dumps(told, allow_nan=False)) == metrics
+def test_returned_values_become_metrics_in_json(call: Any, returned: str, metrics: dict[str, Any]) -> None:
+    recorded = call(f"def run(**_): return {returned}").returned["metrics"]
+    assert recorded == metrics
+    assert json.loads(json.dumps(recorded, allow_nan=False)) == metrics
 
 
 def test_a_value_that_cannot_be_printed_does_not_cost_the_measurement(call: Any) -> None:
@@ -101,9 +101,9 @@ def test_a_value_that_cannot_be_printed_does_not_cost_the_measurement(call: Any)
         loop.append(loop)
         return {"mute": Mute(), "loop": loop, "meta": __import__("torch").empty((), device="meta")}
     """
-    told = call(code).returned["metrics"]
-    assert told["mute"] == "<Mute, whose repr raised RuntimeError>"
-    assert json.dumps(told)
+    recorded = call(code).returned["metrics"]
+    assert recorded["mute"] == "<Mute, whose repr raised RuntimeError>"
+    assert json.dumps(recorded)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_a_value_that_cannot_be_printed_does_not_cost_the_measurement(call: Any)
         ("def run(needed): pass", "run", TypeError, "needed"),
     ],
 )
-def test_a_target_that_cannot_be_called_says_why(call: Any, code: str, name: str, kind: type, message: str) -> None:
+def test_a_target_that_cannot_be_called_is_explained(call: Any, code: str, name: str, kind: type, message: str) -> None:
     with pytest.raises(kind, match=message):
         call(code, name)
 
 
-def test_a_module_that_is_not_there_is_named(run: Any) -> None:
+def test_a_missing_module_is_named(run: Any) -> None:
     with pytest.raises(ModuleNotFoundError, match="nomodule"):
         run("custom", workload={"target": "nomodule:run", "params": {}})
 
@@ -140,6 +140,6 @@ def test_a_parameter_cannot_hide_a_key(call: Any) -> None:
         call("def run(**_): pass", params={"batch": 4})
 
 
-def test_what_the_function_raises_is_its_own(call: Any) -> None:
+def test_exceptions_of_the_function_propagate_unchanged(call: Any) -> None:
     with pytest.raises(torch.OutOfMemoryError, match="Tried"):
         call("import torch\ndef run(): raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB.')")

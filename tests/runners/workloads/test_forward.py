@@ -24,7 +24,7 @@ def test_the_first_pass_the_warming_up_and_each_repeat_are_phases(run: Any, warm
         assert result.phase("warmup")["iterations"] == warmup
 
 
-def test_the_passes_that_were_done_are_the_proof(run: Any) -> None:
+def test_steps_and_tokens_count_the_completed_passes(run: Any) -> None:
     returned = run(warmup=3, repeats=2).returned
     assert (returned["steps"], returned["tokens"]) == (6, 6 * 2 * 8)
 
@@ -48,12 +48,12 @@ def test_shapes_are_those_that_reached_the_model(run: Any, decoder: dict[str, An
         assert result.phase(name, index)["shapes"] == {"input_ids": [3, 5]}
 
 
-def test_no_keys_and_values_are_kept(run: Any, decoder: dict[str, Any]) -> None:
+def test_no_keys_and_values_are_stored(run: Any, decoder: dict[str, Any]) -> None:
     result = run(model=decoder, batch=4, context=64)
     logits, tokens = 4 * 4 * 64 * 96, 8 * 4 * 64
-    kept = result.tensor("cold_forward", "end") - result.tensor("inputs", "end")
+    held = result.tensor("cold_forward", "end") - result.tensor("inputs", "end")
     assert result.tensor("inputs", "end") - result.tensor("model_load", "end") <= tokens
-    assert kept == logits
+    assert held == logits
 
 
 def test_a_decoder_does_not_record_gradients(run: Any, decoder: dict[str, Any]) -> None:

@@ -75,7 +75,7 @@ def test_prefill_and_decode_are_phases_the_first_time_and_each_time_after(genera
     assert (result.returned["steps"], result.returned["tokens"]) == (5 * 6, 5 * 6 * 2)
 
 
-def test_as_many_tokens_as_asked_come_though_the_model_would_end(decoder: dict[str, Any], settled: Any) -> None:
+def test_all_new_tokens_are_generated_even_if_the_model_would_stop(decoder: dict[str, Any], settled: Any) -> None:
     unhindered = tokens(network(decoder, settled, batch=1), new_tokens=4)
     wanted = unhindered[0, 1].item()
     ending = decoder | {"config": {**decoder["config"], "eos_token_id": [wanted, 7]}}
@@ -86,7 +86,7 @@ def test_as_many_tokens_as_asked_come_though_the_model_would_end(decoder: dict[s
 
 
 @pytest.mark.parametrize("new_tokens", [1, 2, 9])
-def test_what_was_made_is_told(generated: Any, new_tokens: int) -> None:
+def test_generated_tokens_are_reported_by_their_checksum(generated: Any, new_tokens: int) -> None:
     returned = generated({"new_tokens": new_tokens}, repeats=1).returned
     assert returned["metrics"]["new_tokens"] == new_tokens
     assert (returned["steps"], returned["tokens"]) == (2 * new_tokens, 2 * 2 * new_tokens)
@@ -102,7 +102,7 @@ def test_each_time_the_same_tokens_are_made_and_the_same_memory_is_taken(generat
     assert result.lines[-1]["counters"]["cpu"]["end"]["tensor"] == 0
 
 
-def test_checkpointing_changes_nothing_where_nothing_is_learnt(decoder: dict[str, Any], settled: Any) -> None:
+def test_checkpointing_changes_nothing_without_training(decoder: dict[str, Any], settled: Any) -> None:
     plain, checkpointed = network(decoder, settled), network(decoder, settled)
     module = checkpointed.module
     getattr(module, "activation_checkpointing_enable", module.gradient_checkpointing_enable)()  # its later name
@@ -125,12 +125,12 @@ def test_a_dynamic_cache_holds_the_prompt_and_every_token_that_was_read(generate
 def test_a_static_cache_takes_exactly_its_capacity_at_once(
     generated: Any, dtype: str, size: int, batch: int, context: int, new_tokens: int
 ) -> None:
-    asked = {"cache": "static", "new_tokens": new_tokens}
-    result = generated(asked, batch=batch, context=context, dtype=dtype)
+    options = {"cache": "static", "new_tokens": new_tokens}
+    result = generated(options, batch=batch, context=context, dtype=dtype)
     taken = 2 * LAYERS * KV_HEADS * HEAD_DIM * size * batch * (context + new_tokens)
     for name in ("cold_prefill", "cold_decode"):
-        told = result.phase(name)["metrics"]
-        assert told["cache_bytes"] == told["cache_bytes_by_formula"] == taken
+        metrics = result.phase(name)["metrics"]
+        assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == taken
 
 
 @pytest.mark.parametrize(("context", "new_tokens"), [(2, 2), (3, 6), (16, 2), (16, 30)])
@@ -138,37 +138,41 @@ def test_a_sliding_cache_holds_no_more_than_the_window(
     generated: Any, windowed: dict[str, Any], context: int, new_tokens: int
 ) -> None:
     result = generated({"cache": "sliding", "new_tokens": new_tokens}, model=windowed, context=context)
-    told = result.phase("cold_decode")["metrics"]
-    assert told["cache_bytes"] == LAYERS * POSITION * 2 * min(context + new_tokens - 1, WINDOW)
-    assert told["cache_bytes"] == told["cache_bytes_by_formula"]
+    metrics = result.phase("cold_decode")["metrics"]
+    assert metrics["cache_bytes"] == LAYERS * POSITION * 2 * min(context + new_tokens - 1, WINDOW)
+    assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"]
 
 
 def test_a_sliding_cache_holds_the_whole_prompt_until_the_first_token_is_read(
     generated: Any, windowed: dict[str, Any]
 ) -> None:
-    told = generated({"cache": "sliding"}, model=windowed, context=16).phase("cold_prefill")["metrics"]
-    assert told["cache_bytes_by_formula"] == LAYERS * POSITION * 2 * WINDOW
-    assert told["cache_bytes"] == LAYERS * POSITION * 2 * 16  # what it keeps is a view of it
+    metrics = generated({"cache": "sliding"}, model=windowed, context=16).phase("cold_prefill")["metrics"]
+    assert metrics["cache_bytes_by_formula"] == LAYERS * POSITION * 2 * WINDOW
+    assert metrics["cache_bytes"] == LAYERS * POSITION * 2 * 16  # what it keeps is a view of it
 
 
-def test_without_a_sliding_cache_a_window_spares_nothing(generated: Any, windowed: dict[str, Any]) -> None:
-    told = generated(model=windowed, context=16).phase("cold_decode")["metrics"]
-    assert told["cache_bytes"] == told["cache_bytes_by_formula"] == LAYERS * POSITION * 2 * (16 + 5)
+def test_without_a_sliding_cache_a_window_saves_nothing(generated: Any, windowed: dict[str, Any]) -> None:
+    metrics = generated(model=windowed, context=16).phase("cold_decode")["metrics"]
+    assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == LAYERS * POSITION * 2 * (16 + 5)
 
 
-def test_layers_without_a_window_keep_everything_beside_those_with_one(generated: Any, decoder: dict[str, Any]) -> None:
+def test_layers_without_a_window_store_everything_next_to_those_with_one(
+    generated: Any, decoder: dict[str, Any]
+) -> None:
     kinds = ["sliding_attention", "full_attention"]
     config = {**decoder["config"], "sliding_window": WINDOW, "layer_types": kinds, "head_dim": 16}
     gemma = decoder | {"name": "gemma", "model_type": "gemma3_text", "config": config}
-    for cache, kept in (("sliding", WINDOW + 21), ("static", WINDOW + 22), ("dynamic", 2 * 21)):
-        told = generated({"cache": cache}, model=gemma, context=16).phase("cold_decode")["metrics"]
-        assert told["cache_bytes"] == told["cache_bytes_by_formula"] == 2 * POSITION * 2 * kept
+    for cache, positions in (("sliding", WINDOW + 21), ("static", WINDOW + 22), ("dynamic", 2 * 21)):
+        metrics = generated({"cache": cache}, model=gemma, context=16).phase("cold_decode")["metrics"]
+        assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == 2 * POSITION * 2 * positions
 
 
 def test_a_quantized_cache_holds_a_byte_an_element_and_its_scales(generated: Any) -> None:
-    asked = {"cache": "quantized", "cache_backend": "fp8"}
-    told = generated(asked, context=16).phase("cold_decode")["metrics"]
-    assert told["cache_bytes"] == told["cache_bytes_by_formula"] == LAYERS * (POSITION // FLOAT32 * 2 * 21 + 2 * 4)
+    options = {"cache": "quantized", "cache_backend": "fp8"}
+    metrics = generated(options, context=16).phase("cold_decode")["metrics"]
+    assert (
+        metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == LAYERS * (POSITION // FLOAT32 * 2 * 21 + 2 * 4)
+    )
 
 
 @pytest.fixture
@@ -233,15 +237,15 @@ def test_the_arithmetic_is_right_for_each_way_of_sharing_heads(generated: Any, k
         config |= {"opt": {"ffn_dim": 48, "word_embed_proj_dim": 32}}.get(kind, {"intermediate_size": 48})
     if kind in ("qwen2", "mixtral"):
         config["num_key_value_heads"] = 2
-    told = generated(model={"name": kind, "library": "transformers", "model_type": kind, "config": config})
-    told = told.phase("cold_decode")["metrics"]
-    assert told["cache_bytes"] == told["cache_bytes_by_formula"] > 0
+    metrics = generated(model={"name": kind, "library": "transformers", "model_type": kind, "config": config})
+    metrics = metrics.phase("cold_decode")["metrics"]
+    assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] > 0
 
 
 # --- several prompts --------------------------------------------------------------------------------------------------
 
 
-def test_lengths_lie_between_the_context_and_half_of_it_and_more_of_them_keep_the_first() -> None:
+def test_lengths_lie_between_half_the_context_and_the_context_and_do_not_depend_on_their_number() -> None:
     from runners.models.transformers_prompts import prompt_length
 
     lengths = [prompt_length(index, 64) for index in range(32)]
@@ -257,8 +261,8 @@ def test_a_prompt_makes_the_same_tokens_alone_padded_and_packed(
     decoder: dict[str, Any], settled: Any, cache: str, attention: str
 ) -> None:
     built = network(decoder, settled, batch=4, context=16, attention=attention)
-    asked = {"cache": cache, "concurrency": 4, "new_tokens": 12}
-    padded, packed = (tokens(built, **asked, packing=packing) for packing in ("padded", "packed"))
+    options = {"cache": cache, "concurrency": 4, "new_tokens": 12}
+    padded, packed = (tokens(built, **options, packing=packing) for packing in ("padded", "packed"))
     assert torch.equal(padded, packed)
     ids = built.inputs()["input_ids"]
     for row, length in enumerate((16, 12, 14, 10)):
@@ -272,11 +276,11 @@ def test_padding_does_not_change_what_is_seen_through_a_window(
     windowed: dict[str, Any], settled: Any, cache: str
 ) -> None:
     built = network(windowed, settled, batch=3, context=16)
-    asked = {"concurrency": 3, "new_tokens": 12}
-    assert torch.equal(tokens(built, cache=cache, **asked), tokens(built, cache="dynamic", **asked))
+    options = {"concurrency": 3, "new_tokens": 12}
+    assert torch.equal(tokens(built, cache=cache, **options), tokens(built, cache="dynamic", **options))
 
 
-def test_texts_of_their_own_lengths_make_the_same_tokens_padded_as_alone(decoder: dict[str, Any], settled: Any) -> None:
+def test_texts_of_different_lengths_make_the_same_tokens_padded_as_alone(decoder: dict[str, Any], settled: Any) -> None:
     built = network(decoder, settled, batch=2, context=8)
     ids = built.inputs()["input_ids"]
     padded = {"input_ids": ids, "attention_mask": torch.tensor([[1] * 8, [0] * 3 + [1] * 5])}
@@ -297,17 +301,17 @@ def test_images_are_read_in_the_prefill_and_never_again(generated: Any) -> None:
     result = generated(model=described("tiny-llava"), context=24)
     assert set(result.phase("cold_prefill")["shapes"]) == {"input_ids", "pixel_values"}
     assert result.phase("cold_decode")["shapes"] == {"input_ids": [2, 1]}
-    told = result.phase("cold_decode")["metrics"]
-    assert told["cache_bytes"] == told["cache_bytes_by_formula"]
+    metrics = result.phase("cold_decode")["metrics"]
+    assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"]
     with pytest.raises(ValueError, match=r"workload.concurrency=2: prompts of tiny-llava contain images"):
         generated({"concurrency": 2}, model=described("tiny-llava"), context=24)
 
 
-def test_states_have_no_formula_and_are_read_all_the_same(generated: Any) -> None:
+def test_states_have_no_formula_but_are_measured(generated: Any) -> None:
     short, long = (generated(model=described("tiny-mamba"), context=context) for context in (8, 24))
-    told = [result.phase("cold_decode")["metrics"] for result in (short, long)]
-    assert told[0]["cache_bytes"] == told[1]["cache_bytes"] > 0
-    assert told[0]["cache_bytes_by_formula"] is None
+    metrics = [result.phase("cold_decode")["metrics"] for result in (short, long)]
+    assert metrics[0]["cache_bytes"] == metrics[1]["cache_bytes"] > 0
+    assert metrics[0]["cache_bytes_by_formula"] is None
 
 
 def test_shapes_and_lengths_are_those_that_reached_the_model(generated: Any) -> None:
@@ -340,8 +344,8 @@ def test_the_logits_of_the_last_tokens_alone_lower_the_peak_of_the_prefill(
     generated: Any, decoder: dict[str, Any], packing: str
 ) -> None:
     wide = decoder | {"config": {**decoder["config"], "vocab_size": 4096}}
-    asked = {"concurrency": 2, "packing": packing}
-    every, last = (generated(asked | {"logits": each}, model=wide, context=64) for each in ("all", "last"))
+    options = {"concurrency": 2, "packing": packing}
+    every, last = (generated(options | {"logits": each}, model=wide, context=64) for each in ("all", "last"))
     rows = 2 * (64 + (64 if packing == "padded" else 48))  # tokens that have logits
     spared = every.tensor("cold_prefill", "peak") - last.tensor("cold_prefill", "peak")
     assert spared > 0.8 * rows * 4096 * FLOAT32
@@ -358,16 +362,16 @@ def test_a_sliding_cache_without_a_window_is_refused(generated: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "says"),
+    ("workload", "message"),
     [
         ({"packing": "packed"}, "workload.packing=packed: not every layer of windowed"),
         ({"cache": "quantized", "cache_backend": "fp8"}, "workload.cache=quantized: windowed has layers"),
     ],
 )
-def test_what_a_window_does_not_go_with_is_refused(
-    generated: Any, windowed: dict[str, Any], workload: dict[str, Any], says: str
+def test_options_that_a_window_excludes_are_rejected(
+    generated: Any, windowed: dict[str, Any], workload: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         generated(workload, model=windowed)
 
 
@@ -389,12 +393,12 @@ def test_a_model_without_tokens_is_refused(run: Any) -> None:
         run("generate", workload=GENERATE)
 
 
-def test_a_cache_on_the_host_of_a_host_is_not_there(generated: Any) -> None:
+def test_an_offloaded_cache_is_unavailable_on_cpu(generated: Any) -> None:
     with pytest.raises(Unavailable, match=r"workload.cache=offloaded: .* not cpu"):
         generated({"cache": "offloaded"})
 
 
-def test_a_library_that_is_not_there_makes_a_point_unavailable(tmp_path: Any, decoder: dict[str, Any]) -> None:
+def test_a_missing_library_makes_a_point_unavailable(tmp_path: Any, decoder: dict[str, Any]) -> None:
     workload = {"name": "generate", **GENERATE, "cache": "quantized", "cache_backend": "quanto"}
     lab = Lab(tmp_path, tmp_path)
     try:

@@ -59,22 +59,22 @@ def test_it_is_called_last_without_gradients_on_a_model_that_does_not_learn(run:
     }  # fmt: skip
 
 
-def test_without_one_there_is_no_phase_of_it(run: Any) -> None:
+def test_without_a_metric_there_is_no_quality_phase(run: Any) -> None:
     for quality in (None, {"target": None}):
         assert ("quality", None) not in run(quality=quality).names
 
 
-def test_what_it_draws_is_the_seeds(run: Any) -> None:
+def test_the_metrics_random_numbers_depend_on_the_seed(run: Any) -> None:
     first, again, other = (run(quality=by("drawn"), seed=seed).returned["metrics"]["quality"] for seed in (1, 1, 2))
     assert first == again != other
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("too_large", "out of memory: CUDA out of memory"), ("nan", "the metric is nan")]
+    ("name", "message"), [("too_large", "out of memory: CUDA out of memory"), ("nan", "the metric is nan")]
 )
-def test_what_gave_no_number_says_nothing_of_the_point(run: Any, name: str, said: str) -> None:
+def test_a_metric_without_a_number_does_not_affect_the_point(run: Any, name: str, message: str) -> None:
     metrics = run(quality=by(name)).returned["metrics"]
-    assert metrics["quality_error"].startswith(said)
+    assert metrics["quality_error"].startswith(message)
     assert "quality" not in metrics
 
 
@@ -85,7 +85,7 @@ def test_a_metric_that_fails_is_an_error(run: Any) -> None:
         run(quality=by("words"))
 
 
-def test_a_metric_that_is_not_there_is_told_before_anything_is_measured(settled: Any) -> None:
+def test_a_missing_metric_is_reported_before_anything_is_measured(settled: Any) -> None:
     from runners.workloads import forward
 
     with pytest.raises(AttributeError, match="nothing"):

@@ -102,31 +102,33 @@ def test_foreach_holds_a_further_copy_in_the_step(run: Any, decoder: dict[str, A
     assert grown[0] < result.model["parameter_bytes"] / 2 < result.model["parameter_bytes"] <= grown[1]
 
 
-def test_an_optimizer_whose_library_is_not_there_is_unavailable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optimizer_without_its_library_is_unavailable(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(Unavailable, match=r"workload\.optimizer=adamw-8bit: bitsandbytes cannot be imported"):
         run("train", workload={"optimizer": "adamw-8bit"})
 
 
-def test_an_8_bit_optimizer_keeps_a_byte_for_each_number_it_keeps(run: Any) -> None:
+def test_an_8_bit_optimizer_stores_a_byte_per_state_element(run: Any) -> None:
     pytest.importorskip("bitsandbytes")
     width = 64  # a matrix of 4096 numbers is the smallest that it takes so, in blocks of 256 with a scale each
-    kept = run("train", model={"name": "mlp", "library": "torch", "width": width}, workload={"optimizer": "adamw-8bit"})
+    stored = run(
+        "train", model={"name": "mlp", "library": "torch", "width": width}, workload={"optimizer": "adamw-8bit"}
+    )
     matrices = 2 * 2 * (width * width + 4 * width * width // 256)
     vectors = 2 * 2 * 4 * width
     tables = 2 * 4 * 256  # what the 256 values of a byte stand for: shared
-    assert kept.returned["metrics"]["optimizer_state_bytes"] == matrices + vectors + tables
+    assert stored.returned["metrics"]["optimizer_state_bytes"] == matrices + vectors + tables
 
 
 def test_checkpointing_takes_memory_and_leaves_the_loss(run: Any, decoder: dict[str, Any]) -> None:
     decoder["config"]["num_hidden_layers"] = 6
-    kept, recomputed = (
+    stored, recomputed = (
         run("train", model=decoder, batch=4, context=64, workload={"checkpointing": checkpointing})
         for checkpointing in (False, True)
     )
-    assert recomputed.returned["metrics"]["losses"] == pytest.approx(kept.returned["metrics"]["losses"], rel=1e-6)
-    assert recomputed.returned["metrics"]["checksum"] == pytest.approx(kept.returned["metrics"]["checksum"], rel=1e-4)
-    held = [result.tensor("cold_forward", "end") - result.tensor("inputs", "end") for result in (kept, recomputed)]
+    assert recomputed.returned["metrics"]["losses"] == pytest.approx(stored.returned["metrics"]["losses"], rel=1e-6)
+    assert recomputed.returned["metrics"]["checksum"] == pytest.approx(stored.returned["metrics"]["checksum"], rel=1e-4)
+    held = [result.tensor("cold_forward", "end") - result.tensor("inputs", "end") for result in (stored, recomputed)]
     assert held[1] < 0.5 * held[0]
 
 
@@ -156,13 +158,13 @@ def test_every_microbatch_has_its_phases_and_all_of_them_one_update(run: Any) ->
     assert (result.returned["steps"], result.returned["tokens"]) == (2, 2 * 4 * 8)
 
 
-def test_a_batch_that_has_no_such_parts_is_refused(run: Any) -> None:
+def test_a_batch_that_cannot_be_split_is_rejected(run: Any) -> None:
     with pytest.raises(ValueError, match=r"workload\.accumulate=3: batch=4 cannot be split"):
         run("train", batch=4, workload={"accumulate": 3})
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_precision_is_of_the_computing_and_not_of_the_weights(
+def test_precision_applies_to_the_computation_not_to_the_weights(
     run: Any, decoder: dict[str, Any], precision: str
 ) -> None:
     plain = run("train", model=decoder)
@@ -175,7 +177,7 @@ def test_precision_is_of_the_computing_and_not_of_the_weights(
     assert mixed.returned["metrics"]["updates"] == 2
 
 
-def test_an_update_that_the_scaler_leaves_out_is_counted_as_none(built: Any) -> None:
+def test_an_update_that_the_scaler_skips_is_not_counted(built: Any) -> None:
     training = built({"precision": "float16"})
     _, targets = training.batches[0]
     targets[0, 0, 0] = float("inf")
@@ -188,7 +190,7 @@ def test_float16_weights_have_no_room_for_a_scaler(run: Any) -> None:
         run("train", dtype="float16", workload={"precision": "float16"})
 
 
-def test_gradients_are_scaled_down_to_the_norm_that_was_asked(built: Any) -> None:
+def test_gradients_are_clipped_to_the_configured_norm(built: Any) -> None:
     training = built({"max_grad_norm": 0.01, "optimizer": "sgd", "lr": 1.0})
     before = [value.detach().clone() for value in trained(training)]
     learn(training)
@@ -216,7 +218,7 @@ def test_an_evaluation_has_sizes_of_its_own(run: Any, decoder: dict[str, Any]) -
     assert run("train", model=decoder).names[-1] == ("warm_zero_grad", 0)
 
 
-def test_an_evaluation_keeps_nothing_for_a_backward_pass(run: Any, decoder: dict[str, Any]) -> None:
+def test_an_evaluation_stores_nothing_for_a_backward_pass(run: Any, decoder: dict[str, Any]) -> None:
     result = run("train", model=decoder, batch=4, context=64, workload={"evaluation": {"batch": 4, "context": 64}})
     held = [result.tensor(name, "peak", index) for name, index in (("evaluation", None), ("warm_forward", 0))]
     assert held[0] < held[1]
@@ -258,14 +260,14 @@ def test_an_evaluation_that_does_not_fit_is_where_the_attempt_failed(lab: Lab, s
     assert [phase.completed for phase in outcome.phases if phase.name == "warm_step"] == [True]
 
 
-def test_what_a_plain_network_cannot_do_is_said(run: Any) -> None:
+def test_keys_that_the_mlp_does_not_support_are_rejected(run: Any) -> None:
     with pytest.raises(ValueError, match=r"workload\.checkpointing=true: mlp has no layers"):
         run("train", workload={"checkpointing": True})
     with pytest.raises(ValueError, match=r"workload\.export=save_pretrained: mlp"):
         run("train", workload={"export": "save_pretrained"})
 
 
-def test_what_needs_data_is_unavailable_on_tensors_without(settled: Any) -> None:
+def test_keys_that_need_data_are_unavailable_on_a_simulated_device(settled: Any) -> None:
     for workload in ({"compile": True}, {"export": "state_dict"}):
         with pytest.raises(Unavailable, match="workload"):
             train.prepare(settled("train", workload=workload), "meta")

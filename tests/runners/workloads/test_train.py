@@ -28,7 +28,7 @@ def test_every_part_of_a_step_is_a_phase(run: Any, warmup: int, repeats: int) ->
         assert result.phase("warmup")["iterations"] == warmup
 
 
-def test_the_steps_and_tokens_that_were_done_are_the_proof(run: Any) -> None:
+def test_steps_and_tokens_count_the_completed_steps(run: Any) -> None:
     returned = run("train", warmup=2, repeats=3).returned
     assert (returned["steps"], returned["tokens"]) == (6, 6 * 2 * 8)
     assert len(returned["metrics"]["losses"]) == 6
@@ -45,22 +45,22 @@ def test_the_model_learns(run: Any, decoder: dict[str, Any], optimizer: str) -> 
 def test_each_loss_is_a_metric_of_its_phase(run: Any, decoder: dict[str, Any]) -> None:
     result = run("train", model=decoder, repeats=2)
     steps = (("cold_loss", None), ("warm_loss", 0), ("warm_loss", 1))
-    told = [result.phase(name, index)["metrics"]["loss"] for name, index in steps]
-    assert told == result.returned["metrics"]["losses"]
-    assert told[0] == pytest.approx(math.log(96), rel=0.05)  # that of a model that knows nothing
+    losses = [result.phase(name, index)["metrics"]["loss"] for name, index in steps]
+    assert losses == result.returned["metrics"]["losses"]
+    assert losses[0] == pytest.approx(math.log(96), rel=0.05)  # that of a model that knows nothing
 
 
-def test_a_loss_that_is_no_number_is_told_as_text(run: Any) -> None:
+def test_a_loss_that_is_not_finite_is_text(run: Any) -> None:
     losses = run("train", warmup=8, workload={"optimizer": "sgd", "lr": 1e30}).returned["metrics"]["losses"]
     assert losses[-1] in ("nan", "inf")
 
 
-def test_gradients_are_kept_between_steps_only_if_asked(run: Any) -> None:
-    freed, kept = (
+def test_gradients_stay_between_steps_only_if_configured(run: Any) -> None:
+    freed, held = (
         run("train", workload={"set_to_none": set_to_none}).tensor("warm_zero_grad", "end", 0)
         for set_to_none in (True, False)
     )
-    assert kept - freed == WEIGHTS
+    assert held - freed == WEIGHTS
 
 
 def test_adams_state_appears_in_the_first_step(run: Any) -> None:
@@ -118,8 +118,8 @@ before = set(sys.modules)
 train.run(values, "cpu", Unmeasured())
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
-    asked = json.dumps(settled("train", model=decoder, workload=workload))
-    done = subprocess.run([sys.executable, "-c", code, asked], capture_output=True, text=True, timeout=120, check=True)
+    point = json.dumps(settled("train", model=decoder, workload=workload))
+    done = subprocess.run([sys.executable, "-c", code, point], capture_output=True, text=True, timeout=120, check=True)
     assert len(json.loads(done.stdout)) <= 3, done.stdout
 
 
@@ -134,6 +134,6 @@ def test_weights_start_alike_and_targets_differ_from_inputs(settled: Any) -> Non
     assert not torch.equal(inputs["x"], one.targets(inputs))
 
 
-def test_an_optimizer_that_is_not_known_is_named(run: Any) -> None:
+def test_an_unknown_optimizer_is_named(run: Any) -> None:
     with pytest.raises(ValueError, match=r"workload.optimizer=adamx: it can be adamw, .* or adamw-8bit"):
         run("train", workload={"optimizer": "adamx"})
