@@ -43,7 +43,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
     if precision == "float16" and values["dtype"] == "float16" and workload["method"] == "full":
-        raise ValueError("workload.precision=float16 scales gradients, which needs dtype=float32")
+        raise ValueError("workload.precision=float16 scales the gradients, which does not work with dtype=float16")
     if values["batch"] % workload["accumulate"]:
         raise ValueError(
             f"workload.accumulate={workload['accumulate']}: batch={values['batch']} cannot be split into equal parts"
