@@ -13,7 +13,7 @@ from sweeper.views.layout import named
 
 # Shown wherever CUDA is offered, until tests/gpu has passed on a GPU (`make test-gpu`).
 CUDA_UNPROVEN = (
-    "CUDA and ROCm are unproven: the meter follows PyTorch's documented interface, and has not run on a GPU yet"
+    "CUDA and ROCm are unproven: the meter uses PyTorch's documented interface, but has not run on a GPU yet"
 )
 CPU_COUNTERS = ("resident", "resident_anon", "resident_file", "address", "tensor")
 CUDA_COUNTERS = ("allocated", "reserved", "requested", "active", "used")

@@ -89,7 +89,7 @@ def test_a_removed_folder_is_noticed(opened: RunFolder) -> None:
 def attempted(run: RunFolder, number: int) -> AttemptFolder:
     attempt = Attempt(point=POINT, device=CPU, number=number)
     folder = run.attempt_folder(attempt)
-    folder.ask(attempt)
+    folder.create(attempt)
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,17 @@ def plan(**values: tuple[Any, ...]) -> Plan:
         design_options={},
         dimensions=tuple(Dimension(key=key, values=each) for key, each in values.items()),
         devices=(),
-        points=(),
-        settle=lambda choice: Point(values=dict(choice)),
+        settler=Settler(),
         command=(),
     )
+
+
+class Settler:
+    def settle(self, choice: Mapping[str, Any]) -> Point:
+        return Point(values=dict(choice))
+
+    def quality_references(self) -> Mapping[str, str]:
+        return {}
 
 
 def point(**values: Any) -> Point:
