@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from runners.models import quantized_weights
 from runners.phases import Phases
-from runners.workloads import quality
 
 if TYPE_CHECKING:
     from runners.models.torch_models import Network
@@ -56,7 +55,6 @@ def prepare(values: Values, device: str) -> None:
     """
     from runners.models import torch_models
 
-    quality.prepare(values)
     torch_models.dtype_named(values["dtype"])
     quantized_weights.prepare(values, device)
     if values["model"]["library"] == "transformers":

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from runners.metrics import as_json
 from runners.models import torch_weights
-from runners.workloads.metrics import as_json
 
 CHECKED = 64  # elements of an output in its checksum: few enough not to change the peak
 

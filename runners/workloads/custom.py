@@ -12,8 +12,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runners.metrics import as_metrics
 from runners.phases import Phases
-from runners.workloads.metrics import as_metrics
 
 STANDARD = ("batch", "context", "dtype", "warmup", "repeats", "seed")  # and `device` and `phase`
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from runners.models.torch_models import Network
 
 imports = builders.imports
-prepare = builders.prepare
+
+
+def prepare(values: Mapping[str, Any], device: str) -> None:
+    quality.prepare(values)
+    builders.prepare(values, device)
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:

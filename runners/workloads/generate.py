@@ -37,6 +37,7 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def prepare(values: Mapping[str, Any], device: str) -> None:
+    quality.prepare(values)
     builders.prepare(values, device)
     name = values["model"]["name"]
     if values["model"]["library"] != "transformers":

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from runners.facts import Cause
 from runners.journal import QUALITY
+from runners.metrics import as_json
 from runners.phases import Phases
 from runners.refusals import refusal_in
 from runners.workloads import custom
-from runners.workloads.metrics import as_json
 
 if TYPE_CHECKING:
     from runners.models.torch_models import Network

@@ -15,10 +15,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runners.metrics import as_json
 from runners.models import builders
 from runners.phases import Notes, Phases
 from runners.workloads import quality
-from runners.workloads.metrics import as_json
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +51,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     from runners.phases import Unavailable
     from runners.workloads import torch_training
 
+    quality.prepare(values)
     torch_training.prepare(values, device)
     workload = values["workload"]
     if values["model"]["library"] == "torch":
