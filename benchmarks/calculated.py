@@ -228,7 +228,8 @@ class Ignored:
 
 def calculation(point: Point) -> tuple[int | None, str]:
     """The highest `tensor` in bytes; or None, and why there is none."""
-    from runners.simulation.replay import memory_of, replay
+    from runners.simulation.card_memory import memory_of
+    from runners.simulation.replay import replay
     from runners.simulation.trace import trace_workload
 
     attempt = Attempt(point=point, device=Device(name="sim:cpu", card=CPU_CARD))

@@ -36,7 +36,8 @@ import older_versions  # noqa: E402 (both paths serve a checkout that is not ins
 
 from runners.device import Card, Device  # noqa: E402
 from runners.point import Attempt, Point, canonical  # noqa: E402
-from runners.simulation.replay import memory_of, replay  # noqa: E402
+from runners.simulation.card_memory import memory_of  # noqa: E402
+from runners.simulation.replay import replay  # noqa: E402
 from runners.simulation.torch_tracer import replaced  # noqa: E402
 from runners.simulation.trace import EVENT, AllocationTrace, trace_workload  # noqa: E402
 

@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from runners.child import failure_facts  # noqa: E402
 from runners.point import Attempt  # noqa: E402
-from runners.simulation.replay import memory_of, replay  # noqa: E402
+from runners.simulation.card_memory import memory_of  # noqa: E402
+from runners.simulation.replay import replay  # noqa: E402
 from runners.simulation.trace import card_of, rules_of, trace_workload  # noqa: E402
 
 LLAMA = ["model=llama-3.1-8b", "dtype=bfloat16", "context=2048", "batch=1"]

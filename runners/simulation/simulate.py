@@ -17,7 +17,8 @@ from runners import facts
 from runners.device import Card
 from runners.journal import Journal
 from runners.point import Attempt
-from runners.simulation.replay import memory_of, replay
+from runners.simulation.card_memory import memory_of
+from runners.simulation.replay import replay
 from runners.simulation.trace import AllocationTrace, DescribeError, card_of, trace_workload
 
 

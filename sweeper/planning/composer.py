@@ -25,7 +25,7 @@ from sweeper.cards import Cards
 from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.hydra_errors import explained, first_line, no_such_key, whole_number_hint
-from sweeper.planning.keys import TYPE_NAMES, WORKLOAD_RULES, expected_type
+from sweeper.planning.schema import TYPE_NAMES, WORKLOAD_RULES, expected_type
 
 PLANNING_GROUPS = ("design", "experiment")  # groups that configure the sweep itself and cannot be swept
 PARAMS = "workload.params."  # takes any key

@@ -12,8 +12,8 @@ from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.composer import PLANNING_GROUPS
 from sweeper.planning.hydra_errors import explained
-from sweeper.planning.keys import RUN_KEYS
 from sweeper.planning.overrides import parse
+from sweeper.planning.schema import RUN_KEYS
 
 
 def grid_of(config: DictConfig, loader: ConfigLoader) -> dict[str, Sequence[Any]]:

@@ -13,7 +13,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
-from sweeper.planning.keys import expected_type
+from sweeper.planning.schema import expected_type
 
 
 def whole_number_hint(value: Any) -> str:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from sweeper.cards import CONF
 from sweeper.planning.composer import Composer
 from sweeper.planning.hydra_errors import explained
-from sweeper.planning.keys import Keys
+from sweeper.planning.schema import Keys
 
 
 class DesignSweeper(Sweeper):

@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, Quote, Quo
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.planning.composer import PARAMS
-from sweeper.planning.keys import LIST_KEYS, RUN_KEYS, as_list, is_run_key
+from sweeper.planning.schema import LIST_KEYS, RUN_KEYS, as_list, is_run_key
 
 MAXIMUM_EXACT = 2**53  # of the whole numbers that a float represents exactly
 

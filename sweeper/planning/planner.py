@@ -19,15 +19,15 @@ from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
 from sweeper.planning.composer import PLANNING_GROUPS, Composer
+from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
 from sweeper.planning.experiment import grid_of, points_of
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
-from sweeper.planning.keys import as_list
 from sweeper.planning.overrides import parse
+from sweeper.planning.point_checks import Rules
 from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
-from sweeper.planning.settler import ComposedSettler, Configurations, is_plain
-from sweeper.planning.settling import Rules
+from sweeper.planning.schema import as_list
 
 Values = Mapping[str, Sequence[Any]]  # of each key with several, in the order of the dimensions
 

@@ -17,8 +17,8 @@ from typing import Any
 from runners import launch_command
 from sweeper.errors import Mistake
 from sweeper.planning import devices
+from sweeper.planning.point_checks import Signature
 from sweeper.planning.run_keys import interpreter
-from sweeper.planning.settling import Signature
 
 TIMEOUT_SECONDS = 120  # a hanging driver never answers; the slowest `import torch` seen took 40 seconds
 

@@ -16,7 +16,7 @@ from sweeper.errors import Mistake, did_you_mean
 from sweeper.frontier.margins import WORDS
 from sweeper.objective import Objective
 from sweeper.plan import RunKeys, dotted, typed
-from sweeper.planning.keys import as_list, at_least, one_of, positive_seconds, size_in_bytes
+from sweeper.planning.schema import as_list, at_least, one_of, positive_seconds, size_in_bytes
 from sweeper.units import SIZE
 
 MAXIMUM_NAME_LENGTH = 200

@@ -56,7 +56,8 @@ def traced(values: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
 
 @cache
 def _traced(values: str) -> dict[str, Mapping[str, int]]:
-    from runners.simulation.replay import memory_of, replay
+    from runners.simulation.card_memory import memory_of
+    from runners.simulation.replay import replay
     from runners.simulation.trace import trace_workload
     from runners.workloads import forward, train
 

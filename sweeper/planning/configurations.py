@@ -16,7 +16,7 @@ from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper.planning.composer import Composer, resolved
 from sweeper.planning.overrides import Typed
-from sweeper.planning.settling import Rules, settled
+from sweeper.planning.point_checks import Rules, settled
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from runners.workloads.command import placeholders
 from sweeper import quality
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import dotted, typed
-from sweeper.planning.keys import (
+from sweeper.planning.schema import (
     CHOICES,
     MAXIMUM,
     MINIMUM,

@@ -11,7 +11,7 @@ import pytest
 from runners.device import Card
 from runners.point import Point
 from sweeper.errors import Mistake
-from sweeper.planning.settling import Rules, Signature, settled
+from sweeper.planning.point_checks import Rules, Signature, settled
 
 CONFIG: dict[str, Any] = {
     "model": {"name": "mlp", "library": "torch", "width": 64},
