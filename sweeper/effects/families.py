@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from runners.device import CALCULATED, device_named
+from runners.device import CALCULATED, Device, device_named
 from runners.journal import BETWEEN, QUALITY
 from runners.outcome import OUR_OWN_BYTES, Status
 from sweeper import columns
@@ -31,10 +31,6 @@ from sweeper.plan import typed
 from sweeper.rows import Row
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
-# The counters that costs are fitted to, the most useful first. `tensor` is exact and holds nothing but the workload;
-# `resident` is the nearest to what a budget on cpu limits. On a GPU `allocated`: `reserved` follows it in jumps.
-DECIDING = {"cpu": ("tensor", "resident"), "sim:cpu": ("tensor",)}
-ALLOCATED = ("allocated",)
 # A phase takes over the peak by more than this: resident memory repeats to 0.3-1.7 MiB at best.
 UNSTEADY = {"resident": 2 * 2**20}
 FARTHEST = 8  # how far fits are followed, in largest measured sizes: they were tested at 1.2 to 9 times it
@@ -497,9 +493,18 @@ def families(points: Sequence[Row], phases: Iterable[Row]) -> list[Family]:
         together[row["device"], row["kind"], rest_of(row, SIZE)].append(row)
     found = []
     for (device, _, _), rows in together.items():
-        seen = [Family(counter, rows, phases_of) for counter in DECIDING.get(device, ALLOCATED)]
+        seen = [Family(counter, rows, phases_of) for counter in _fitted_counters(device_named(device))]
         found += [family for family in seen if family.peaks]
     return found
+
+
+def _fitted_counters(device: Device) -> tuple[str, ...]:
+    """The counters that costs are fitted to, the most useful first.
+
+    On cpu `tensor` is exact and holds nothing but the workload; `resident` is the nearest to what a budget limits. On a
+    GPU `reserved` would follow `allocated` in jumps.
+    """
+    return ("tensor", "resident") if device.is_cpu else (device.deciding_counter,)
 
 
 def title(family: Family, families: Sequence[Family]) -> list[str]:

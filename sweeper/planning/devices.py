@@ -109,14 +109,14 @@ def _cpu() -> Device:
 
 def _cuda(name: str, answer: Mapping[str, Any]) -> Device:
     by_name = {f"cuda:{gpu['index']}": gpu for gpu in answer["gpus"]}
-    parts = name.split("+")
-    for part in parts:
+    device = Device(name=name)
+    for part in device.parts:
         if part not in by_name:
-            return Device(name=name, unavailable=_why_not(part, by_name, answer))
-    gpus = [by_name[part] for part in parts]
+            return replace(device, unavailable=_why_not(part, by_name, answer))
+    gpus = [by_name[part] for part in device.parts]
     uuids = [gpu["uuid"] for gpu in gpus]
-    return Device(
-        name=name,
+    return replace(
+        device,
         uuids=() if None in uuids else tuple(uuids),
         total_bytes=min(gpu["total_bytes"] for gpu in gpus),
     )
