@@ -14,6 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests import command_line
+
 ROOT = Path(__file__).resolve().parents[1]
 CODE = sorted(path for room in ("runners", "sweeper") for path in (ROOT / room).rglob("*.py"))
 USUAL = ["devices=[cpu]", "parallel=true", "start=warm", "timeout=60"]
@@ -111,15 +113,7 @@ def test_harmless_calls_with_similar_names_are_no_offences() -> None:
 
 
 def sweep(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sweeper", *USUAL, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return command_line.run([*USUAL, *words], folder, {**os.environ, **environ})
 
 
 ECHO = "def run(*, batch, text='', **_):\n    return {'text': text}\n"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+
+from tests import command_line
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -48,9 +48,8 @@ def tables(tmp_path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     (tmp_path / "torch.py").write_text(TORCH)
     (tmp_path / "mywork.py").write_text(WORKLOAD)
     words = "workload=custom workload.target=mywork:run batch=1,2 devices=[cuda:0+cuda:1] start=warm name=both"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    argv = [sys.executable, "-m", "sweeper", *words.split()]
-    done = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = command_line.run(words.split(), tmp_path, environ)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "outputs" / "both"
     points = pd.read_parquet(folder / "points.parquet").set_index("batch")

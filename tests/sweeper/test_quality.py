@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,12 @@ from sweeper.quality import Assessed, Verdict, fixed, verdict
 from sweeper.tables import loading
 from sweeper.tables.run_tables import Tables
 from sweeper.views import decision_sheet
+from tests import command_line
 
 HOW = {"reference": {"dtype": "float32"}, "tolerance": 0.01, "better": "higher"}
 REFERENCE = Assessed(status="ok", quality=0.8)
 KEYS: dict[str, Any] = {"reference": {}, "tolerance": None, "better": "higher"}
 CHECKPOINT = {"name": "pretrained", "library": "transformers", "path": "somewhere"}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def row(quality: float | None, **changes: Any) -> Assessed:
@@ -169,15 +167,7 @@ def lacks(module, dataset):
 def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "mine.py").write_text(METRIC)
     small = ["model=mlp", "model.width=8", "context=4", "devices=cpu", "parallel=true", "start=warm", "name=run"]
-    return subprocess.run(
-        [sys.executable, "-m", "sweeper", *small, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return command_line.run([*small, *arguments], folder)
 
 
 def test_a_metric_is_called_after_the_measurement_and_is_in_no_peak(tmp_path: Path) -> None:

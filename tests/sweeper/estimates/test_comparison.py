@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ import pytest
 
 from runners.device import CALCULATED, MEASURED
 from sweeper.estimates.comparison import ESTIMATED, NEEDS, PointComparison, comparisons
+from tests import command_line
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = {"name": "mlp", "library": "torch", "width": 1000}
 WEIGHTS = 4 * 2 * (1000 * 1000 + 1000)
 
@@ -100,9 +98,7 @@ def test_points_are_never_mixed() -> None:
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "sweeper", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    return command_line.run(arguments, cwd)
 
 
 def test_a_run_is_shown_with_all_three_kinds_and_calculated_tensors_are_the_measured_ones(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from decimal import ROUND_HALF_UP, Decimal, localcontext
@@ -22,8 +21,7 @@ from sweeper.estimates.memory_terms import MemoryTerm, kv_cache, weights
 from sweeper.estimates.parameter_counts import parameters
 from sweeper.planning.card_request import BITS
 from sweeper.units import GIB, format_both, hundredths
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests import command_line
 
 DECODERS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "tiny-llama": (
@@ -318,10 +316,7 @@ def test_a_printed_figure_is_the_exact_quotient_rounded_half_up(count: int, unit
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m sweeper estimate ...`, as a person types it."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "sweeper", "estimate", *arguments]
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    return command_line.run(["estimate", *arguments], cwd)
 
 
 def test_the_plan_is_shown_in_its_order_and_writes_no_files(tmp_path: Path) -> None:
