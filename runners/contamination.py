@@ -191,7 +191,7 @@ class Watch:
 
 
 def read_device(uuid: str) -> Reading | None:
-    """A device as NVML has it; None where it cannot be read."""
+    """A device according to NVML; None where it cannot be read."""
     try:
         with nvml._nvml() as library:  # one session for both readings: opening it is what takes time
             processes = None if library is None else nvml.others_on(uuid)

@@ -150,7 +150,7 @@ class Finished(NamedTuple):
 
 
 class Unlimited(NamedTuple):
-    """The peaks of a calculated attempt that was refused, as if the device had no end."""
+    """The peaks that a refused calculated attempt would have with unlimited memory."""
 
     peak: Bytes  # empty if it failed for another reason as well
     t: float | None = None
@@ -333,7 +333,9 @@ class Exit(NamedTuple):
     available_memory_bytes_end: int | None = None
     memory_pressure_end_us: int | None = None
     memory_pressure_end_avg10_percent: float | None = None
-    contaminated: str | bool | None = None  # who else was on the device and when; false: nobody; None: not measured
+    contaminated: str | bool | None = (
+        None  # the other processes on the device and when; false: none; None: not measured
+    )
     contamination_told_by: str | None = None  # contamination.BY_PROCESSES or BY_BYTES
     contamination_waited_s: Mapping[str, float] | None = None  # before the start, after the end
     devices: Sequence[DeviceUse] = ()  # empty where nothing reads them, as on cpu

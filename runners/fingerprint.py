@@ -1,4 +1,4 @@
-"""What has to agree for an attempt to stand for another at the same point: versions, settings, the workload's code.
+"""What has to be equal for one attempt to replace another at the same point: versions, settings, the workload's code.
 
 A short-lived process under the measured interpreter (`main`) reads versions and settings once a sweep, for every
 request. Each measured process hashes the code itself, since a file can be edited while a sweep runs.
@@ -82,7 +82,7 @@ def identity() -> dict[str, str | None]:
 
 
 def record(attempt: Attempt) -> dict[str, Any]:
-    """What an attempt runs in, as far as it is known without torch. No names of users, no secrets."""
+    """The environment of an attempt, as far as it is known without torch. No names of users, no secrets."""
     on_cpu = attempt.device.is_cpu
     return {
         "host": socket.gethostname(),

@@ -188,7 +188,7 @@ class Outcome:
 def peaks_of(phases: Iterable[Phase]) -> dict[str, int]:
     """The highest reading of each counter in bytes.
 
-    The driver keeps no high-water mark of what is used on a device: the highest reading at a boundary stands for it.
+    The driver keeps no high-water mark of a device's used memory: the highest reading at a boundary replaces it.
     """
     return highest(_readings(phases))
 
@@ -239,7 +239,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
         "signal": exit.signal,
         "exit_code": exit.code,
     }
-    if baseline is None or not _is_of_program(baseline):  # a program's processes are what is measured
+    if baseline is None or not _is_of_program(baseline):  # the counters are those of a program's processes
         common["other_processes"] = exit.other_processes
         common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
     if finished is not None:

@@ -1,4 +1,4 @@
-"""The sources that table columns take their values from, and the type of a row that was read back."""
+"""The objects from which table columns take their values, and the type of a row that was read back."""
 
 from __future__ import annotations
 

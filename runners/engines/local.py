@@ -178,7 +178,7 @@ class Local:
 
 
 def _environment(attempt: Attempt) -> tuple[object, ...]:
-    """What an attempt needs of a running supervisor; attempts with equal values can share one.
+    """The properties that a running supervisor needs for an attempt; attempts with equal values can share one.
 
     A cold attempt can use any. A warm one is a copy of its supervisor, which read its environment variables when it
     imported the libraries, and a template that imported another point's libraries too is not clean.

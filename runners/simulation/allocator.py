@@ -1,4 +1,4 @@
-"""An imitation of PyTorch's caching allocator for CUDA: the same sizes, segments and refusals, without a device.
+"""A simulation of PyTorch's caching allocator for CUDA: the same sizes, segments and refusals, without a device.
 
 It covers one device, eager mode and the common pool (PyTorch 2.13; c10/cuda/CUDACachingAllocator.cpp,
 c10/core/AllocatorConfig.h), without graph captures, private pools and tensors that several streams use:
@@ -10,7 +10,7 @@ c10/core/AllocatorConfig.h), without graph captures, private pools and tensors t
     segment     requested from the device when no block fits: 2 MiB for small sizes, 20 MiB below 10 MiB, else the size
                 rounded up to 2 MiB
     free        the block joins its free neighbours and stays reserved
-    refusal     unused cached segments are released, and the device is asked once more
+    refusal     unused cached segments are released, and the request is repeated once
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Refused(Exception):
 
     def __init__(self, message: str, requested: int, free: int, allocated: int, reserved: int) -> None:
         super().__init__(message)
-        self.requested = requested  # bytes of the segment that the device was asked for, as in the message
+        self.requested = requested  # bytes of the requested segment, as in the message
         self.free = free
         self.allocated = allocated
         self.reserved = reserved

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 aten = torch.ops.aten
 
 IN_PLACE, NOTHING = "in place", "nothing"
-# These change a tensor's own shape or storage, so they run each time. Not all of them have the tag inplace_view.
+# These change a tensor's own shape or storage, so they always run. Not all of them have the tag inplace_view.
 RESHAPES = frozenset({aten.resize_, aten.resize_as_, aten.set_, aten.as_strided_, aten.detach_})
 
 

@@ -49,7 +49,7 @@ class Rules(Protocol):
         ...
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-        """Bytes of each buffer that the kernel holds at its peak, beside its results, and frees when it ends."""
+        """Bytes of each buffer that the kernel holds at its peak in addition to its results, and frees when it ends."""
         ...
 
     def uses_workspace(self, operator: Any) -> bool:

@@ -46,7 +46,7 @@ def answer(outcome: Outcome) -> Answer:
 class CalculatedPeaks:
     """Peaks of the same points on a calculated device, for the design of a device that measures them afterwards."""
 
-    repeats_exactly: bool = False  # the design's own device is a calculated one: nothing needs to be confirmed
+    repeats_exactly: bool = False  # the design's own device is calculated: nothing needs to be confirmed
     comes_first: bool = False  # the design waits for the peaks
     total_bytes: int | None = None  # the memory of the device that measures
     peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # in bytes, without a limit; by the point's id

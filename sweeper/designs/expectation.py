@@ -20,7 +20,7 @@ Form = Sequence[tuple[str, int]]  # dimensions and their exponents
 
 PREDICTOR_ERROR = 0.03  # relative, one deviation: published predictors reach 1-3 %
 FIT_ERROR = 0.05
-TOO_UNSURE = 0.25  # from this error on an expectation is worse than none
+TOO_UNSURE = 0.25  # above this error an expectation is worse than none
 NOISE = 0.006  # of a peak around the memory model
 SHORT = 64  # levels up to which the search compares every open point; on a longer dimension only the promising ones
 

@@ -22,11 +22,11 @@ from sweeper.frontier.evidence import Evidence, covers
 from sweeper.interval import Interval
 from sweeper.objective import TOKENS, Number, Objective
 
-Bounds = Sequence[tuple[int, int]]  # of each column: the highest level that fits and the lowest that does not
+Bounds = Sequence[tuple[int, int]]  # by column: the highest level that fits and the lowest that does not
 Mass = Callable[[int, int], float]  # how much of a column lies up to a level
 
 UNSURE = 0.05  # from here on a point must help either way: 16 x 16 with 30 % took 34.2 attempts otherwise, not 25.6
-CERTAINTY = 0.98  # no expectation is trusted further
+CERTAINTY = 0.98  # beyond this, no expectation is used
 DIGITS = 9  # of a point's value: rounding errors, which depend on the build of LAPACK, must not decide between ties
 IN_A_ROW = 3  # undecided attempts in a row above other undecided points: not an accident, and the search stops there
 AFTER_A_CONTRADICTION = 64  # attempts at what a withdrawn inference had decided; the rest stays unknown
@@ -148,7 +148,7 @@ class LatticeSearch:
         return self._evidence
 
     def _bounds(self) -> tuple[list[int], list[int]]:
-        """Of each column, the highest level that is implied to fit and the lowest that is implied to fail."""
+        """The highest level of each column that is implied to fit, and the lowest that is implied to fail."""
         axis, above = len(self.lattice.others), len(self.lattice.levels)
         bounds = [self.evidence.bounds(axis, column) for column in self.lattice.columns]
         lowest = [-1 if fits is None else int(fits) for fits, _ in bounds]
@@ -156,7 +156,7 @@ class LatticeSearch:
 
     @property
     def undecided(self) -> list[Cell]:
-        """The points that were run, and of which no attempt decided whether they fit."""
+        """The points that were run, but that no attempt decided."""
         return [cell for cell in self.verdicts if cell not in self._fits and cell not in self.flaky]
 
     @property
@@ -311,7 +311,7 @@ class LatticeSearch:
         return sorted(ties, key=ranks.__getitem__, reverse=True)
 
     def _to_confirm(self) -> Iterable[Cell]:
-        """The points on which the answer rests, as far as `confirm` covers them."""
+        """The points that the result depends on, as far as `confirm` covers them."""
         if self._confirm == "none":
             return ()
         failing, largest = self._cells(self.evidence.smallest_failing), self._largest()

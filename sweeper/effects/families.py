@@ -37,7 +37,7 @@ DECIDING = {"cpu": ("tensor", "resident"), "sim:cpu": ("tensor",)}
 ALLOCATED = ("allocated",)
 # A phase takes over the peak by more than this: resident memory repeats to 0.3-1.7 MiB at best.
 UNSTEADY = {"resident": 2 * 2**20}
-FARTHEST = 8  # how far fits are followed, in largest measured sizes: they were tested at 1.2 to 9 times it
+FARTHEST = 8  # fits are extrapolated up to this multiple of the largest measured size; tested at 1.2 to 9
 SIZE = ("batch", "context")
 
 NEEDS = (
@@ -93,7 +93,7 @@ def dimensions_of(points: Sequence[Row]) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value)  # tells 1, true and 1.0 apart
+    return json.dumps(value)  # keeps 1, true and 1.0 distinct
 
 
 def _following(key: str, configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -204,7 +204,7 @@ def as_json(terms: Sequence[MarginTerm]) -> str:
 
 
 def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
-    """What the margin does not cover: what the workload did not do and no term gives."""
+    """What the margin does not cover: uses of memory that the workload did not have and that no term covers."""
     config = json.loads(row["config"])
     workload, inputs = config.get("workload") or {}, config.get("inputs") or {}
     known = {term.name: term for term in terms if term.bytes is not None}

@@ -1,4 +1,4 @@
-"""What Hydra shows instead of a sweep: --help, --cfg, --info and what a shell completes."""
+"""Flags that make Hydra print something instead of a sweep: --help, --cfg, --info and shell completion."""
 
 from __future__ import annotations
 

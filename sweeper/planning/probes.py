@@ -1,4 +1,4 @@
-"""Asks the measured interpreter what only it knows: its devices, and the signature of a user's function.
+"""Queries the measured interpreter for its devices and for the signature of a user's function.
 
 A probe takes as long as importing torch or the user's module, so it is started before Hydra composes.
 """

@@ -28,7 +28,7 @@ class _Base:
     """
 
     config: DictConfig
-    plain: dict[str, Any] | None  # None if a value refers to another key
+    plain: dict[str, Any] | None  # None where a value refers to another key
     converted: dict[str, Any] = field(default_factory=dict)  # `key=value` -> the value after an update of the config
 
 

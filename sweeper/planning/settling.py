@@ -1,4 +1,4 @@
-"""How the values of one composed configuration settle into a point, or are refused."""
+"""Settles the values of one composed configuration into a point, or refuses them."""
 
 from __future__ import annotations
 

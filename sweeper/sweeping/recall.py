@@ -1,4 +1,4 @@
-"""Whether what an earlier sweep measured can stand for what would be measured now."""
+"""Decides whether a sweep can reuse an earlier attempt instead of measuring again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESCRIPTIVE = ("sources", "price_per_hour", "bandwidth_bytes_per_s")  # keys of 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What has to be unchanged for an outcome to be recalled, as it is now."""
+    """The present state of everything that has to be unchanged for an outcome to be recalled."""
 
     identity: Mapping[str, str | None]  # versions and settings by name
     code: Mapping[str, str | None]  # hash of the code of a workload, by runners.fingerprint.code_names in JSON
@@ -99,4 +99,4 @@ def _card(card: Card) -> dict[str, Any]:
 
 
 def _in_words(value: Any) -> str:
-    return "not there" if value is None else str(value)
+    return "absent" if value is None else str(value)

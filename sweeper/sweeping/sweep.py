@@ -38,7 +38,7 @@ GRACE_SECONDS = 5.0  # for running attempts to end when the sweep is stopped
 
 
 class Engine(Protocol):
-    """What starts attempts, one at a time in each of its lanes (see runners.engines.local.Local)."""
+    """Starts attempts, one at a time in each of its lanes (see runners.engines.local.Local)."""
 
     def start(self, attempt: Attempt, folder: AttemptFolder, lane: str) -> None: ...
 
@@ -262,7 +262,7 @@ class Sweep:
         if not attempt.device.is_calculated:
             return attempt.device.name
         running = {lane.seat: lane.running for lane in self.lanes if lane.running and lane.device.is_calculated}
-        if attempt.followed in {each.followed for each in running.values()}:
+        if attempt.allocation_trace in {each.allocation_trace for each in running.values()}:
             return None
         return next((seat for core in range(os.cpu_count() or 1) if (seat := f"sim-{core}") not in running), None)
 
@@ -286,7 +286,7 @@ class Sweep:
             heartbeat=self.plan.run.heartbeat,
             trace=self.plan.run.trace == "on_failure",
             identity=self.fingerprint.identity,
-            followed=self._trace_file(point, device),
+            allocation_trace=self._trace_file(point, device),
             locks=() if self.plan.run.parallel and device.is_cpu else locks_of(device),
         )
 
@@ -296,7 +296,7 @@ class Sweep:
             return None
         code = self.fingerprint.code.get(canonical(code_names(point)))
         agree = (device.card.vendor, device.card.architecture, dict(self.fingerprint.identity), code)
-        return str(self.run_folder.followed(point, canonical(agree)))
+        return str(self.run_folder.allocation_trace(point, canonical(agree)))
 
     def _wait(self, engine: Engine, timeout: float = 1.0) -> None:
         """Wait for events of running attempts, at most `timeout` seconds, then let the display advance."""

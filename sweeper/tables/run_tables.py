@@ -60,7 +60,7 @@ pa.set_memory_pool(pa.system_memory_pool())
 
 
 class Tables:
-    """A run's plan and attempts so far: read from its folder first, then added to as the sweep goes on."""
+    """A run's plan and attempts so far: read from its folder first, then extended during the sweep."""
 
     def __init__(self, folder: str | Path, unsettled: bool = True) -> None:
         """`unsettled`: give an attempt without exit.json a row as `lost`; otherwise leave it out, it may be running."""

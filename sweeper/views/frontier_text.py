@@ -192,7 +192,7 @@ def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
 
 
 def why(row: Row) -> str:
-    """Why a point failed, was undecided or fits only sometimes, in one line."""
+    """Why a point failed, is undecided or fits only sometimes, in one line."""
     if row["fits"] is True:
         return "fits only sometimes"
     phase = f" in {row['failed_phase']}" if row.get("failed_phase") else ""

@@ -80,7 +80,7 @@ def test_a_checkpoint_of_any_architecture_is_loaded_with_the_class_that_it_names
 
 @pytest.fixture
 def filled_memory() -> Iterator[None]:
-    """New tensors without content hold NaN or the largest integer, so that a test sees one that nobody writes."""
+    """New tensors without content hold NaN or the largest integer, so that a test notices one that is never written."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""One spelling for each device, and what it is on this machine: from the answers that a probe gives."""
+"""The canonical name of each device, and the device of this machine that it refers to, given a probe's report."""
 
 from __future__ import annotations
 
