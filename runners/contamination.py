@@ -41,7 +41,7 @@ class Reading(NamedTuple):
 
 @dataclass
 class Lane:
-    """What a supervisor knows about its devices beyond one attempt."""
+    """A supervisor's knowledge about its devices that outlasts one attempt."""
 
     has_our_pids: bool = False  # an attempt's own pid was seen: the driver uses our pid namespace
     stayed: Collection[tuple[str, int]] = ()  # (device, pid) that outlasted a wait and are not waited for again
@@ -247,7 +247,7 @@ def machine(moment: str) -> dict[str, Any]:
 
 
 class Pressure(NamedTuple):
-    """How long some task of the machine waited for memory: in the last 10 seconds, and since boot."""
+    """The time that some task of the machine waited for memory: in the last 10 seconds, and since boot."""
 
     avg10_percent: float
     total_us: int

@@ -30,7 +30,7 @@ class Environment(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """What the process holds after its imports and before the workload."""
+    """Memory of the process after its imports and before the workload."""
 
     counters: Bytes  # also virtual and virtual_peak: VmSize and VmPeak
     available_memory_bytes: int | None  # on the machine, or less if a memory cgroup allows less
@@ -51,7 +51,7 @@ class Budget(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What the workload built. On the line its facts are fields of their own."""
+    """The model that the workload built. On the line its facts are fields of their own."""
 
     facts: Mapping[str, Any]  # parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ...
     t: float | None = None
@@ -103,7 +103,7 @@ class Ended(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a Python process of a measured program reports as it ends (runners/workloads/program_hook)."""
+    """Report of a Python process of a measured program as it ends (runners/workloads/program_hook)."""
 
     pid: int
     failure: Mapping[str, Any] | None  # chain and traceback as in Failed, and resident: bytes
@@ -121,7 +121,7 @@ class Cause(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """What the workload raised, or how the measured program ended."""
+    """The exception that the workload raised, or the end of the measured program."""
 
     chain: Sequence[Cause]  # the exception and the causes behind it, the outermost first
     traceback: str | None
@@ -296,14 +296,14 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) f
 
 
 class OutsideReading(NamedTuple):
-    """What the supervisor reads of the measured process from outside."""
+    """A reading of the measured process by the supervisor."""
 
     t: float  # seconds on the machine's monotonic clock, before the reading
     resident: int | None  # VmHWM, bytes
 
 
 class DeviceUse(NamedTuple):
-    """What the driver counts as used on a GPU, by whichever process. Bytes."""
+    """Used memory of a GPU according to the driver, of all processes, in bytes."""
 
     uuid: str
     used_bytes_before: int | None  # before the attempt started

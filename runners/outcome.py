@@ -69,7 +69,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
 class Outcome:
-    """How one attempt ended. What was not measured is None."""
+    """The result of one attempt. A figure that was not measured is None."""
 
     status: Status
     device: Device

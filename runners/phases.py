@@ -47,7 +47,7 @@ class Meter(Protocol):
 
 @dataclass(slots=True)
 class Notes:
-    """What a workload reports about a phase: `with phase("warmup") as notes: notes.iterations = 3`."""
+    """Notes of a workload about a phase: `with phase("warmup") as notes: notes.iterations = 3`."""
 
     iterations: int | None = None
     shapes: dict[str, Any] = field(default_factory=dict)  # of inputs, as they reached the model

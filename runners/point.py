@@ -1,4 +1,4 @@
-"""What is measured: a point (one configuration), an attempt at it, and the names of the files an attempt leaves."""
+"""A point (one configuration), an attempt at it, and the names of the files that an attempt leaves."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKeys:
-    """How the run is made. No point's id depends on these."""
+    """Settings of the run. No point's id depends on these."""
 
     name: str | None
     outputs: str

@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
 
 class Assessed(NamedTuple):
-    """What a verdict is based on: an attempt, or a point without one."""
+    """The basis of a verdict: an attempt, or a point without one."""
 
     status: str | None
     quality: float | None
@@ -41,7 +41,7 @@ class Assessed(NamedTuple):
 
 
 def fixed(quality: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a run compares quality, with dotted keys for the reference. None if it does not. Raises Mistake."""
+    """The settings of a quality comparison, with dotted keys for the reference; None without one. Raises Mistake."""
     reference = dict(dotted(quality["reference"] or {}))
     tolerance, better = quality["tolerance"], quality["better"]
     if better not in BETTER_IS:

@@ -23,7 +23,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`."""
+    """A change of an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`."""
 
     kind: str
     folder: AttemptFolder

@@ -19,7 +19,7 @@ RESHAPES = frozenset({aten.resize_, aten.resize_as_, aten.set_, aten.as_strided_
 
 
 class CachedCall(NamedTuple):
-    """What an operator does for arguments of certain shapes. `made` has the shapes of its results; None for views."""
+    """A cached call for arguments of certain shapes. `made` has the shapes of the results; None for views."""
 
     made: Any
     uses_workspace: bool
@@ -27,7 +27,7 @@ class CachedCall(NamedTuple):
 
 
 def signature_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the shapes of the results depend on; None if an argument is a tensor with data, whose values may count."""
+    """The key that the shapes of the results depend on; None if an argument is a tensor with data, which may count."""
     try:
         return func, _described(args), _described(tuple(kwargs.items())) if kwargs else None
     except (ValueError, TypeError):

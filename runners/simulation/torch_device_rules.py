@@ -1,4 +1,4 @@
-"""How devices differ from tensors without data: the kernels that they choose, and what autocast casts.
+"""The differences of devices from tensors without data: the kernels that they choose, and the casts of autocast.
 
 Each rule is a context manager that is entered while a workload is traced.
 """

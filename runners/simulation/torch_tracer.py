@@ -40,7 +40,7 @@ aten = torch.ops.aten
 
 
 class Rules(Protocol):
-    """How a device differs from tensors without data."""
+    """The differences of a device from tensors without data."""
 
     host_counts: bool  # whether tensors in host memory count: only on a CPU
 

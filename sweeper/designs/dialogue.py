@@ -1,4 +1,4 @@
-"""What a design and a sweep exchange.
+"""The values that a design and a sweep exchange.
 
 A design is a generator without I/O. It yields batches of points and is sent the answers to them in the same order. For
 points that are planned for later, the answers are those of earlier runs, or None. Each device has a design of its own.
@@ -17,7 +17,7 @@ from sweeper.plan import PlannedPoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a design needs of an outcome. A batch keeps one for each point: 0.2 KiB, and 7 KiB for a whole outcome."""
+    """The part of an outcome that a design needs. A batch keeps one per point: 0.2 KiB, not 7 KiB for the outcome."""
 
     status: Status
     fits: bool | None

@@ -25,7 +25,7 @@ from sweeper.objective import TOKENS, Number, Objective
 Bounds = Sequence[tuple[int, int]]  # by column: the highest level that fits and the lowest that does not
 Mass = Callable[[int, int], float]  # how much of a column lies up to a level
 
-UNSURE = 0.05  # from here on a point must help either way: 16 x 16 with 30 % took 34.2 attempts otherwise, not 25.6
+UNSURE = 0.05  # above this, a pass and a failure must both help: else 16 x 16 with 30 % took 34.2 attempts, not 25.6
 CERTAINTY = 0.98  # beyond this, no expectation is used
 DIGITS = 9  # of a point's value: rounding errors, which depend on the build of LAPACK, must not decide between ties
 IN_A_ROW = 3  # undecided attempts in a row above other undecided points: not an accident, and the search stops there
@@ -38,7 +38,7 @@ class NextAttempt(NamedTuple):
 
 
 class LatticeSearch:
-    """One search: `next_attempt` names the point to run, `record` takes how it ended, `evidence` has what is known.
+    """One search: `next_attempt` names the point to run, `record` takes its verdict, `evidence` has the conclusions.
 
     `limit_bytes` and the peaks in the verdicts belong to the counter that decides whether a point fits. `confirm`:
     `edge` repeats the largest point and the failures next to it, `all` the whole edge, `none` nothing. Raises Mistake
@@ -97,7 +97,7 @@ class LatticeSearch:
         self._learn(self.lattice.cell(point), verdict)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Set what the deciding counter may reach, if it was not known before something had run."""
+        """Set the limit of the deciding counter, if it was unknown before the first attempt."""
         self._expected.set_limit(limit_bytes)
 
     def implied(self) -> Iterator[tuple[LatticePoint, LatticePoint]]:
@@ -138,7 +138,7 @@ class LatticeSearch:
 
     @property
     def evidence(self) -> Evidence:
-        """What the verdicts so far imply, with the levels of a point as its values (see `Lattice.place`)."""
+        """The conclusions from the verdicts so far. The values of a point are its levels (see `Lattice.place`)."""
         if self._evidence is None:
             places = {cell: self.lattice.place(cell) for cell in self._fits}
             self._evidence = Evidence(
@@ -262,7 +262,7 @@ class LatticeSearch:
         return len(self.lattice.levels) > SHORT
 
     def _mass(self) -> Mass:
-        """How much of a column lies up to a level: points or, on a long dimension, the chance of its edge."""
+        """The share of a column up to a level: points or, on a long dimension, the probability of its edge."""
         levels = self.lattice.levels
         prior = _logarithmic(levels) if isinstance(levels, Interval) else _even(len(levels))
         if self._expected.source is None:

@@ -77,7 +77,7 @@ def check_card(
 
 
 class Need(NamedTuple):
-    """What a use takes, and its verdicts if that fits and if it does not."""
+    """The bytes that a use takes, and its verdicts if they fit and if they do not."""
 
     use: str
     bytes: int

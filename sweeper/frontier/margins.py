@@ -142,7 +142,7 @@ def _unseen(row: Row, calculated: Row) -> int | None:
 
 
 def _longest_input(row: Row, counter: str, source: str, context: RunContext) -> MarginTerm:
-    """How much more the same point takes with the longest input that was measured."""
+    """The additional bytes of the same point with the longest input that was measured."""
     name = "longest_input"
     longer = [each for each in context.on_same_device(row, "inputs", "context") if _inputs(each) in LONG]
     for each in sorted(longer, key=lambda each: each["context"], reverse=True):
@@ -158,7 +158,7 @@ def _longest_input(row: Row, counter: str, source: str, context: RunContext) -> 
 
 
 def _after_training(phase: str, row: Row, counter: str, source: str, context: RunContext) -> MarginTerm:
-    """How much more a phase takes than the training before it: at this point, or at the same point with the phase."""
+    """The bytes of a phase beyond the training before it: at this point, or at the same point with the phase."""
     mine = _beyond(row, phase, counter, source)
     if mine is not None:
         return MarginTerm(name=phase, bytes=mine, source=source, in_peak=True)
@@ -204,7 +204,7 @@ def as_json(terms: Sequence[MarginTerm]) -> str:
 
 
 def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
-    """What the margin does not cover: uses of memory that the workload did not have and that no term covers."""
+    """Uses of memory that the margin does not cover: not part of the workload, and without a term."""
     config = json.loads(row["config"])
     workload, inputs = config.get("workload") or {}, config.get("inputs") or {}
     known = {term.name: term for term in terms if term.bytes is not None}

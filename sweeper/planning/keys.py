@@ -87,7 +87,7 @@ CHOICES = {
 MINIMUM = {
     "batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0, "repeat_points": 1,
 }  # fmt: skip
-MAXIMUM = 2**63 - 1  # of an int64 column
+MAXIMUM = 2**63 - 1  # the largest int64
 TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
 

@@ -1,4 +1,4 @@
-"""How one value per dimension becomes a point: a composition for each choice of groups, then updates of single keys.
+"""Makes a point from one value per dimension: a composition for each choice of groups, then updates of single keys.
 
 A composition takes 50 ms, an update of its plain copy 0.4 ms, and both give what Hydra itself would compose.
 """

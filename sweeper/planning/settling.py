@@ -57,7 +57,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the values of a point are checked against in addition to the schema."""
+    """The conditions that a point has to meet in addition to the schema."""
 
     swept: Collection[str]  # keys with more than one value
     signature: Callable[[str, str], Signature]  # (key, target) -> that function's; raises Mistake

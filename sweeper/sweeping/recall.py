@@ -94,7 +94,7 @@ def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device
 
 
 def _card(card: Card) -> dict[str, Any]:
-    """What affects the calculation with a card, each under a readable name."""
+    """The fields of a card that affect a calculation, each under a readable name."""
     return {f"the card's {key}": value for key, value in card.to_json().items() if key not in DESCRIPTIVE}
 
 

@@ -354,7 +354,7 @@ class Sweep:
 
 
 def _slug(plan: Plan) -> str:
-    """What the folder of a run without a name is called after."""
+    """The part of the folder name that describes a run without a name."""
     first = plan.points[0] if plan.points else plan.settle({})
     names = (first.get("workload"), first.get("model"))
     return "-".join(str(name) for name in names if name)

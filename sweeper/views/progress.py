@@ -157,7 +157,7 @@ def show_for(plan: Plan, folder: Path) -> Iterator[Show]:
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """How an attempt ended, in one line: the failed phase, the peak with its counter, and the error."""
+    """The result of an attempt in one line: the failed phase, the peak with its counter, and the error."""
     text = ENDINGS.get(outcome.status, str(outcome.status))
     if outcome.failed_phase is not None and outcome.phases:
         text += f" in {outcome.failed_phase}"

@@ -1,4 +1,4 @@
-"""Which attention kernel CUDA would choose, and the operators that PyTorch runs around it."""
+"""The attention kernel that CUDA would choose, and the operators that PyTorch runs around it."""
 
 from __future__ import annotations
 

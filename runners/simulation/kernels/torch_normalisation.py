@@ -1,4 +1,4 @@
-"""What softmax and layer normalisation allocate for themselves."""
+"""Temporary memory of the kernels of softmax and layer normalisation."""
 
 from __future__ import annotations
 
