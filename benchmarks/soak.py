@@ -290,7 +290,7 @@ def peak_resident(pid: int) -> int:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Living processes with the variable in their environment, whatever their parent is now."""
+    """Living processes with the variable in their environment, even if their parent has changed."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():

@@ -1,7 +1,7 @@
 """Other processes on an attempt's devices before, while and after it runs, and the machine's memory pressure meanwhile.
 
 The supervisor reads a GPU through NVML, which lists the processes of every user. A lane has one attempt at a time, so
-whatever is on a device before an attempt starts belongs to others. While it runs, pids separate the attempt from
+all processes on a device before an attempt starts belong to others. While it runs, pids separate the attempt from
 others only if the driver and this process use one pid namespace: in a container the driver's pids can be the host's, or
 missing. That is known once a process of an attempt was seen on its device under its own pid. Until then only bytes are
 compared, before and after, and `contamination_told_by` records this.
@@ -193,7 +193,7 @@ class Watch:
 def read_device(uuid: str) -> Reading | None:
     """A device according to NVML; None where it cannot be read."""
     try:
-        with nvml._nvml() as library:  # one session for both readings: opening it is what takes time
+        with nvml._nvml() as library:  # one session for both readings, because opening it takes most of the time
             processes = None if library is None else nvml.others_on(uuid)
             if library is None or processes is None:
                 return None

@@ -135,7 +135,7 @@ class Trace(NamedTuple):
 
     file: str | None  # its name in the attempt's folder
     bytes: int | None = None  # of the file
-    scope: str | None = None  # what the file has and what it does not
+    scope: str | None = None  # a description of what the file contains and leaves out
     reason: str | None = None  # why there is no file
     t: float | None = None
 

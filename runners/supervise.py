@@ -108,7 +108,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: None)  # the wake-up descriptor reports it, and SIGCHLD
         signal.signal(signal.SIGCHLD, lambda *_: None)
         processes.inherit_orphans()
-        # Only answers go to the pipe: what a library prints while the template imports it must not mix with them.
+        # Only answers go to the pipe: the output of a library that the template imports must not mix with them.
         self._answers = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 100), "w", buffering=1)
         os.dup2(2, 1)
         self._commands = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
@@ -278,7 +278,7 @@ class Supervisor:
     def _import_libraries(self, attempt: Attempt) -> None:
         """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
         processes.die_with(os.getppid())
-        with contextlib.suppress(Exception):  # the measured process finds and reports what cannot be imported
+        with contextlib.suppress(Exception):  # the measured process reports libraries that cannot be imported
             child.import_libraries(attempt)
         processes.die_with(None)
 
@@ -367,7 +367,7 @@ class Supervisor:
         if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
             exit = exit._replace(oom_kill_proof=self._proof_of_oom_kill(running))
         assert running.watch is not None
-        if running.cancelled is not None:  # it has to end now: what was not waited for is not claimed
+        if running.cancelled is not None:  # ends now: the facts include no wait that did not take place
             self._write_end(running, exit._replace(**running.watch.facts()))
             return
         running.ended = exit

@@ -54,7 +54,7 @@ class Made(NamedTuple):
 class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
     scope = (
         f"The {MOST_TENSORS} largest storages alive that operators of the measured thread had returned, counted once "
-        "whatever views share them, each with the first tensor and operator that returned it and the lines that ran "
+        "even if views share them, each with the first tensor and operator that returned it and the lines that ran "
         "it, innermost first, without torch's own; in a backward pass the line is the one that called it. Not in it: "
         "the scratch memory of kernels, tensors of other threads and of compiled code, storages that were made before "
         "the workload began, and what was freed before the failure."

@@ -50,7 +50,7 @@ class RunKeys:
     parallel: bool
     trace: str = "never"
     quality: Mapping[str, Any] | None = None  # how it is compared: sweeper/quality.py
-    confirm: str = "edge"  # what a frontier measures again: edge, all, none
+    confirm: str = "edge"  # points that a frontier measures again: edge, all, none
     repeat_points: int = 1  # attempts at every point
     margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes, or `measured` or `calculated`
 

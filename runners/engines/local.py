@@ -34,7 +34,7 @@ class Event:
 @dataclass
 class _Lane:
     process: subprocess.Popen[bytes]
-    environment: tuple[object, ...]  # what the supervisor was started with and a template cannot change
+    environment: tuple[object, ...]  # properties of the supervisor that a template cannot change
     under_way: AttemptFolder | None = None
     unread: bytes = b""
 

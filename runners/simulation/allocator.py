@@ -27,7 +27,7 @@ BLOCK = 512  # bytes; every size is a multiple
 SMALL = MIB  # the largest size of the small pool
 SMALL_SEGMENT = 2 * MIB
 OWN_SEGMENT = 10 * MIB  # from this size on, a segment is made for one block
-PAGE = 2 * MIB  # such a segment is a multiple, and so is what the device gives
+PAGE = 2 * MIB  # such a segment is a multiple, as is all memory that the device gives
 INTERVALS = 16  # of sizes, each twice as large as the one before: from 1 MiB to 64 GiB
 NOTHING = 0  # the handle of an allocation of 0 bytes
 

@@ -1,7 +1,7 @@
 """Trace a workload on tensors without data: which bytes it allocates and frees, in which order.
 
-A storage that an operator returns is one event when it is allocated and one when its last tensor is freed, whatever
-views share it. The device's rules add the temporaries of kernels and the workspace of the first matrix product.
+A storage that an operator returns is one event when it is allocated and one when its last tensor is freed; views
+are no events. The device's rules add the temporaries of kernels and the workspace of the first matrix product.
 Nothing is computed, except whole numbers that depend on whole numbers only (positions, masks, lengths) and single
 numbers likewise (the scale of a loss), which libraries read to decide what to do next.
 
@@ -66,7 +66,7 @@ class MetaTracer(UnseenByDynamo):
     def __init__(self, rules: Rules) -> None:
         super().__init__()
         self.events = array("q")
-        self.failure: str | None = None  # why the events are worthless from some point on: what could not be traced
+        self.failure: str | None = None  # what could not be traced: the events are worthless from there on
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0

@@ -29,7 +29,7 @@ UNSURE = 0.05  # above this, a pass and a failure must both help: else 16 x 16 w
 CERTAINTY = 0.98  # beyond this, no expectation is used
 DIGITS = 9  # of a point's value: rounding errors, which depend on the build of LAPACK, must not decide between ties
 IN_A_ROW = 3  # undecided attempts in a row above other undecided points: not an accident, and the search stops there
-AFTER_A_CONTRADICTION = 64  # attempts at what a withdrawn inference had decided; the rest stays unknown
+AFTER_A_CONTRADICTION = 64  # attempts at points that a withdrawn inference had decided; the others stay unknown
 
 
 class NextAttempt(NamedTuple):

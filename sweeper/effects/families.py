@@ -32,7 +32,7 @@ from sweeper.rows import Row
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # The counters that costs are fitted to, the most useful first. `tensor` is exact and holds nothing but the workload;
-# `resident` is the nearest to what a budget on cpu limits. On a GPU `allocated`: `reserved` follows it in jumps.
+# `resident` is nearest to the limit of a budget on cpu. On a GPU `allocated`: `reserved` grows in jumps.
 DECIDING = {"cpu": ("tensor", "resident"), "sim:cpu": ("tensor",)}
 ALLOCATED = ("allocated",)
 # A phase takes over the peak by more than this: resident memory repeats to 0.3-1.7 MiB at best.
@@ -309,7 +309,7 @@ class Family:
 
     @cached_property
     def fits(self) -> dict[PhaseKey, MemoryFit | NotFitted]:
-        # The attention that the layers call: a model that has no other kind is eager whatever the key requests.
+        # The attention that the layers call: a model without another kind is eager even if the key requests one.
         used = (row["attention_used"] or self.config.get("attention") or "" for row in self.passed.values())
         eager = any("eager" in attention for attention in used)
         return {phase: fit_memory(of, eager) for phase, of in self.peaks.items()}

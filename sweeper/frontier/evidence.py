@@ -168,7 +168,7 @@ def covers(larger: At, smaller: At) -> bool:
 def maximal(points: Iterable[At]) -> list[At]:
     """The points that no other one covers, in descending order."""
     found: list[At] = []
-    for at in sorted(set(points), reverse=True):  # whatever covers a point comes before it
+    for at in sorted(set(points), reverse=True):  # points that cover a point come before it
         # In two dimensions the last one found has the highest second value of all before it.
         rivals = found[-1:] if len(at) <= 2 else found
         if not any(covers(other, at) for other in rivals):

@@ -16,7 +16,7 @@ from runners.point import canonical
 from sweeper.rows import Row
 from sweeper.units import format_bytes
 
-# The terms that rows of the same run can give, by name. `unseen`: what a calculated peak has beyond the measured one.
+# The terms that rows of the same run can give, by name. `unseen`: a calculated peak less the measured one.
 OF_MEASURED = ("spread", "evaluation", "export", "longest_input", "others")
 OF_CALCULATED = ("evaluation", "export", "longest_input", "unseen")
 WORDS = {MEASURED: OF_MEASURED, CALCULATED: OF_CALCULATED}
@@ -113,7 +113,7 @@ class Margin:
             return MarginTerm(name=name, bytes=value, source="assumed")
         if name == "spread":
             return MarginTerm(name=name, bytes=_spread(self.rows, counter), source=MEASURED)
-        # A calculated device has no measured terms, whatever was requested.
+        # A calculated device has no measured terms, even if they were requested.
         source = CALCULATED if row["kind"] == CALCULATED else value
         if name == "others":
             held = counter == "peak_used_bytes"  # the driver counts the memory of all processes

@@ -212,7 +212,7 @@ def why(row: Row) -> str:
 
 
 # Phases of sweeper's own workloads in which no activations are alive. The optimizer's step holds weights, gradients and
-# its state: with a large model it can be the peak, whatever the batch.
+# its state: with a large model it can be the peak at any batch.
 OWN = ("forward", "train", "generate")
 OF_ANY_BATCH = ("model_load", "optimizer", "cold_step", "warm_step", "export")
 
