@@ -153,7 +153,7 @@ def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractC
     """The torch device for the workload, the device's meter, and the context that tracks tensors meanwhile."""
     if attempt.device.is_cpu:
         if not attempt.point.get("tensors"):
-            trace.missing = "tensors=false: on cpu nothing else knows which tensors are alive"
+            trace.missing = "tensors=false: without tracking, the tensors alive on cpu are unknown"
             return "cpu", cpu.CpuMeter(), nullcontext()
         tracker = _tensor_history(trace) if trace.requested else _tensor_tracker()
         return "cpu", cpu.CpuMeter(tensors=tracker), tracker

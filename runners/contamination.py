@@ -48,7 +48,7 @@ class Lane:
 
 
 @dataclass
-class Seen:
+class OtherProcess:
     """Another process on a device, and when it was there, in seconds after the start."""
 
     name: str | None
@@ -70,7 +70,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._before: dict[str, Reading] = {}
         self._end: dict[str, Reading] = {}
-        self._seen: dict[tuple[str, int], Seen] = {}
+        self._seen: dict[tuple[str, int], OtherProcess] = {}
         self._ours: set[int] = set()
         self._looks = 0
         self._left: str | None = None
@@ -178,10 +178,10 @@ class Watch:
                 by = f"used by {who}" if who else "used by no process that the driver lists"
                 yield f"{more} bytes more than before the start{self._on(uuid)}, {by}"
 
-    def _note(self, uuid: str, other: Other) -> Seen:
+    def _note(self, uuid: str, other: Other) -> OtherProcess:
         seen = self._seen.get((uuid, other.pid))
         if seen is None:
-            seen = self._seen[uuid, other.pid] = Seen(self.name_of(other.pid), other.used_bytes)
+            seen = self._seen[uuid, other.pid] = OtherProcess(self.name_of(other.pid), other.used_bytes)
         elif other.used_bytes is not None:
             seen.most_bytes = max(other.used_bytes, seen.most_bytes or 0)
         return seen
@@ -229,7 +229,7 @@ def _label(name: str | None, pid: int, used_bytes: int | None) -> str:
     return f"{name or 'a process'} (pid {pid}, {used})"
 
 
-def _when(seen: Seen) -> str:
+def _when(seen: OtherProcess) -> str:
     moments = ["before the start"] if seen.before else []
     if seen.first is not None:
         moments.append(f"{seen.first:.1f} to {seen.last:.1f} s after the start")

@@ -152,7 +152,7 @@ def _files_of(name: str) -> list[Path]:
 
 
 def _read_by(name: str) -> list[Path]:
-    """The files at a path; none if the name is no path."""
+    """The files at a path; none if the name is not a path."""
     path = Path(name).expanduser()
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())

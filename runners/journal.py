@@ -17,7 +17,7 @@ from runners import facts
 from runners.facts import Fact
 
 BETWEEN = "between"
-QUALITY = "quality"  # the phase of the user's metric: it is no part of the workload and counts in no peak of the point
+QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
 
 # Workloads close descriptors and open files of their own; a high number avoids both.
 HIGH = 700

@@ -64,7 +64,7 @@ class Phase:
     num_ooms: int | None = None
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    counts: bool = True  # false for a phase that is no part of the workload: the point's peaks leave it out
+    counts: bool = True  # false for a phase outside the workload: the point's peaks leave it out
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached property

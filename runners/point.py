@@ -83,7 +83,7 @@ class Attempt:
 
     @property
     def warm(self) -> bool:
-        """Whether the process is forked from a template; always if it calculates, since its own memory is no figure."""
+        """Whether the process is forked from a template; always if it calculates, since its memory does not count."""
         return self.device.is_calculated or bool(self.point.get("start") == "warm")
 
     @property

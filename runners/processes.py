@@ -37,7 +37,7 @@ def inherit_orphans() -> None:
 
 
 def die_of(number: int) -> None:
-    """End this process by a signal, so that its parent sees how its program ended. Writes nothing, no core either."""
+    """End this process by a signal, so that its parent sees how its program ended. Writes no core file."""
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:

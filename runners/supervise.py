@@ -2,13 +2,13 @@
 
 It reads commands from stdin and writes answers to stdout, one JSON line each:
 
-    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, before and after it maybe {"waiting": FOLDER, "for": TEXT},
+    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
                             then {"settled": FOLDER} once exit.json is in its place,
-                            or {"unwritten": FOLDER, "error": TEXT} if it could not be put there
-    {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is answered as settled
+                            or {"unwritten": FOLDER, "error": TEXT} if it could not be written
+    {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
 
-When stdin closes, the orchestrator has died or let it go, and it ends every process below it. With `start=warm` it is
-the template: it imports the libraries, touches neither a device nor a tensor, and forks.
+When stdin closes, the orchestrator has died or is done, and the supervisor ends every process below it. With
+`start=warm` it is the template: it imports the libraries, touches neither a device nor a tensor, and forks.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ class Supervisor:
             other_processes_resident_bytes=running.others_resident or None,
             leftover_processes=leftovers,
             output_truncated=running.output.truncated,
-            last_output=running.output.last_words,
+            last_output=running.output.last_line,
             **running.machine,
             **contamination.machine("end"),
         )
@@ -440,7 +440,7 @@ class Output:
         return self._dropped > 0
 
     @property
-    def last_words(self) -> str | None:
+    def last_line(self) -> str | None:
         """Where the process crashed according to faulthandler, or the last line it printed."""
         text = bytes((self._end or self._start)[-(2**14) :]).decode("utf-8", "replace")
         crash = re.search(r"(Fatal Python error: [^\n]*)\n", text)  # faulthandler's

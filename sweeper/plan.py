@@ -1,4 +1,4 @@
-"""A plan: everything that a command line asks for, settled and checked."""
+"""A plan: everything that a command line requests, settled and checked."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Settler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that a command line asks for."""
+    """Everything that a command line requests."""
 
     run: RunKeys
     design: str

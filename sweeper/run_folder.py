@@ -88,7 +88,7 @@ def _never_started(folder: AttemptFolder) -> bool:
 def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
     """Open `outputs/name`, or without a name a new folder called after the time and the slug.
 
-    Raises Mistake if it cannot be created, is no run of sweeper, or is open for another sweep.
+    Raises Mistake if it cannot be created, is not a run of sweeper, or is open for another sweep.
     """
     parent = Path(outputs).expanduser().absolute()
     try:
@@ -116,7 +116,7 @@ def _named_folder(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise Mistake(f"name={path.name}: {path} is a file; choose another name")
     if path.is_dir() and not (path / PLAN).exists() and any(entry.name != LOCK for entry in path.iterdir()):
-        raise Mistake(f"name={path.name}: {path} holds files and is no run of sweeper; choose another name")
+        raise Mistake(f"name={path.name}: {path} holds files and is not a run of sweeper; choose another name")
     path.mkdir(exist_ok=True)
     return path
 

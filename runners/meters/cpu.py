@@ -48,7 +48,7 @@ class CpuMeter:
 
     def _read(self) -> Reading:
         reading = read_status()
-        if not self.resets:  # it is no peak of a phase
+        if not self.resets:  # it is not the peak of a phase
             reading.peak.pop("resident", None)
         if self._tensors is not None and self._tensors.valid:
             reading.now["tensor"], reading.peak["tensor"] = self._tensors.live, self._tensors.peak

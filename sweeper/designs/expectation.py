@@ -158,7 +158,7 @@ class Expectation:
 
 
 def interpolated(dimensions: Mapping[str, Sequence[Number]], known: Sequence[tuple[LatticePoint, float]]) -> Predictor:
-    """A predictor that knows the bytes of some points, and fits costs to them for all others."""
+    """A predictor that has the bytes of some points, and fits costs to them for all others."""
     forms = _forms(dimensions)
     parts = [_parts(point, forms) for point, _ in known]
     costs = _equations(len(forms), parts, [total for _, total in known]).nonnegative()

@@ -178,7 +178,7 @@ class LatticeSearch:
         """For each column the level above which points are tried last: two smaller or equal ones are undecided.
 
         Something other than memory ends there, such as a kernel's limit or the model's positions. A single undecided
-        point can be an accident, and one below a decided point is no limit: the search goes round both.
+        point can be an accident, and one below a decided point is not a limit: the search continues beyond both.
         """
         place = self.lattice.place
         decided = [place(cell) for cell in self._fits]

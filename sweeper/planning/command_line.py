@@ -31,7 +31,7 @@ class CommandLine:
 
     @property
     def shows(self) -> bool:
-        """Whether a flag asks only to show something, so that nothing is planned or read."""
+        """Whether a flag only shows something, so that nothing is planned or read."""
         return any(getattr(self.flags, name, None) for name in SHOWS)
 
     @property

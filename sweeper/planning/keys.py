@@ -63,7 +63,7 @@ WORKLOAD_KEYS = (
     "model", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup", "repeats", "seed", "cache",
     "quality",
 )  # fmt: skip
-# What a workload's file declares about its keys. These are no keys themselves and are not part of a point.
+# What a workload's file declares about its keys. These are not keys themselves and not part of a point.
 WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
 NULLABLE = ("attention",)  # null is the library's own choice
 RUN_KEYS = (

@@ -136,7 +136,7 @@ def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _quality(values: Mapping[str, Any], uses: Collection[str], rules: Rules) -> str | None:
-    """The user's metric, checked. What its result is compared with belongs to the run (quality.RUN_KEYS)."""
+    """The user's metric, checked. The settings of its comparison are keys of the run (quality.RUN_KEYS)."""
     target: str | None = values["quality"]["target"]
     if target is None:
         return None

@@ -89,7 +89,7 @@ def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device
         was[what], present[what] = code, now.code.get(canonical(names))
     for what, value in was.items():
         if value != present.get(what):
-            return f"{what} was {_in_words(value)} when it was measured, and is {_in_words(present.get(what))} now"
+            return f"{what} was {_as_text(value)} when it was measured, and is {_as_text(present.get(what))} now"
     return None
 
 
@@ -98,5 +98,5 @@ def _card(card: Card) -> dict[str, Any]:
     return {f"the card's {key}": value for key, value in card.to_json().items() if key not in DESCRIPTIVE}
 
 
-def _in_words(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return "absent" if value is None else str(value)

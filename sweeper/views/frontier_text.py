@@ -201,11 +201,11 @@ def why(row: Row) -> str:
         return f"{row['status']}{phase}" + (f": {message}" if message else "")
     text = f"out of {'host memory' if row['fits'] is None else 'memory'}{phase}"
     needs = row.get("needs_at_least_bytes")
-    wants = row.get("unlimited_peak_bytes") if row["kind"] == CALCULATED else None
-    if wants is not None:
-        text += f", would take {format_bytes(wants)} {device_named(row['device']).deciding_counter}"
+    unlimited = row.get("unlimited_peak_bytes") if row["kind"] == CALCULATED else None
+    if unlimited is not None:
+        text += f", would take {format_bytes(unlimited)} {device_named(row['device']).deciding_counter}"
         limit = row.get("budget_bytes") or row.get("device_total_bytes")
-        text += ", in segments for which there is no room" if limit is not None and wants < limit else ""
+        text += ", but its segments do not fit" if limit is not None and unlimited < limit else ""
     elif needs is not None:
         text += f", needs at least {format_bytes(needs)}"
     return f"{text}; a smaller batch would not help" if _is_of_any_batch(row) else text

@@ -52,7 +52,7 @@ def test_a_folder_that_is_no_run_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     (tmp_path / "file").touch()
-    with pytest.raises(Mistake, match=r"name=mine: .* is no run of sweeper"):
+    with pytest.raises(Mistake, match=r"name=mine: .* is not a run of sweeper"):
         open_run(str(tmp_path), "mine", "slug")
     with pytest.raises(Mistake, match=r"name=file: .* is a file"):
         open_run(str(tmp_path), "file", "slug")

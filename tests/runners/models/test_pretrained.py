@@ -141,7 +141,7 @@ def test_a_folder_of_the_hubs_cache_has_a_revision(run: Any, checkpoint: Path, t
 def test_a_hub_that_cannot_be_reached_is_unavailable(run: Any) -> None:
     from runners.phases import Unavailable
 
-    with pytest.raises(Unavailable, match=r"someone/nothing is no local folder, and the hub cannot be reached"):
+    with pytest.raises(Unavailable, match=r"someone/nothing is not a local folder, and the hub cannot be reached"):
         run(model=pretrained("someone/nothing"))
 
 

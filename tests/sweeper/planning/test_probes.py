@@ -91,7 +91,7 @@ def test_a_probe_without_an_answer_is_reported(python: Callable[[str], str], lin
 
 def test_a_probe_that_hangs_is_given_up(python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "TIMEOUT_SECONDS", 0.1)
-    with Probes() as probing, pytest.raises(Mistake, match=r"no answer about its devices in 0\.1 seconds"):
+    with Probes() as probing, pytest.raises(Mistake, match=r"no report on its devices within 0\.1 seconds"):
         probing.devices(python("exec sleep 60"))
 
 
