@@ -126,8 +126,8 @@ def code_of(names: Sequence[str]) -> str | None:
     """A hash of the files that are measured; None if there are none.
 
     They are the user's file for `module:function`, the files among a program's arguments, or our own workloads and
-    models; then the metric's file and the files of inputs. What they import is not hashed: the versions of libraries
-    are compared.
+    models; then the metric's file and the files of inputs. Modules that they import are not hashed: the versions of
+    libraries are compared.
     """
     workload, *context = names
     files = [*_files_of(workload), *(file for name in context for file in _read_by(name) or _files_of(name))]

@@ -71,7 +71,7 @@ def _dumps(line: dict[str, Any]) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value in JSON's own types. What JSON has no form for (an object, nan, a NumPy scalar) becomes its text."""
+    """A value in JSON's own types. Other values (an object, nan, a NumPy scalar) become their text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

@@ -32,7 +32,7 @@ def die_with(parent: int | None) -> None:
 
 
 def inherit_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, in whichever session they are."""
+    """Become the parent of descendants whose own parent dies, in any session."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 

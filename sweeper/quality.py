@@ -15,7 +15,7 @@ from sweeper.errors import Mistake
 from sweeper.plan import dotted
 
 SAME, WORSE, BETTER, NOT_ASSESSABLE = "same", "worse", "better", "not assessable"
-# What the user's metric receives by name, as far as it accepts them.
+# Arguments that the user's metric receives by name, if it accepts them.
 CALLED_WITH = ("module", "tokenizer", "processor", "device", "dtype", "batch", "context", "seed")
 RUN_KEYS = ("quality.reference", "quality.tolerance", "quality.better")  # the rest of `quality` belongs to a point
 BETTER_IS = ("higher", "lower")

@@ -138,7 +138,7 @@ def _meminfo(field: str) -> int | None:
 
 
 def guard_reserve_bytes(available: int) -> int:
-    """The bytes that a cpu attempt without a budget leaves free, so that a refusal ends it and not the OOM killer."""
+    """The bytes that a cpu attempt without a budget leaves free: a refusal then ends it, not the OOM killer."""
     return max(512 * 2**20, available // 50)
 
 

@@ -27,7 +27,7 @@ COMPOSITE = functional.scaled_dot_product_attention
 class CpuRules:
     """The rules of a CPU: one attention kernel, and optimizers that update one tensor at a time.
 
-    There are no temporaries, since `tensor` is measured without them too (meters/torch_tensors.py).
+    There are no temporaries, since a measured `tensor` does not include them either (meters/torch_tensors.py).
     """
 
     host_counts = True

@@ -35,7 +35,7 @@ PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith(
 # `resident` is nearest to the limit of a budget on cpu. On a GPU `allocated`: `reserved` grows in jumps.
 DECIDING = {"cpu": ("tensor", "resident"), "sim:cpu": ("tensor",)}
 ALLOCATED = ("allocated",)
-# A phase takes over the peak by more than this: resident memory repeats to 0.3-1.7 MiB at best.
+# A phase takes over the peak if it exceeds it by more: resident memory repeats to 0.3-1.7 MiB at best.
 UNSTEADY = {"resident": 2 * 2**20}
 FARTHEST = 8  # fits are extrapolated up to this multiple of the largest measured size; tested at 1.2 to 9
 SIZE = ("batch", "context")

@@ -102,7 +102,7 @@ class Evidence:
 
 
 class Staircase:
-    """Points, and the largest of them: those that no other one covers."""
+    """Points, and the largest of them, which no other one covers."""
 
     def __init__(self, points: Iterable[At]) -> None:
         self._all = list(points)  # in the order in which they were measured

@@ -213,7 +213,7 @@ def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
     if upto is not None and inputs.get("name") != LONGEST:
         found.append(f"inputs longer than {upto}")
     if not device_named(row["device"]).is_host:
-        found.append("what others put on the device later")
+        found.append("memory that other processes allocate later")
     return found
 
 

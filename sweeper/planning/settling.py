@@ -36,10 +36,10 @@ DTYPE_ALIASES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
     "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64", "fp64": "float64", "f64": "float64",
 }  # fmt: skip
-MINIMUM_BUDGET_BYTES = 2**20  # a smaller one was meant in another unit
+MINIMUM_BUDGET_BYTES = 2**20  # a smaller number was probably meant in another unit
 # Where a model's configuration has its number of positions; the first key that is present counts.
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
-# What a user's function receives by name besides `phase` and its params, as far as it accepts them.
+# Arguments that a user's function receives by name besides `phase` and its params, if it accepts them.
 CALLED_WITH = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 
 

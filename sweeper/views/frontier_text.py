@@ -16,7 +16,7 @@ from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
 from sweeper.rows import Row
-from sweeper.units import format_bytes
+from sweeper.units import format_bytes, format_count
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
@@ -167,9 +167,13 @@ def _remarks(group: FrontierGroup, objective: Objective) -> list[str]:
         remarks.append(f"not monotone:        {_listed(group, below)} {verb}, and {group.text(larger)} fits")
     flaky = sum(bool(row.get("flaky")) for row in group.rows)
     if flaky:
-        remarks.append(f"flaky:               {flaky} passed once and failed once, and do not count as fitting")
+        remarks.append(
+            f"flaky:               {format_count(flaky, 'point')} both passed and failed; not counted as fitting"
+        )
     if group.open_values:
-        remarks.append(f"open:                {len(group.open_values)} that no attempt decided and nothing implies")
+        remarks.append(
+            f"open:                {format_count(len(group.open_values), 'point')} neither decided nor implied"
+        )
     return remarks
 
 

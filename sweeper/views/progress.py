@@ -91,7 +91,7 @@ class Show:
         try:
             print(text, flush=True)
         except OSError as error:
-            # The reader has left (`| head`) or the disk is full. Results go to files, so the sweep continues.
+            # The reader closed the pipe (`| head`) or the disk is full. Results go to files, so the sweep continues.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
                 self.stopped(f"the output cannot be written; the sweep continues without it: {error.strerror}")
