@@ -255,7 +255,7 @@ def calculation_with_scratch(point: Point) -> tuple[int | None, str]:
 
 
 def scratch(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-    """The most bytes that a kernel holds at once, beside its results."""
+    """The most bytes that a kernel holds at once in addition to its results."""
     rule = SCRATCH.get(str(operator))
     return () if rule is None else (rule(args, kwargs, result),)
 
@@ -267,7 +267,7 @@ def loss_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> i
 
 def convolution_bytes(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
     """oneDNN computes in a layout of blocks of channels, then copies. First the input and the weights exist in that
-    layout beside the output, then a second output."""
+    layout in addition to the output, then a second output."""
     image, weight = args[:2]
     return max(int(result.nbytes), blocked(image, args[8]) + int(weight.nbytes))
 

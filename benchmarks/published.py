@@ -110,7 +110,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is calculated for a row, and which of its phases count."""
+    """The calculation for a row, and which of its phases count."""
 
     values: Mapping[str, Any]
     card: str

@@ -157,7 +157,7 @@ def stand_in(rng: random.Random, frontier: Frontier, error: float, common: float
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What it took to find one frontier."""
+    """The attempts that it took to find one frontier."""
 
     attempts: int
     confirmations: int = 0
@@ -260,7 +260,7 @@ Method = Callable[[Frontier, int], Cost]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one method took on one kind of frontier."""
+    """The attempts of one method on one kind of frontier."""
 
     mean: float
     p95: int

@@ -95,7 +95,7 @@ class SweepRun:
 
     @property
     def descriptor_growth(self) -> int:
-        """How many more are open later than before, by the maximum of many readings, since an attempt holds some."""
+        """The growth in open descriptors, between maxima of many readings, because an attempt holds some."""
         third = len(self.descriptors) // 3
         # Not the minimum: an attempt that hangs through the whole last third would add its three.
         return max(self.descriptors[-third:]) - max(self.descriptors[:third]) if third >= 5 else 0
@@ -290,7 +290,7 @@ def peak_resident(pid: int) -> int:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Living processes with the variable in their environment, whatever their parent is now."""
+    """Living processes with the variable in their environment, even if their parent has changed."""
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes():

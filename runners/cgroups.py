@@ -1,4 +1,4 @@
-"""The memory cgroups (versions 2 and 1) of this process: their limits, and how many processes they have killed."""
+"""The memory cgroups (versions 2 and 1) of this process: their limits, and the number of OOM kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def limits() -> Iterator[tuple[int, int]]:
 
 
 def oom_kills() -> int | None:
-    """How many processes the kernel's OOM killer ended in the innermost cgroup; None where it keeps no count."""
+    """The number of processes that the OOM killer ended in the innermost cgroup; None where there is no count."""
     for folder, files in _folders():
         with suppress(OSError):
             found = re.search(r"^oom_kill (\d+)$", (folder / files.events).read_text(), re.MULTILINE)

@@ -76,7 +76,7 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     journal, trace = Journal(folder.journal), FailureTrace(folder, attempt.trace)
     try:
         finished = _measure(attempt, journal, trace)
-    except BaseException as error:  # whatever a workload raises is a fact about its point
+    except BaseException as error:  # any exception of a workload is a fact about its point
         failed = facts.failed(error.facts if isinstance(error, ProgramFailed) else failure_facts(error))
         journal.write(failed)
         journal.write(*trace.keep(_causes(error)))  # afterwards: a trace that ends the process does not hide why
@@ -153,7 +153,7 @@ def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractC
     """The torch device for the workload, the device's meter, and the context that tracks tensors meanwhile."""
     if attempt.device.is_cpu:
         if not attempt.point.get("tensors"):
-            trace.missing = "tensors=false: on cpu nothing else knows which tensors are alive"
+            trace.missing = "tensors=false: without tracking, the tensors alive on cpu are unknown"
             return "cpu", cpu.CpuMeter(), nullcontext()
         tracker = _tensor_history(trace) if trace.requested else _tensor_tracker()
         return "cpu", cpu.CpuMeter(tensors=tracker), tracker
@@ -164,7 +164,7 @@ def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractC
         cuda.check(name, index, attempt.point["dtype"])
     if trace.requested:
         trace.record(cuda.AllocatorHistory, trace.folder.snapshot)
-    # The process sees its own devices only, so their indices start from 0 whatever their names are.
+    # The process sees its own devices only, so their indices start from 0 even if their names do not.
     return "cuda:0", cuda.CudaMeter(list(range(len(names))), list(names), cpu.CpuMeter()), nullcontext()
 
 

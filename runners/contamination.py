@@ -1,7 +1,7 @@
 """Other processes on an attempt's devices before, while and after it runs, and the machine's memory pressure meanwhile.
 
 The supervisor reads a GPU through NVML, which lists the processes of every user. A lane has one attempt at a time, so
-whatever is on a device before an attempt starts belongs to others. While it runs, pids separate the attempt from
+all processes on a device before an attempt starts belong to others. While it runs, pids separate the attempt from
 others only if the driver and this process use one pid namespace: in a container the driver's pids can be the host's, or
 missing. That is known once a process of an attempt was seen on its device under its own pid. Until then only bytes are
 compared, before and after, and `contamination_told_by` records this.
@@ -41,14 +41,14 @@ class Reading(NamedTuple):
 
 @dataclass
 class Lane:
-    """What a supervisor knows about its devices beyond one attempt."""
+    """A supervisor's knowledge about its devices that outlasts one attempt."""
 
     has_our_pids: bool = False  # an attempt's own pid was seen: the driver uses our pid namespace
     stayed: Collection[tuple[str, int]] = ()  # (device, pid) that outlasted a wait and are not waited for again
 
 
 @dataclass
-class Seen:
+class OtherProcess:
     """Another process on a device, and when it was there, in seconds after the start."""
 
     name: str | None
@@ -70,7 +70,7 @@ class Watch:
     def __post_init__(self) -> None:
         self._before: dict[str, Reading] = {}
         self._end: dict[str, Reading] = {}
-        self._seen: dict[tuple[str, int], Seen] = {}
+        self._seen: dict[tuple[str, int], OtherProcess] = {}
         self._ours: set[int] = set()
         self._looks = 0
         self._left: str | None = None
@@ -178,10 +178,10 @@ class Watch:
                 by = f"used by {who}" if who else "used by no process that the driver lists"
                 yield f"{more} bytes more than before the start{self._on(uuid)}, {by}"
 
-    def _note(self, uuid: str, other: Other) -> Seen:
+    def _note(self, uuid: str, other: Other) -> OtherProcess:
         seen = self._seen.get((uuid, other.pid))
         if seen is None:
-            seen = self._seen[uuid, other.pid] = Seen(self.name_of(other.pid), other.used_bytes)
+            seen = self._seen[uuid, other.pid] = OtherProcess(self.name_of(other.pid), other.used_bytes)
         elif other.used_bytes is not None:
             seen.most_bytes = max(other.used_bytes, seen.most_bytes or 0)
         return seen
@@ -191,9 +191,9 @@ class Watch:
 
 
 def read_device(uuid: str) -> Reading | None:
-    """A device as NVML has it; None where it cannot be read."""
+    """A device according to NVML; None where it cannot be read."""
     try:
-        with nvml._nvml() as library:  # one session for both readings: opening it is what takes time
+        with nvml._nvml() as library:  # one session for both readings, because opening it takes most of the time
             processes = None if library is None else nvml.others_on(uuid)
             if library is None or processes is None:
                 return None
@@ -229,7 +229,7 @@ def _label(name: str | None, pid: int, used_bytes: int | None) -> str:
     return f"{name or 'a process'} (pid {pid}, {used})"
 
 
-def _when(seen: Seen) -> str:
+def _when(seen: OtherProcess) -> str:
     moments = ["before the start"] if seen.before else []
     if seen.first is not None:
         moments.append(f"{seen.first:.1f} to {seen.last:.1f} s after the start")
@@ -247,7 +247,7 @@ def machine(moment: str) -> dict[str, Any]:
 
 
 class Pressure(NamedTuple):
-    """How long some task of the machine waited for memory: in the last 10 seconds, and since boot."""
+    """The time that some task of the machine waited for memory: in the last 10 seconds, and since boot."""
 
     avg10_percent: float
     total_us: int

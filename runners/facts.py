@@ -30,7 +30,7 @@ class Environment(NamedTuple):
 
 
 class Baseline(NamedTuple):
-    """What the process holds after its imports and before the workload."""
+    """Memory of the process after its imports and before the workload."""
 
     counters: Bytes  # also virtual and virtual_peak: VmSize and VmPeak
     available_memory_bytes: int | None  # on the machine, or less if a memory cgroup allows less
@@ -51,7 +51,7 @@ class Budget(NamedTuple):
 
 
 class Model(NamedTuple):
-    """What the workload built. On the line its facts are fields of their own."""
+    """The model that the workload built. On the line its facts are fields of their own."""
 
     facts: Mapping[str, Any]  # parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ...
     t: float | None = None
@@ -103,7 +103,7 @@ class Ended(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a Python process of a measured program reports as it ends (runners/workloads/program_hook)."""
+    """Report of a Python process of a measured program as it ends (runners/workloads/program_hook)."""
 
     pid: int
     failure: Mapping[str, Any] | None  # chain and traceback as in Failed, and resident: bytes
@@ -121,7 +121,7 @@ class Cause(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """What the workload raised, or how the measured program ended."""
+    """The exception that the workload raised, or the end of the measured program."""
 
     chain: Sequence[Cause]  # the exception and the causes behind it, the outermost first
     traceback: str | None
@@ -135,7 +135,7 @@ class Trace(NamedTuple):
 
     file: str | None  # its name in the attempt's folder
     bytes: int | None = None  # of the file
-    scope: str | None = None  # what the file has and what it does not
+    scope: str | None = None  # a description of what the file contains and leaves out
     reason: str | None = None  # why there is no file
     t: float | None = None
 
@@ -150,7 +150,7 @@ class Finished(NamedTuple):
 
 
 class Unlimited(NamedTuple):
-    """The peaks of a calculated attempt that was refused, as if the device had no end."""
+    """The peaks that a refused calculated attempt would have with unlimited memory."""
 
     peak: Bytes  # empty if it failed for another reason as well
     t: float | None = None
@@ -296,14 +296,14 @@ _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) f
 
 
 class OutsideReading(NamedTuple):
-    """What the supervisor reads of the measured process from outside."""
+    """A reading of the measured process by the supervisor."""
 
     t: float  # seconds on the machine's monotonic clock, before the reading
     resident: int | None  # VmHWM, bytes
 
 
 class DeviceUse(NamedTuple):
-    """What the driver counts as used on a GPU, by whichever process. Bytes."""
+    """Used memory of a GPU according to the driver, of all processes, in bytes."""
 
     uuid: str
     used_bytes_before: int | None  # before the attempt started
@@ -333,7 +333,9 @@ class Exit(NamedTuple):
     available_memory_bytes_end: int | None = None
     memory_pressure_end_us: int | None = None
     memory_pressure_end_avg10_percent: float | None = None
-    contaminated: str | bool | None = None  # who else was on the device and when; false: nobody; None: not measured
+    contaminated: str | bool | None = (
+        None  # the other processes on the device and when; false: none; None: not measured
+    )
     contamination_told_by: str | None = None  # contamination.BY_PROCESSES or BY_BYTES
     contamination_waited_s: Mapping[str, float] | None = None  # before the start, after the end
     devices: Sequence[DeviceUse] = ()  # empty where nothing reads them, as on cpu

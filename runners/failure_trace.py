@@ -25,7 +25,7 @@ class History(Protocol):
 
     @property
     def scope(self) -> str:
-        """What the file has and what it does not, for a person."""
+        """A description of what the file contains and leaves out."""
         ...
 
     def write(self, path: Path, causes: Iterable[BaseException]) -> None:

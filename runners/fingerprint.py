@@ -1,4 +1,4 @@
-"""What has to agree for an attempt to stand for another at the same point: versions, settings, the workload's code.
+"""What has to be equal for one attempt to replace another at the same point: versions, settings, the workload's code.
 
 A short-lived process under the measured interpreter (`main`) reads versions and settings once a sweep, for every
 request. Each measured process hashes the code itself, since a file can be edited while a sweep runs.
@@ -82,7 +82,7 @@ def identity() -> dict[str, str | None]:
 
 
 def record(attempt: Attempt) -> dict[str, Any]:
-    """What an attempt runs in, as far as it is known without torch. No names of users, no secrets."""
+    """The environment of an attempt, as far as it is known without torch. No names of users, no secrets."""
     on_cpu = attempt.device.is_cpu
     return {
         "host": socket.gethostname(),
@@ -126,8 +126,8 @@ def code_of(names: Sequence[str]) -> str | None:
     """A hash of the files that are measured; None if there are none.
 
     They are the user's file for `module:function`, the files among a program's arguments, or our own workloads and
-    models; then the metric's file and the files of inputs. What they import is not hashed: the versions of libraries
-    are compared.
+    models; then the metric's file and the files of inputs. Modules that they import are not hashed: the versions of
+    libraries are compared.
     """
     workload, *context = names
     files = [*_files_of(workload), *(file for name in context for file in _read_by(name) or _files_of(name))]
@@ -152,7 +152,7 @@ def _files_of(name: str) -> list[Path]:
 
 
 def _read_by(name: str) -> list[Path]:
-    """The files at a path; none if the name is no path."""
+    """The files at a path; none if the name is not a path."""
     path = Path(name).expanduser()
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.is_file())

@@ -17,7 +17,7 @@ from runners import facts
 from runners.facts import Fact
 
 BETWEEN = "between"
-QUALITY = "quality"  # the phase of the user's metric: it is no part of the workload and counts in no peak of the point
+QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
 
 # Workloads close descriptors and open files of their own; a high number avoids both.
 HIGH = 700
@@ -71,7 +71,7 @@ def _dumps(line: dict[str, Any]) -> str:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """A value in JSON's own types. What JSON has no form for (an object, nan, a NumPy scalar) becomes its text."""
+    """A value in JSON's own types. Other values (an object, nan, a NumPy scalar) become their text."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

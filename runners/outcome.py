@@ -64,12 +64,12 @@ class Phase:
     num_ooms: int | None = None
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    counts: bool = True  # false for a phase that is no part of the workload: the point's peaks leave it out
+    counts: bool = True  # false for a phase outside the workload: the point's peaks leave it out
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
 class Outcome:
-    """How one attempt ended. What was not measured is None."""
+    """The result of one attempt. A figure that was not measured is None."""
 
     status: Status
     device: Device
@@ -188,7 +188,7 @@ class Outcome:
 def peaks_of(phases: Iterable[Phase]) -> dict[str, int]:
     """The highest reading of each counter in bytes.
 
-    The driver keeps no high-water mark of what is used on a device: the highest reading at a boundary stands for it.
+    The driver keeps no high-water mark of a device's used memory: the highest reading at a boundary replaces it.
     """
     return highest(_readings(phases))
 
@@ -239,7 +239,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
         "signal": exit.signal,
         "exit_code": exit.code,
     }
-    if baseline is None or not _is_of_program(baseline):  # a program's processes are what is measured
+    if baseline is None or not _is_of_program(baseline):  # the counters are those of a program's processes
         common["other_processes"] = exit.other_processes
         common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
     if finished is not None:

@@ -47,7 +47,7 @@ class Meter(Protocol):
 
 @dataclass(slots=True)
 class Notes:
-    """What a workload reports about a phase: `with phase("warmup") as notes: notes.iterations = 3`."""
+    """Notes of a workload about a phase: `with phase("warmup") as notes: notes.iterations = 3`."""
 
     iterations: int | None = None
     shapes: dict[str, Any] = field(default_factory=dict)  # of inputs, as they reached the model
@@ -58,7 +58,7 @@ class Phases:
     """A call with a name (and a run index) returns the context manager that measures one phase.
 
     `phase("step", 0)` is step 0. The stretch between two phases is measured as the phase `between`. A phase inside a
-    phase raises RuntimeError, because the inner one would take the outer one's peak. So does a phase in a process
+    phase raises RuntimeError, because the inner one would reset the outer one's peak. So does a phase in a process
     that is not the measured one, whose memory the counters do not see.
     """
 
@@ -98,7 +98,7 @@ class Phases:
     @contextmanager
     def _measured(self, name: str, run_index: int | None) -> Iterator[Notes]:
         if self._current[0] != BETWEEN:
-            raise RuntimeError(f"phase {name!r} inside phase {self._current[0]!r}: it would take the outer one's peak")
+            raise RuntimeError(f"phase {name!r} inside phase {self._current[0]!r}: it would reset the outer one's peak")
         ended = self._end(completed=True)
         self._current, self._notes = (name, run_index), Notes()
         baseline = {device: reading.now for device, reading in self._readings.items()}

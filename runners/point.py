@@ -1,4 +1,4 @@
-"""What is measured: a point (one configuration), an attempt at it, and the names of the files an attempt leaves."""
+"""A point (one configuration), an attempt at it, and the names of the files that an attempt leaves."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Attempt:
     locks: tuple[str, ...] = ()  # files that the supervisor locks meanwhile: one attempt at a time on each device
     trace: bool = False  # keep the allocator's history if the attempt ends by an exception
     engine: str = "local"
-    followed: str | None = None  # file of the allocation trace, shared by its attempts on cards of one architecture
+    allocation_trace: str | None = None  # a file, shared by its attempts on cards of one architecture
     identity: Mapping[str, str | None] | None = None  # versions and settings when it was planned: runners.fingerprint
 
     @property
@@ -83,7 +83,7 @@ class Attempt:
 
     @property
     def warm(self) -> bool:
-        """Whether the process is forked from a template; always if it calculates, since its own memory is no figure."""
+        """Whether the process is forked from a template; always if it calculates, since its memory does not count."""
         return self.device.is_calculated or bool(self.point.get("start") == "warm")
 
     @property
@@ -107,7 +107,7 @@ class Attempt:
             "trace": self.trace,
             "engine": self.engine,
             "card": None if self.device.card is None else self.device.card.to_json(),
-            "followed": self.followed,
+            "followed": self.allocation_trace,
             "identity": None if self.identity is None else dict(self.identity),
         }
 
@@ -123,7 +123,7 @@ class Attempt:
             locks=tuple(request.get("locks", ())),
             trace=request.get("trace", False),
             engine=request.get("engine", "local"),
-            followed=request.get("followed"),
+            allocation_trace=request.get("followed"),
             identity=request.get("identity"),
         )
 

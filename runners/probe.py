@@ -257,7 +257,7 @@ def _target(target: str) -> dict[str, Any]:
         sys.path.insert(0, str(Path.cwd()))
     try:
         function: Any = importlib.import_module(module_name)
-    except BaseException as error:  # whatever the module does, SystemExit included
+    except BaseException as error:  # a module can raise anything, SystemExit included
         return {"error": f"{module_name} cannot be imported: {root_cause(error)}"}
     try:
         for part in path.split("."):

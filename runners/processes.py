@@ -32,12 +32,12 @@ def die_with(parent: int | None) -> None:
 
 
 def inherit_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, in whichever session they are."""
+    """Become the parent of descendants whose own parent dies, in any session."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_of(number: int) -> None:
-    """End this process by a signal, so that its parent sees how its program ended. Writes nothing, no core either."""
+    """End this process by a signal, so that its parent sees how its program ended. Writes no core file."""
     faulthandler.disable()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:

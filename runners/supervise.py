@@ -2,13 +2,13 @@
 
 It reads commands from stdin and writes answers to stdout, one JSON line each:
 
-    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, before and after it maybe {"waiting": FOLDER, "for": TEXT},
+    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
                             then {"settled": FOLDER} once exit.json is in its place,
-                            or {"unwritten": FOLDER, "error": TEXT} if it could not be put there
-    {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is answered as settled
+                            or {"unwritten": FOLDER, "error": TEXT} if it could not be written
+    {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
 
-When stdin closes, the orchestrator has died or let it go, and it ends every process below it. With `start=warm` it is
-the template: it imports the libraries, touches neither a device nor a tensor, and forks.
+When stdin closes, the orchestrator has died or is done, and the supervisor ends every process below it. With
+`start=warm` it is the template: it imports the libraries, touches neither a device nor a tensor, and forks.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Supervisor:
         signal.signal(signal.SIGTERM, lambda *_: None)  # the wake-up descriptor reports it, and SIGCHLD
         signal.signal(signal.SIGCHLD, lambda *_: None)
         processes.inherit_orphans()
-        # Only answers go to the pipe: what a library prints while the template imports it must not mix with them.
+        # Only answers go to the pipe: the output of a library that the template imports must not mix with them.
         self._answers = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 100), "w", buffering=1)
         os.dup2(2, 1)
         self._commands = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
@@ -278,7 +278,7 @@ class Supervisor:
     def _import_libraries(self, attempt: Attempt) -> None:
         """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
         processes.die_with(os.getppid())
-        with contextlib.suppress(Exception):  # the measured process finds and reports what cannot be imported
+        with contextlib.suppress(Exception):  # the measured process reports libraries that cannot be imported
             child.import_libraries(attempt)
         processes.die_with(None)
 
@@ -356,7 +356,7 @@ class Supervisor:
             other_processes_resident_bytes=running.others_resident or None,
             leftover_processes=leftovers,
             output_truncated=running.output.truncated,
-            last_output=running.output.last_words,
+            last_output=running.output.last_line,
             **running.machine,
             **contamination.machine("end"),
         )
@@ -367,7 +367,7 @@ class Supervisor:
         if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
             exit = exit._replace(oom_kill_proof=self._proof_of_oom_kill(running))
         assert running.watch is not None
-        if running.cancelled is not None:  # it has to end now: what was not waited for is not claimed
+        if running.cancelled is not None:  # ends now: the facts include no wait that did not take place
             self._write_end(running, exit._replace(**running.watch.facts()))
             return
         running.ended = exit
@@ -440,7 +440,7 @@ class Output:
         return self._dropped > 0
 
     @property
-    def last_words(self) -> str | None:
+    def last_line(self) -> str | None:
         """Where the process crashed according to faulthandler, or the last line it printed."""
         text = bytes((self._end or self._start)[-(2**14) :]).decode("utf-8", "replace")
         crash = re.search(r"(Fatal Python error: [^\n]*)\n", text)  # faulthandler's

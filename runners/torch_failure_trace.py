@@ -41,7 +41,7 @@ Where = tuple[str, "int | None"]  # phase and run index
 Stack = tuple[tuple[CodeType, int], ...]
 
 
-class Made(NamedTuple):
+class Origin(NamedTuple):
     """Where a storage came from, unformatted: most storages die before a failure."""
 
     operator: Any
@@ -54,7 +54,7 @@ class Made(NamedTuple):
 class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
     scope = (
         f"The {MOST_TENSORS} largest storages alive that operators of the measured thread had returned, counted once "
-        "whatever views share them, each with the first tensor and operator that returned it and the lines that ran "
+        "even if views share them, each with the first tensor and operator that returned it and the lines that ran "
         "it, innermost first, without torch's own; in a backward pass the line is the one that called it. Not in it: "
         "the scratch memory of kernels, tensors of other threads and of compiled code, storages that were made before "
         "the workload began, and what was freed before the failure."
@@ -64,7 +64,7 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
         super().__init__()
         self.where: Callable[[], Where] = lambda: (BETWEEN, None)
         self._operator: Any = None
-        self._made: dict[int, Made] = {}  # by the same keys as the storages
+        self._origins: dict[int, Origin] = {}  # by the same keys as the storages
         self._left: dict[str, Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,11 +79,11 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
     def _track(self, tensor: torch.Tensor) -> None:
         super()._track(tensor)
         key = tensor.untyped_storage()._cdata
-        if key in self._storages and key not in self._made:
-            self._made[key] = Made(self._operator, tensor.shape, tensor.dtype, _stack(), self.where())
+        if key in self._storages and key not in self._origins:
+            self._origins[key] = Origin(self._operator, tensor.shape, tensor.dtype, _stack(), self.where())
 
     def _died(self, key: int, reference: Any) -> None:
-        self._made.pop(key, None)
+        self._origins.pop(key, None)
         super()._died(key, reference)
 
     def phase_failed(self) -> None:
@@ -109,7 +109,7 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
             "live_bytes": self.live,
             "live_storages": len(sizes),
             "complete": self.valid,  # compiled code, which is not tracked, did not run
-            "tensors": [_as_json(sizes[key], self._made[key]) for key in largest if key in self._made],
+            "tensors": [_as_json(sizes[key], self._origins[key]) for key in largest if key in self._origins],
         }
 
 
@@ -127,14 +127,14 @@ class TracedPhases(Phases):
         return super()._end(completed)
 
 
-def _as_json(size: int, made: Made) -> dict[str, Any]:
-    phase, run_index = made.where
+def _as_json(size: int, origin: Origin) -> dict[str, Any]:
+    phase, run_index = origin.where
     return {
         "bytes": size,
-        "shape": list(made.shape),
-        "dtype": str(made.dtype).removeprefix("torch."),
-        "operator": str(made.operator),
-        "lines": _lines(made.stack),
+        "shape": list(origin.shape),
+        "dtype": str(origin.dtype).removeprefix("torch."),
+        "operator": str(origin.operator),
+        "lines": _lines(origin.stack),
         "phase": phase,
         "run_index": run_index,
     }

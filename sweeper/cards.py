@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 # Inside the package in a wheel, next to it in a checkout. Absolute: a conf/ in the current folder is never used.
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
 SIZES = ("total_bytes", "context_bytes")
-TEXT_KEYS = {  # pattern, and what is right in words
+TEXT_KEYS = {  # pattern, and a description of valid values
     "name": (r".+", "what the driver calls it"),
     "vendor": ("nvidia|amd", "nvidia or amd"),
     "architecture": (r"sm_\d{2,3}|gfx[0-9a-f]+", "as in sm_90 or gfx942"),
@@ -39,7 +39,7 @@ class Cards(Mapping[str, Card]):
             raise Mistake(f"card/{name}.yaml: must be a mapping, as in card/h100-80gb.yaml")
         for key in card:
             if key not in KEYS:
-                raise Mistake(f"card/{name}.yaml: {key} is no key of a card; they are {', '.join(KEYS)}")
+                raise Mistake(f"card/{name}.yaml: {key} is not a key of a card; they are {', '.join(KEYS)}")
         for key, (form, right) in TEXT_KEYS.items():
             if not isinstance(card.get(key), str) or not re.fullmatch(form, card[key]):
                 raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be {right}")

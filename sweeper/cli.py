@@ -114,7 +114,7 @@ def _plan(line: CommandLine) -> Plan:
     from sweeper.planning.probes import Probes
 
     with Probes() as probes:
-        probes.foresee(line.words)  # before the import of Hydra, which takes as long as the answer
+        probes.foresee(line.words)  # before the import of Hydra, which takes as long as the probe
         from sweeper.planning.planner import plan_of
 
         return plan_of(line, probes, print_message)

@@ -190,7 +190,11 @@ WHERE = (
     ),
     Column("engine", TEXT, "engine that started the attempt: local, slurm or ray", None, lambda s: s.attempt.engine),
     Column(
-        "host", TEXT, "name of the machine it ran on", None, lambda s: as_one_text(s.outcome.environment.get("host"))
+        "host",
+        TEXT,
+        "machine that ran the attempt",
+        None,
+        lambda s: as_one_text(s.outcome.environment.get("host")),
     ),
     _outcome("pid", INT, "process id of the measured process"),
 )
@@ -208,7 +212,7 @@ ENDED = (
         BOOL,
         "whether the point fits in memory; null if the attempt did not decide it. The frontier depends on nothing else",
     ),
-    _outcome("oom_scope", TEXT, "device or host: whose memory was exhausted"),
+    _outcome("oom_scope", TEXT, "device or host: the memory that was exhausted"),
     _outcome("failed_phase", TEXT, "phase in which the attempt failed"),
     _outcome("error_type", TEXT, "type of the exception"),
     _outcome("error_message", TEXT, "message of the exception, or the reason why there is no measurement"),

@@ -1,4 +1,4 @@
-"""A plan: everything that a command line asks for, settled and checked."""
+"""A plan: everything that a command line requests, settled and checked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PlannedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunKeys:
-    """How the run is made. No point's id depends on these."""
+    """Settings of the run. No point's id depends on these."""
 
     name: str | None
     outputs: str
@@ -50,7 +50,7 @@ class RunKeys:
     parallel: bool
     trace: str = "never"
     quality: Mapping[str, Any] | None = None  # how it is compared: sweeper/quality.py
-    confirm: str = "edge"  # what a frontier measures again: edge, all, none
+    confirm: str = "edge"  # points that a frontier measures again: edge, all, none
     repeat_points: int = 1  # attempts at every point
     margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes, or `measured` or `calculated`
 
@@ -68,7 +68,7 @@ class Settler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Everything that a command line asks for."""
+    """Everything that a command line requests."""
 
     run: RunKeys
     design: str

@@ -41,7 +41,7 @@ class RunLine:
 
     @property
     def quality(self) -> Mapping[str, Any] | None:
-        """How quality is compared; None: not at all."""
+        """The settings by which quality is compared; None if it is not."""
         return self.keys.get("quality")
 
     @property

@@ -15,7 +15,7 @@ from sweeper.errors import Mistake
 from sweeper.plan import dotted
 
 SAME, WORSE, BETTER, NOT_ASSESSABLE = "same", "worse", "better", "not assessable"
-# What the user's metric receives by name, as far as it accepts them.
+# Arguments that the user's metric receives by name, if it accepts them.
 CALLED_WITH = ("module", "tokenizer", "processor", "device", "dtype", "batch", "context", "seed")
 RUN_KEYS = ("quality.reference", "quality.tolerance", "quality.better")  # the rest of `quality` belongs to a point
 BETTER_IS = ("higher", "lower")
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
 
 class Assessed(NamedTuple):
-    """What a verdict is based on: an attempt, or a point without one."""
+    """The basis of a verdict: an attempt, or a point without one."""
 
     status: str | None
     quality: float | None
@@ -41,7 +41,7 @@ class Assessed(NamedTuple):
 
 
 def fixed(quality: Mapping[str, Any]) -> dict[str, Any] | None:
-    """How a run compares quality, with dotted keys for the reference. None if it does not. Raises Mistake."""
+    """The settings of a quality comparison, with dotted keys for the reference; None without one. Raises Mistake."""
     reference = dict(dotted(quality["reference"] or {}))
     tolerance, better = quality["tolerance"], quality["better"]
     if better not in BETTER_IS:

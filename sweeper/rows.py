@@ -1,4 +1,4 @@
-"""The sources that table columns take their values from, and the type of a row that was read back."""
+"""The objects from which table columns take their values, and the type of a row that was read back."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SettledAttempt:
 
     @property
     def beyond_training(self) -> dict[str, dict[str, int]]:
-        """How far the peaks of each phase after training exceed all peaks before it, by phase and counter, in bytes.
+        """The bytes by which the peaks of each phase after training exceed all peaks before it, by phase and counter.
 
         0 where they do not. With several devices a peak is the highest of any one device, as in the peak columns.
         """

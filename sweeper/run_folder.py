@@ -21,7 +21,7 @@ from sweeper.errors import Mistake
 from sweeper.plan_lines import PLAN, PlanLine
 
 POINTS = "points"
-FOLLOWED = "followed"
+ALLOCATION_TRACES = "followed"
 LOCK = ".lock"
 
 
@@ -30,7 +30,7 @@ class RunFolder:
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path, self._lock = path, lock
-        shutil.rmtree(path / FOLLOWED, ignore_errors=True)  # left by a sweep that was killed
+        shutil.rmtree(path / ALLOCATION_TRACES, ignore_errors=True)  # left by a sweep that was killed
         self._plan = (path / PLAN).open("a+b")
         self._close_torn_line()
 
@@ -49,7 +49,7 @@ class RunFolder:
         """The folders of the attempts at a point on a device, oldest first."""
         number = 1
         while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():
-            if _never_asked(folder):
+            if _never_started(folder):
                 shutil.rmtree(folder.path)
                 return
             yield folder
@@ -58,17 +58,17 @@ class RunFolder:
     def attempt_folder(self, attempt: Attempt) -> AttemptFolder:
         return AttemptFolder(self.path / POINTS / attempt.name)
 
-    def followed(self, point: Point, by: str) -> Path:
+    def allocation_trace(self, point: Point, by: str) -> Path:
         """The trace of a calculated point, shared by the attempts of this sweep with the same `by`.
 
         It is not kept for the next sweep: what the workload imports may change, and no fingerprint covers that.
         """
-        folder = self.path / FOLLOWED
+        folder = self.path / ALLOCATION_TRACES
         folder.mkdir(exist_ok=True)
         return folder / f"{point.id}.{hashlib.sha256(by.encode()).hexdigest()[:8]}"
 
     def close(self) -> None:
-        shutil.rmtree(self.path / FOLLOWED, ignore_errors=True)
+        shutil.rmtree(self.path / ALLOCATION_TRACES, ignore_errors=True)
         self._plan.close()
         self._lock.close()
 
@@ -80,15 +80,15 @@ class RunFolder:
                 self._plan.write(b"\n")
 
 
-def _never_asked(folder: AttemptFolder) -> bool:
-    """Whether a sweep was killed while it created the folder: no attempt was started in it."""
+def _never_started(folder: AttemptFolder) -> bool:
+    """Whether a sweep was killed while it created the folder, before it started an attempt."""
     return all(path.name.startswith(f"{folder.request.name}.") for path in folder.path.iterdir())
 
 
 def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
     """Open `outputs/name`, or without a name a new folder called after the time and the slug.
 
-    Raises Mistake if it cannot be created, is no run of sweeper, or is open for another sweep.
+    Raises Mistake if it cannot be created, is not a run of sweeper, or is open for another sweep.
     """
     parent = Path(outputs).expanduser().absolute()
     try:
@@ -116,7 +116,7 @@ def _named_folder(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise Mistake(f"name={path.name}: {path} is a file; choose another name")
     if path.is_dir() and not (path / PLAN).exists() and any(entry.name != LOCK for entry in path.iterdir()):
-        raise Mistake(f"name={path.name}: {path} holds files and is no run of sweeper; choose another name")
+        raise Mistake(f"name={path.name}: {path} holds files and is not a run of sweeper; choose another name")
     path.mkdir(exist_ok=True)
     return path
 

@@ -47,7 +47,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_bytes(value: object) -> int | None:
-    """The bytes of a size such as `24GiB`, `1.5GB` or 4096, rounded down. None if the value is no size."""
+    """The bytes of a size such as `24GiB`, `1.5GB` or 4096, rounded down. None if the value is not a size."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     written = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]+)?", value) if isinstance(value, str) else None

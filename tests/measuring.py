@@ -55,7 +55,7 @@ class Lab:
         device: str = "cpu",
         device_uuid: str | None = None,
         card: Mapping[str, Any] | None = None,
-        followed: Path | None = None,
+        allocation_trace: Path | None = None,
     ) -> Attempt:
         self.number += 1
         attempt = Attempt(
@@ -65,7 +65,7 @@ class Lab:
                 uuids=tuple(device_uuid.split("+")) if device_uuid else (),
                 card=None if card is None else Card.from_json(card),
             ),
-            followed=None if followed is None else str(followed),
+            allocation_trace=None if allocation_trace is None else str(allocation_trace),
             number=self.number,
             cwd=str(self.cwd),
             environ=environ or {"OMP_WAIT_POLICY": "PASSIVE"},

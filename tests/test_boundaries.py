@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNNERS = sorted((ROOT / "runners").rglob("*.py"))
 SWEEPER = sorted((ROOT / "sweeper").rglob("*.py"))
 OURS = {"hydra", "omegaconf", "pandas", "pyarrow", "rich", "sweeper"}
-PURE_ROOMS = ("sweeper.frontier", "sweeper.effects", "sweeper.estimates", "sweeper.designs")
+PURE_PACKAGES = ("sweeper.frontier", "sweeper.effects", "sweeper.estimates", "sweeper.designs")
 
 # A file of runners may import a library at module level where its path contains one of these words.
 NAMED_BY = {"torch": ("torch", "cuda", "transformers", "peft"), "transformers": ("transformers",), "peft": ("peft",)}
@@ -86,7 +86,7 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
 
 @pytest.mark.parametrize("package", ["runners", "sweeper"])
 def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
-    """Imports within functions count: what breaks a circle at import time leaves it in the design."""
+    """Imports within functions count: an import inside a function hides a circle but does not remove it."""
     imports = {name: modules_imported(name) for name in FILES if name.partition(".")[0] == package}
     TopologicalSorter(imports).prepare()  # CycleError shows the circle
 
@@ -102,10 +102,10 @@ def test_only_planning_imports_hydra(path: Path) -> None:
     assert path.parent.name == "planning" or not {"hydra", "omegaconf"} & set(imported(ast.parse(path.read_text())))
 
 
-@pytest.mark.parametrize("module", [name for name in FILES if name.startswith(PURE_ROOMS)])
+@pytest.mark.parametrize("module", [name for name in FILES if name.startswith(PURE_PACKAGES)])
 def test_what_computes_imports_nothing_that_shows_stores_or_runs(module: str) -> None:
-    rooms = {name.split(".")[1] for name in modules_imported(module) if name.count(".") > 1}
-    assert not rooms & {"views", "tables", "sweeping"}
+    packages = {name.split(".")[1] for name in modules_imported(module) if name.count(".") > 1}
+    assert not packages & {"views", "tables", "sweeping"}
 
 
 @pytest.mark.parametrize("module", [name for name in FILES if name.startswith("runners.meters")])

@@ -1,4 +1,4 @@
-"""The cards of conf/card: what a simulated card and a budget named after one are calculated against."""
+"""The cards of conf/card, which simulated devices and budgets named after a card use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KINDS: dict[str, type] = {
     "total_bytes": int,
     "context_bytes": int,
     "bandwidth_bytes_per_s": int,
-    "price_per_hour": type(None),  # nobody's price is assumed
+    "price_per_hour": type(None),  # no price is assumed
     "sources": dict,
 }
 SOURCED = {"total_bytes", "context_bytes", "bandwidth_bytes_per_s"}

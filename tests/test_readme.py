@@ -1,4 +1,4 @@
-"""The documents hold: their commands run, their links lead to files, and their tables are complete."""
+"""The commands of the documents run, their links lead to files, and their tables are complete."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_commands_of_the_page_on_effects_run_and_make_a_picture(tmp_path: Pa
 
 
 def test_every_sweep_of_the_readme_can_be_planned(tmp_path: Path) -> None:
-    """Also those that would measure for too long or need a GPU. A file of the reader's is not there."""
+    """Also those that would measure for too long or need a GPU, but not those that read a file of the user's."""
     commands = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
     planned = [line for line in commands if line.startswith("python -m sweeper ") and "mywork" not in line]
     sweeps = [line for line in planned if "=" in line.split()[3]]

@@ -23,7 +23,7 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`."""
+    """A change of an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`."""
 
     kind: str
     folder: AttemptFolder
@@ -34,7 +34,7 @@ class Event:
 @dataclass
 class _Lane:
     process: subprocess.Popen[bytes]
-    environment: tuple[object, ...]  # what the supervisor was started with and a template cannot change
+    environment: tuple[object, ...]  # properties of the supervisor that a template cannot change
     under_way: AttemptFolder | None = None
     unread: bytes = b""
 
@@ -178,7 +178,7 @@ class Local:
 
 
 def _environment(attempt: Attempt) -> tuple[object, ...]:
-    """What an attempt needs of a running supervisor; attempts with equal values can share one.
+    """The properties that a running supervisor needs for an attempt; attempts with equal values can share one.
 
     A cold attempt can use any. A warm one is a copy of its supervisor, which read its environment variables when it
     imported the libraries, and a template that imported another point's libraries too is not clean.

@@ -48,7 +48,7 @@ class CpuMeter:
 
     def _read(self) -> Reading:
         reading = read_status()
-        if not self.resets:  # it is no peak of a phase
+        if not self.resets:  # it is not the peak of a phase
             reading.peak.pop("resident", None)
         if self._tensors is not None and self._tensors.valid:
             reading.now["tensor"], reading.peak["tensor"] = self._tensors.live, self._tensors.peak
@@ -138,7 +138,7 @@ def _meminfo(field: str) -> int | None:
 
 
 def guard_reserve_bytes(available: int) -> int:
-    """The bytes that a cpu attempt without a budget leaves free, so that a refusal ends it and not the OOM killer."""
+    """The bytes that a cpu attempt without a budget leaves free: a refusal then ends it, not the OOM killer."""
     return max(512 * 2**20, available // 50)
 
 

@@ -1,4 +1,4 @@
-"""A device as NVIDIA's management library (nvidia-ml-py) has it: the driver, the processes on it, the bytes used.
+"""Reads a device through NVIDIA's management library (nvidia-ml-py): the driver, the processes, the bytes used.
 
 Without torch, for the supervisor. NVML numbers devices in its own order and ignores CUDA_VISIBLE_DEVICES, so a device
 is named by its UUID.

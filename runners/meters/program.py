@@ -5,7 +5,7 @@
                 mark, from which the ru_maxrss of a child starts: then the last sample before the end stands.
                 Several at once: the highest sum of their Pss (proc(5), smaps_rollup) in any sample, in which shared
                 pages count once. Peaks between two samples are not seen. The peak is the higher of the two.
-    used        What NVML counts as used on a device, by whichever process; the peak is the highest sample.
+    used        Used memory of a device according to NVML, of all processes; the peak is the highest sample.
     allocated   and reserved, requested, active: PyTorch's own counters, from what a hook reports when a Python process
                 of the tree ends (workloads/program_hook). The highest of several such processes counts, not the sum.
 

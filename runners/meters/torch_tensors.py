@@ -131,7 +131,7 @@ def _all_on_cpu(*arguments: Any) -> bool:
 
 
 def _compiled_graphs() -> int:
-    """How many graphs torch.compile has made in this process. Does not import it."""
+    """The number of graphs that torch.compile has made in this process. Does not import it."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", None)  # none yet where another thread is importing it
     return 0 if counters is None else int(counters["stats"].get("unique_graphs", 0))

@@ -1,7 +1,7 @@
 """Quantised weights for the key `quantize`: int8 and int4 by torchao, nf4 by bitsandbytes.
 
     int8    symmetric, one scale per row
-    int4    one scale and zero point per group of 128 weights; groups of 64 or 32 if a row is no multiple of 128
+    int4    one scale and zero point per group of 128 weights; groups of 64 or 32 if a row is not a multiple of 128
     nf4     one scale per block of 64 weights, itself quantised to 8 bits (QLoRA, arXiv:2305.14314)
 
 Only weights are quantised; products are computed in the point's dtype. All linear layers are quantised except the

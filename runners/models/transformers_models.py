@@ -391,7 +391,7 @@ def _fetch(model: Mapping[str, Any]) -> None:
         if not any(folder.glob(WEIGHTS)):
             _snapshot(model, local_files_only=False, patterns=[CONFIGURATION, OLDER_WEIGHTS])
     except LocalEntryNotFoundError as error:
-        raise Unavailable(f"model.path={path} is no local folder, and the hub cannot be reached: {error}") from error
+        raise Unavailable(f"model.path={path} is not a local folder, and the hub cannot be reached: {error}") from error
 
 
 def _folder(model: Mapping[str, Any]) -> Path:
@@ -400,7 +400,7 @@ def _folder(model: Mapping[str, Any]) -> Path:
 
 
 def _is_local(path: str) -> bool:
-    """Whether a path is a local folder: it exists, or it is no valid name of a hub repository."""
+    """Whether a path is a local folder: it exists, or it is not a valid name of a hub repository."""
     return Path(path).expanduser().is_dir() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path)
 
 

@@ -1,1 +1,1 @@
-"""Calculated attempts: the workload is traced without data, and the trace is replayed on an imitated allocator."""
+"""Calculated attempts: the workload is traced without data, and the trace is replayed on a simulated allocator."""

@@ -1,4 +1,4 @@
-"""An imitation of PyTorch's caching allocator for CUDA: the same sizes, segments and refusals, without a device.
+"""A simulation of PyTorch's caching allocator for CUDA: the same sizes, segments and refusals, without a device.
 
 It covers one device, eager mode and the common pool (PyTorch 2.13; c10/cuda/CUDACachingAllocator.cpp,
 c10/core/AllocatorConfig.h), without graph captures, private pools and tensors that several streams use:
@@ -10,7 +10,7 @@ c10/core/AllocatorConfig.h), without graph captures, private pools and tensors t
     segment     requested from the device when no block fits: 2 MiB for small sizes, 20 MiB below 10 MiB, else the size
                 rounded up to 2 MiB
     free        the block joins its free neighbours and stays reserved
-    refusal     unused cached segments are released, and the device is asked once more
+    refusal     unused cached segments are released, and the request is repeated once
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK = 512  # bytes; every size is a multiple
 SMALL = MIB  # the largest size of the small pool
 SMALL_SEGMENT = 2 * MIB
 OWN_SEGMENT = 10 * MIB  # from this size on, a segment is made for one block
-PAGE = 2 * MIB  # such a segment is a multiple, and so is what the device gives
+PAGE = 2 * MIB  # such a segment is a multiple, as is all memory that the device gives
 INTERVALS = 16  # of sizes, each twice as large as the one before: from 1 MiB to 64 GiB
 NOTHING = 0  # the handle of an allocation of 0 bytes
 
@@ -151,7 +151,7 @@ class Refused(Exception):
 
     def __init__(self, message: str, requested: int, free: int, allocated: int, reserved: int) -> None:
         super().__init__(message)
-        self.requested = requested  # bytes of the segment that the device was asked for, as in the message
+        self.requested = requested  # bytes of the requested segment, as in the message
         self.free = free
         self.allocated = allocated
         self.reserved = reserved
@@ -482,7 +482,7 @@ def _printed(size: int) -> str:
     return f"{size} bytes"
 
 
-class _Room(NamedTuple):
+class _AddressRange(NamedTuple):
     """A range of addresses."""
 
     address: int
@@ -510,7 +510,7 @@ class _Block:
         "stream",
     )
 
-    def __init__(self, address: int, size: int, stream: int, pool: _Pool, room: _Room | None = None) -> None:
+    def __init__(self, address: int, size: int, stream: int, pool: _Pool, room: _AddressRange | None = None) -> None:
         self.address = address
         self.size = size
         self.stream = stream
@@ -609,7 +609,7 @@ class _Device:
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
         self._taken = 0
-        self._vacant = [_Room(0x7F0000000000, 2**62)]
+        self._vacant = [_AddressRange(0x7F0000000000, 2**62)]
 
     def left(self) -> int | None:
         return None if self._capacity is None else max(0, self._capacity - self._taken)
@@ -624,16 +624,16 @@ class _Device:
     def give_back(self, size: int) -> None:
         self._taken -= -(-size // PAGE) * PAGE
 
-    def room(self, total: int, page: int) -> _Room:
+    def room(self, total: int, page: int) -> _AddressRange:
         """Addresses for an expandable segment: 9/8 of the card, and without a capacity those of 2**50 bytes."""
         total = max(total, self._capacity or 2**50)
         size = -(-(total + total // 8) // page) * page
-        return _Room(self.place(size), size)
+        return _AddressRange(self.place(size), size)
 
     def place(self, size: int) -> int:
         size = -(-size // PAGE) * PAGE
         index, vacant = next((index, room) for index, room in enumerate(self._vacant) if room.size >= size)
-        self._vacant[index] = _Room(vacant.address + size, vacant.size - size)
+        self._vacant[index] = _AddressRange(vacant.address + size, vacant.size - size)
         if vacant.size == size:
             del self._vacant[index]
         return vacant.address
@@ -646,4 +646,4 @@ class _Device:
         if index and self._vacant[index - 1].end == address:
             index -= 1
             address = self._vacant.pop(index).address
-        self._vacant.insert(index, _Room(address, end - address))
+        self._vacant.insert(index, _AddressRange(address, end - address))

@@ -13,7 +13,7 @@ ALIGNMENT = 64  # bytes, of tensors on a host: c10/core/alignment.h
 
 
 class Memory(Protocol):
-    """What a trace is replayed on. Sizes are in bytes; `allocate` returns a handle or raises Refused."""
+    """Memory that a trace is replayed on. Sizes are in bytes; `allocate` returns a handle or raises Refused."""
 
     @property
     def alloc_retries(self) -> int | None: ...

@@ -1,4 +1,4 @@
-"""Replay a trace on the imitated memory of a card or a host, which gives the journal's lines their counters."""
+"""Replays a trace on the simulated memory of a card or a host, to add the counters to the journal's lines."""
 
 from __future__ import annotations
 

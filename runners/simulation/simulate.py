@@ -1,4 +1,4 @@
-"""A calculated attempt: trace the point once without data, then replay the trace on the card's imitated allocator.
+"""A calculated attempt: trace the point once without data, then replay the trace on the card's simulated allocator.
 
 The trace has the lines of the workload's journal, each with its place among the events, and the events: allocations
 and frees of storages in order. The replay hands the events to the allocator and gives the lines its counters. The
@@ -25,11 +25,11 @@ from runners.simulation.trace import AllocationTrace, DescribeError, card_of, tr
 def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_error: DescribeError) -> None:
     """Write the journal of a calculated attempt. Raises ValueError for a measured attempt."""
     card = card_of(attempt)
-    path = Path(attempt.followed or os.devnull)
-    trace = AllocationTrace.read(path) if attempt.followed else None
+    path = Path(attempt.allocation_trace or os.devnull)
+    trace = AllocationTrace.read(path) if attempt.allocation_trace else None
     if trace is None:
         trace = trace_workload(attempt, workload, describe_error)
-        if attempt.followed and trace.lines[-1]["kind"] == "finished":  # a failure may not happen again
+        if attempt.allocation_trace and trace.lines[-1]["kind"] == "finished":  # a failure may not happen again
             trace.write(path)
     budget = attempt.point.get("budget")
     if budget is not None:

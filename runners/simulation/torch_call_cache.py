@@ -14,12 +14,12 @@ from torch.utils._pytree import tree_iter
 aten = torch.ops.aten
 
 IN_PLACE, NOTHING = "in place", "nothing"
-# These change a tensor's own shape or storage, so they run each time. Not all of them have the tag inplace_view.
+# These change a tensor's own shape or storage, so they always run. Not all of them have the tag inplace_view.
 RESHAPES = frozenset({aten.resize_, aten.resize_as_, aten.set_, aten.as_strided_, aten.detach_})
 
 
 class CachedCall(NamedTuple):
-    """What an operator does for arguments of certain shapes. `made` has the shapes of its results; None for views."""
+    """A cached call for arguments of certain shapes. `made` has the shapes of the results; None for views."""
 
     made: Any
     uses_workspace: bool
@@ -27,7 +27,7 @@ class CachedCall(NamedTuple):
 
 
 def signature_of(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the shapes of the results depend on; None if an argument is a tensor with data, whose values may count."""
+    """The key that the shapes of the results depend on; None if an argument is a tensor with data, which may count."""
     try:
         return func, _described(args), _described(tuple(kwargs.items())) if kwargs else None
     except (ValueError, TypeError):

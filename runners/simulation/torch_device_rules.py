@@ -1,4 +1,4 @@
-"""How devices differ from tensors without data: the kernels that they choose, and what autocast casts.
+"""The differences of devices from tensors without data: the kernels that they choose, and the casts of autocast.
 
 Each rule is a context manager that is entered while a workload is traced.
 """
@@ -27,7 +27,7 @@ COMPOSITE = functional.scaled_dot_product_attention
 class CpuRules:
     """The rules of a CPU: one attention kernel, and optimizers that update one tensor at a time.
 
-    There are no temporaries, since `tensor` is measured without them too (meters/torch_tensors.py).
+    There are no temporaries, since a measured `tensor` does not include them either (meters/torch_tensors.py).
     """
 
     host_counts = True

@@ -1,7 +1,7 @@
 """Trace a workload on tensors without data: which bytes it allocates and frees, in which order.
 
-A storage that an operator returns is one event when it is allocated and one when its last tensor is freed, whatever
-views share it. The device's rules add the temporaries of kernels and the workspace of the first matrix product.
+A storage that an operator returns is one event when it is allocated and one when its last tensor is freed; views
+are no events. The device's rules add the temporaries of kernels and the workspace of the first matrix product.
 Nothing is computed, except whole numbers that depend on whole numbers only (positions, masks, lengths) and single
 numbers likewise (the scale of a loss), which libraries read to decide what to do next.
 
@@ -40,7 +40,7 @@ aten = torch.ops.aten
 
 
 class Rules(Protocol):
-    """How a device differs from tensors without data."""
+    """The differences of a device from tensors without data."""
 
     host_counts: bool  # whether tensors in host memory count: only on a CPU
 
@@ -49,7 +49,7 @@ class Rules(Protocol):
         ...
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
-        """Bytes of each buffer that the kernel holds at its peak, beside its results, and frees when it ends."""
+        """Bytes of each buffer that the kernel holds at its peak in addition to its results, and frees when it ends."""
         ...
 
     def uses_workspace(self, operator: Any) -> bool:
@@ -66,7 +66,7 @@ class MetaTracer(UnseenByDynamo):
     def __init__(self, rules: Rules) -> None:
         super().__init__()
         self.events = array("q")
-        self.failure: str | None = None  # why the events are worthless from some point on: what could not be traced
+        self.failure: str | None = None  # what could not be traced: the events are worthless from there on
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0

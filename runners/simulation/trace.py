@@ -25,7 +25,7 @@ DescribeError = Callable[[BaseException], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class AllocationTrace:
-    """What a point does on every card of an architecture."""
+    """The allocations of a point, the same on every card of an architecture."""
 
     lines: list[dict[str, Any]]  # of the journal, each with its EVENT
     events: array[int]  # as MetaTracer.events

@@ -61,7 +61,7 @@ def filled(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
 def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any]:
     """Run the program to its end, as one phase. Raises ProgramFailed."""
     values, device = attempt.point.values, attempt.device
-    trace.missing = "a program of its own is not followed"
+    trace.missing = "a program of its own is not traced"
     budget = Budget(attempt)
     if not device.is_cpu and values.get("budget") is not None:
         raise Unavailable("budget: the allocator of a program of its own cannot be limited from outside")

@@ -26,7 +26,7 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
 def prepare(values: Mapping[str, Any], device: str) -> None:
     """Import the user's function and check its arguments.
 
-    Raises TypeError for arguments that do not fit, and whatever the import raises.
+    Raises TypeError for arguments that do not fit, and any exception of the import.
     """
     target = values["workload"]["target"]
     called = find(target)

@@ -1,1 +1,1 @@
-"""Which points are run, and in which order: generators that yield points and are sent answers."""
+"""Designs decide which points run, and in which order: generators that yield points and receive answers."""

@@ -1,4 +1,4 @@
-"""What a design and a sweep exchange.
+"""The values that a design and a sweep exchange.
 
 A design is a generator without I/O. It yields batches of points and is sent the answers to them in the same order. For
 points that are planned for later, the answers are those of earlier runs, or None. Each device has a design of its own.
@@ -17,7 +17,7 @@ from sweeper.plan import PlannedPoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a design needs of an outcome. A batch keeps one for each point: 0.2 KiB, and 7 KiB for a whole outcome."""
+    """The part of an outcome that a design needs. A batch keeps one per point: 0.2 KiB, not 7 KiB for the outcome."""
 
     status: Status
     fits: bool | None
@@ -46,7 +46,7 @@ def answer(outcome: Outcome) -> Answer:
 class CalculatedPeaks:
     """Peaks of the same points on a calculated device, for the design of a device that measures them afterwards."""
 
-    repeats_exactly: bool = False  # the design's own device is a calculated one: nothing needs to be confirmed
+    repeats_exactly: bool = False  # the design's own device is calculated: nothing needs to be confirmed
     comes_first: bool = False  # the design waits for the peaks
     total_bytes: int | None = None  # the memory of the device that measures
     peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # in bytes, without a limit; by the point's id

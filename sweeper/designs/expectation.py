@@ -1,4 +1,4 @@
-"""How likely each point fits, before it is run. Pure."""
+"""The probability that each point fits, before it is run. Pure."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Form = Sequence[tuple[str, int]]  # dimensions and their exponents
 
 PREDICTOR_ERROR = 0.03  # relative, one deviation: published predictors reach 1-3 %
 FIT_ERROR = 0.05
-TOO_UNSURE = 0.25  # from this error on an expectation is worse than none
-NOISE = 0.006  # of a peak around the memory model
+TOO_UNSURE = 0.25  # above this error an expectation is worse than none
+NOISE = 0.006  # relative error of a peak around the memory model
 SHORT = 64  # levels up to which the search compares every open point; on a longer dimension only the promising ones
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an attempt ended: whether the point fits (None: undecided), and the peak of the counter that decides."""
+    """The result of an attempt: whether the point fits (None: undecided), and the peak of the deciding counter."""
 
     fits: bool | None
     peak_bytes: int | None = None
@@ -35,7 +35,7 @@ class Verdict:
 
 
 class Expectation:
-    """How likely each point fits, from the more accurate of two sources so far: a predictor and a fit.
+    """The probability that each point fits, from the source that was more accurate so far: a predictor or a fit.
 
     The predictor is scaled by the median ratio of measured to predicted bytes. The fit gives the costs of a memory
     model. It uses the measured peaks and, with a small weight, the predictions for the whole lattice, which averages
@@ -158,7 +158,7 @@ class Expectation:
 
 
 def interpolated(dimensions: Mapping[str, Sequence[Number]], known: Sequence[tuple[LatticePoint, float]]) -> Predictor:
-    """A predictor that knows the bytes of some points, and fits costs to them for all others."""
+    """A predictor that has the bytes of some points, and fits costs to them for all others."""
     forms = _forms(dimensions)
     parts = [_parts(point, forms) for point, _ in known]
     costs = _equations(len(forms), parts, [total for _, total in known]).nonnegative()

@@ -19,7 +19,7 @@ from sweeper.frontier.evidence import GROWING
 from sweeper.interval import Interval
 from sweeper.plan import Dimension, Plan, PlannedPoint
 
-# Statuses whose cause can lie outside the point, which is tried once more. An error or a timeout would repeat.
+# Statuses with possible causes outside the point, which is tried once more. An error or a timeout would repeat.
 RETRIED = (Status.KILLED, Status.CRASHED, Status.LOST)
 
 Known = Mapping[str, tuple[Point, Answer]]  # answers of earlier runs, by the point's id
@@ -28,9 +28,9 @@ Known = Mapping[str, tuple[Point, Answer]]  # answers of earlier runs, by the po
 def frontier(plan: Plan, calculated: CalculatedPeaks = NOTHING, earlier: Sequence[Point] = ()) -> Design:
     """One search for each combination of the keys that are not searched. Raises Mistake if a key cannot be searched.
 
-    The searches run in step, so that each batch has a point of every search. A point whose end is implied is not run,
-    and names the attempt that implies it. `calculated`: peaks of the same points, where the searches begin to look.
-    `earlier`: points that the run has attempted before; a search of an interval recalls those on its lattice.
+    Every batch has one point of each search. A point whose outcome is implied is not run, and names the attempt that
+    implies it. `calculated`: peaks of the same points, at which the searches start. `earlier`: points that the run has
+    attempted before; a search of an interval recalls those on its lattice.
     """
     searched = [dimension for dimension in plan.dimensions if grows(dimension)]
     others = [dimension for dimension in plan.dimensions if dimension not in searched]
@@ -175,7 +175,7 @@ class PointSearch:
             self._attempts[canonical(at)] = Attempt(point=point, device=answer.device, number=answer.attempt).name
 
     def _limit(self, answer: Answer) -> int | None:
-        """What the deciding counter may reach on this device, in bytes."""
+        """The limit of the deciding counter on this device, in bytes."""
         if answer.budget_bytes is not None:
             return answer.budget_bytes
         return next((device.total_bytes for device in self._plan.devices if device.name == answer.device.name), None)

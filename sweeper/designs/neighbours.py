@@ -20,7 +20,7 @@ class Neighbours:
         self._earlier: dict[str, list[str]] = {}  # point id -> its value in each dimension
 
     def of(self, choice: Choice, nth: int = 1) -> PlannedPoint:
-        """The point of a choice and its nearest earlier point, which only the first attempt at a point has."""
+        """The point of a choice, with its nearest earlier point if this is the first attempt at it."""
         point = self._plan.settle(choice)
         if point.id in self._earlier:
             return PlannedPoint(point=point, nth=nth)

@@ -22,14 +22,14 @@ from sweeper.frontier.evidence import Evidence, covers
 from sweeper.interval import Interval
 from sweeper.objective import TOKENS, Number, Objective
 
-Bounds = Sequence[tuple[int, int]]  # of each column: the highest level that fits and the lowest that does not
+Bounds = Sequence[tuple[int, int]]  # by column: the highest level that fits and the lowest that does not
 Mass = Callable[[int, int], float]  # how much of a column lies up to a level
 
-UNSURE = 0.05  # from here on a point must help either way: 16 x 16 with 30 % took 34.2 attempts otherwise, not 25.6
-CERTAINTY = 0.98  # no expectation is trusted further
+UNSURE = 0.05  # above this, a pass and a failure must both help: else 16 x 16 with 30 % took 34.2 attempts, not 25.6
+CERTAINTY = 0.98  # beyond this, no expectation is used
 DIGITS = 9  # of a point's value: rounding errors, which depend on the build of LAPACK, must not decide between ties
 IN_A_ROW = 3  # undecided attempts in a row above other undecided points: not an accident, and the search stops there
-AFTER_A_CONTRADICTION = 64  # attempts at what a withdrawn inference had decided; the rest stays unknown
+AFTER_A_CONTRADICTION = 64  # attempts at points that a withdrawn inference had decided; the others stay unknown
 
 
 class NextAttempt(NamedTuple):
@@ -38,7 +38,7 @@ class NextAttempt(NamedTuple):
 
 
 class LatticeSearch:
-    """One search: `next_attempt` names the point to run, `record` takes how it ended, `evidence` has what is known.
+    """One search: `next_attempt` names the point to run, `record` takes its verdict, `evidence` has the conclusions.
 
     `limit_bytes` and the peaks in the verdicts belong to the counter that decides whether a point fits. `confirm`:
     `edge` repeats the largest point and the failures next to it, `all` the whole edge, `none` nothing. Raises Mistake
@@ -97,7 +97,7 @@ class LatticeSearch:
         self._learn(self.lattice.cell(point), verdict)
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Set what the deciding counter may reach, if it was not known before something had run."""
+        """Set the limit of the deciding counter, if it was unknown before the first attempt."""
         self._expected.set_limit(limit_bytes)
 
     def implied(self) -> Iterator[tuple[LatticePoint, LatticePoint]]:
@@ -138,7 +138,7 @@ class LatticeSearch:
 
     @property
     def evidence(self) -> Evidence:
-        """What the verdicts so far imply, with the levels of a point as its values (see `Lattice.place`)."""
+        """The conclusions from the verdicts so far. The values of a point are its levels (see `Lattice.place`)."""
         if self._evidence is None:
             places = {cell: self.lattice.place(cell) for cell in self._fits}
             self._evidence = Evidence(
@@ -148,7 +148,7 @@ class LatticeSearch:
         return self._evidence
 
     def _bounds(self) -> tuple[list[int], list[int]]:
-        """Of each column, the highest level that is implied to fit and the lowest that is implied to fail."""
+        """The highest level of each column that is implied to fit, and the lowest that is implied to fail."""
         axis, above = len(self.lattice.others), len(self.lattice.levels)
         bounds = [self.evidence.bounds(axis, column) for column in self.lattice.columns]
         lowest = [-1 if fits is None else int(fits) for fits, _ in bounds]
@@ -156,7 +156,7 @@ class LatticeSearch:
 
     @property
     def undecided(self) -> list[Cell]:
-        """The points that were run, and of which no attempt decided whether they fit."""
+        """The points that were run, but that no attempt decided."""
         return [cell for cell in self.verdicts if cell not in self._fits and cell not in self.flaky]
 
     @property
@@ -178,7 +178,7 @@ class LatticeSearch:
         """For each column the level above which points are tried last: two smaller or equal ones are undecided.
 
         Something other than memory ends there, such as a kernel's limit or the model's positions. A single undecided
-        point can be an accident, and one below a decided point is no limit: the search goes round both.
+        point can be an accident, and one below a decided point is not a limit: the search continues beyond both.
         """
         place = self.lattice.place
         decided = [place(cell) for cell in self._fits]
@@ -262,7 +262,7 @@ class LatticeSearch:
         return len(self.lattice.levels) > SHORT
 
     def _mass(self) -> Mass:
-        """How much of a column lies up to a level: points or, on a long dimension, the chance of its edge."""
+        """The share of a column up to a level: points or, on a long dimension, the probability of its edge."""
         levels = self.lattice.levels
         prior = _logarithmic(levels) if isinstance(levels, Interval) else _even(len(levels))
         if self._expected.source is None:
@@ -311,7 +311,7 @@ class LatticeSearch:
         return sorted(ties, key=ranks.__getitem__, reverse=True)
 
     def _to_confirm(self) -> Iterable[Cell]:
-        """The points on which the answer rests, as far as `confirm` covers them."""
+        """The points that the result depends on, as far as `confirm` covers them."""
         if self._confirm == "none":
             return ()
         failing, largest = self._cells(self.evidence.smallest_failing), self._largest()

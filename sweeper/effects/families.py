@@ -31,9 +31,9 @@ from sweeper.plan import typed
 from sweeper.rows import Row
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
-# A phase takes over the peak by more than this: resident memory repeats to 0.3-1.7 MiB at best.
+# A phase takes over the peak if it exceeds it by more: resident memory repeats to 0.3-1.7 MiB at best.
 UNSTEADY = {"resident": 2 * 2**20}
-FARTHEST = 8  # how far fits are followed, in largest measured sizes: they were tested at 1.2 to 9 times it
+FARTHEST = 8  # fits are extrapolated up to this multiple of the largest measured size; tested at 1.2 to 9
 SIZE = ("batch", "context")
 
 NEEDS = (
@@ -89,7 +89,7 @@ def dimensions_of(points: Sequence[Row]) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    return json.dumps(value)  # tells 1, true and 1.0 apart
+    return json.dumps(value)  # keeps 1, true and 1.0 distinct
 
 
 def _following(key: str, configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -305,7 +305,7 @@ class Family:
 
     @cached_property
     def fits(self) -> dict[PhaseKey, MemoryFit | NotFitted]:
-        # The attention that the layers call: a model that has no other kind is eager whatever the key requests.
+        # The attention that the layers call: a model without another kind is eager even if the key requests one.
         used = (row["attention_used"] or self.config.get("attention") or "" for row in self.passed.values())
         eager = any("eager" in attention for attention in used)
         return {phase: fit_memory(of, eager) for phase, of in self.peaks.items()}
@@ -501,8 +501,8 @@ def families(points: Sequence[Row], phases: Iterable[Row]) -> list[Family]:
 def _fitted_counters(device: Device) -> tuple[str, ...]:
     """The counters that costs are fitted to, the most useful first.
 
-    On cpu `tensor` is exact and holds nothing but the workload; `resident` is the nearest to what a budget limits. On a
-    GPU `reserved` would follow `allocated` in jumps.
+    On cpu `tensor` is exact and holds nothing but the workload; `resident` is nearest to the limit of a budget. On a
+    GPU `reserved` grows in jumps.
     """
     return ("tensor", "resident") if device.is_cpu else (device.deciding_counter,)
 

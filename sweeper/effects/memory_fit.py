@@ -88,7 +88,7 @@ class MemoryFit:
 
     @property
     def is_exact_by_count(self) -> bool:
-        """Whether there are no more points than terms: residuals are then zero whatever the truth is."""
+        """Whether there are no more points than terms: residuals are then zero, even if the form is wrong."""
         return len(self.peaks) <= len(self.costs)
 
     def _bytes(self, size: Size) -> float:

@@ -61,7 +61,7 @@ def logits(values: Mapping[str, Any]) -> list[MemoryTerm]:
     )  # fmt: skip
     kept = _of_logits(
         "log_softmax", rows, vocabulary, FLOAT32,
-        "float32 whatever type the model computes in; alive from the loss until its backward pass", FROM_LOSS,
+        "float32 for any dtype of the model; alive from the loss until its backward pass", FROM_LOSS,
         ("loss", "backward"),
     )  # fmt: skip
     gradients = _of_logits(

@@ -1,7 +1,7 @@
 """Whether a card has room to run, to train or to adapt a model, given its number of parameters and their width.
 
 `estimate parameters=8e9 bits=16 card=rtx-4090` needs no configuration, model, Hydra or torch. The figures are exact
-integers of stated assumptions. A verdict is about its terms only; everything else is listed under `not included`.
+integers of stated assumptions. A verdict covers its terms only; everything else is listed under `not included`.
 
     run      the weights
     train    weights, gradients and Adam's two moments, all of the requested width, and also with float32 weights
@@ -77,7 +77,7 @@ def check_card(
 
 
 class Need(NamedTuple):
-    """What a use takes, and its verdicts if that fits and if it does not."""
+    """The bytes that a use takes, and its verdicts if they fit and if they do not."""
 
     use: str
     bytes: int

@@ -33,7 +33,7 @@ NEEDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """The peak of one counter on one device, in bytes. `note` qualifies a figure that is no plain peak."""
+    """The peak of one counter on one device, in bytes. `note` qualifies a figure that is not a plain peak."""
 
     kind: str
     device: str | None

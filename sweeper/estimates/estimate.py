@@ -84,7 +84,7 @@ def _terms_of(values: Values) -> Sequence[tuple[str, Callable[[Values], Sequence
 
 
 def _unknown_workload(values: Values) -> list[MemoryTerm]:
-    raise NoClosedForm(f"only the code of workload={name_of(values.get('workload'))} knows what it builds")
+    raise NoClosedForm(f"workload={name_of(values.get('workload'))} runs code without closed forms")
 
 
 ALWAYS = {"forward": ("forward",), "train": ("forward", "loss", "backward", "step"), "generate": ("decode",)}

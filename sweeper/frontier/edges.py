@@ -1,9 +1,9 @@
 """The edge between what fits and what does not: rows of points.parquet in, rows of frontier.parquet out. Pure.
 
-Points that differ only in keys of which more never takes less memory form a group; any other difference starts another
-group. The edge of a group is the points that fit and have no larger one that fits, and the points that fail and have no
-smaller one that fails. Only `fits` counts: an error or a timeout is not a limit of memory, and a point that passes only
-sometimes does not fit.
+Points that differ only in keys whose larger values never take less memory form a group; any other difference starts
+another group. The edge of a group is the points that fit and have no larger one that fits, and the points that fail and
+have no smaller one that fails. Only `fits` counts: an error or a timeout is not a limit of memory, and a point that
+passes only sometimes does not fit.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class FrontierGroup:
         return {at: reason for at, row in rows if (reason := self._reason(row)) is not None}
 
     def _reason(self, row: Row) -> Row | None:
-        """The row that says why this one does not fit: itself if it was tried, or the failure that implies it."""
+        """The row with the reason why this one does not fit: itself if it was tried, or the failure that implies it."""
         if row["status"] in TRIED:
             return row
         implied_by = (row.get("skipped_because") or "").rpartition("/")[2].partition(".")[0]
@@ -280,7 +280,7 @@ LIMITS = ("memory", "host_memory", "other")
 
 
 def limit_of(row: Row) -> str:
-    """What stopped an attempt that failed or was undecided, or that fits only sometimes."""
+    """The limit that stopped an attempt which failed, was undecided or fits only sometimes."""
     if row["fits"] is not None:
         return "memory"
     if row["status"] in NO_MEMORY:

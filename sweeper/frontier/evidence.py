@@ -1,4 +1,4 @@
-"""What measured points imply about others, given that more of every dimension never takes less memory. Pure.
+"""Conclusions from measured points about others, assuming that memory never decreases along a dimension. Pure.
 
 A point that fits implies that everything smaller fits, and a point that fails implies that everything larger fails.
 The search, the edges of a table and the count of open values all draw their conclusions here.
@@ -14,8 +14,8 @@ from operator import ge, neg
 
 At = tuple[float, ...]  # the value of a point in each dimension, or its place among the values
 
-# Keys, by the last part of their name, of which more never takes less memory. The direction of any other key (warmup, a
-# loop's length, a parameter of a custom workload) is unknown; searching along it would hide its effect.
+# Keys, by the last part of their name, whose larger values never take less memory. For any other key (warmup, a
+# loop's length, a parameter of a custom workload) this is unknown; searching along it would hide its effect.
 GROWING = frozenset(
     (
         *("batch", "context", "new_tokens", "prompt_tokens", "sequences", "concurrency"),
@@ -102,7 +102,7 @@ class Evidence:
 
 
 class Staircase:
-    """Points, and the largest of them: those that no other one covers."""
+    """Points, and the largest of them, which no other one covers."""
 
     def __init__(self, points: Iterable[At]) -> None:
         self._all = list(points)  # in the order in which they were measured
@@ -168,7 +168,7 @@ def covers(larger: At, smaller: At) -> bool:
 def maximal(points: Iterable[At]) -> list[At]:
     """The points that no other one covers, in descending order."""
     found: list[At] = []
-    for at in sorted(set(points), reverse=True):  # whatever covers a point comes before it
+    for at in sorted(set(points), reverse=True):  # points that cover a point come before it
         # In two dimensions the last one found has the highest second value of all before it.
         rivals = found[-1:] if len(at) <= 2 else found
         if not any(covers(other, at) for other in rivals):

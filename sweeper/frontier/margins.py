@@ -16,7 +16,7 @@ from runners.point import canonical
 from sweeper.rows import Row
 from sweeper.units import format_bytes
 
-# The terms that rows of the same run can give, by name. `unseen`: what a calculated peak has beyond the measured one.
+# The terms that rows of the same run can give, by name. `unseen`: a calculated peak less the measured one.
 OF_MEASURED = ("spread", "evaluation", "export", "longest_input", "others")
 OF_CALCULATED = ("evaluation", "export", "longest_input", "unseen")
 WORDS = {MEASURED: OF_MEASURED, CALCULATED: OF_CALCULATED}
@@ -113,7 +113,7 @@ class Margin:
             return MarginTerm(name=name, bytes=value, source="assumed")
         if name == "spread":
             return MarginTerm(name=name, bytes=_spread(self.rows, counter), source=MEASURED)
-        # A calculated device has no measured terms, whatever was requested.
+        # A calculated device has no measured terms, even if they were requested.
         source = CALCULATED if row["kind"] == CALCULATED else value
         if name == "others":
             held = counter == "peak_used_bytes"  # the driver counts the memory of all processes
@@ -142,7 +142,7 @@ def _unseen(row: Row, calculated: Row) -> int | None:
 
 
 def _longest_input(row: Row, counter: str, source: str, context: RunContext) -> MarginTerm:
-    """How much more the same point takes with the longest input that was measured."""
+    """The additional bytes of the same point with the longest input that was measured."""
     name = "longest_input"
     longer = [each for each in context.on_same_device(row, "inputs", "context") if _inputs(each) in LONG]
     for each in sorted(longer, key=lambda each: each["context"], reverse=True):
@@ -158,7 +158,7 @@ def _longest_input(row: Row, counter: str, source: str, context: RunContext) -> 
 
 
 def _after_training(phase: str, row: Row, counter: str, source: str, context: RunContext) -> MarginTerm:
-    """How much more a phase takes than the training before it: at this point, or at the same point with the phase."""
+    """The bytes of a phase beyond the training before it: at this point, or at the same point with the phase."""
     mine = _beyond(row, phase, counter, source)
     if mine is not None:
         return MarginTerm(name=phase, bytes=mine, source=source, in_peak=True)
@@ -204,7 +204,7 @@ def as_json(terms: Sequence[MarginTerm]) -> str:
 
 
 def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
-    """What the margin does not cover: what the workload did not do and no term gives."""
+    """Uses of memory that the margin does not cover: not part of the workload, and without a term."""
     config = json.loads(row["config"])
     workload, inputs = config.get("workload") or {}, config.get("inputs") or {}
     known = {term.name: term for term in terms if term.bytes is not None}
@@ -213,7 +213,7 @@ def outside(row: Row, terms: Sequence[MarginTerm]) -> list[str]:
     if upto is not None and inputs.get("name") != LONGEST:
         found.append(f"inputs longer than {upto}")
     if not device_named(row["device"]).is_host:
-        found.append("what others put on the device later")
+        found.append("memory that other processes allocate later")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Planned points that no attempt decided and nothing implies. Those of an interval are counted without listing them."""
+"""Planned points that are neither decided nor implied. Those of an interval are counted without listing them."""
 
 from __future__ import annotations
 

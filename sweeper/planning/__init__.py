@@ -1,1 +1,1 @@
-"""From typed words and configuration files to a plan. The only package that knows Hydra."""
+"""Turns a command line and configuration files into a plan. The only package that imports Hydra."""

@@ -17,7 +17,7 @@ from sweeper.errors import Mistake, did_you_mean
 SHOWS = ("version", "help", "hydra_help", "cfg", "info", "shell_completion")
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
-SIZES = ("batch", "context")  # what --at takes
+SIZES = ("batch", "context")  # the keys of --at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class CommandLine:
 
     @property
     def shows(self) -> bool:
-        """Whether a flag asks only to show something, so that nothing is planned or read."""
+        """Whether a flag only shows something, so that nothing is planned or read."""
         return any(getattr(self.flags, name, None) for name in SHOWS)
 
     @property

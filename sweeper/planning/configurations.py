@@ -1,4 +1,4 @@
-"""How one value per dimension becomes a point: a composition for each choice of groups, then updates of single keys.
+"""Makes a point from one value per dimension: a composition for each choice of groups, then updates of single keys.
 
 A composition takes 50 ms, an update of its plain copy 0.4 ms, and both give what Hydra itself would compose.
 """
@@ -28,7 +28,7 @@ class _Base:
     """
 
     config: DictConfig
-    plain: dict[str, Any] | None  # None if a value refers to another key
+    plain: dict[str, Any] | None  # None where a value refers to another key
     converted: dict[str, Any] = field(default_factory=dict)  # `key=value` -> the value after an update of the config
 
 

@@ -28,7 +28,7 @@ ALLOCATOR_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
 )  # in the order torch reads them
 
-Answer = Callable[[], Mapping[str, Any]]  # gives what runners.probe reports about devices
+Answer = Callable[[], Mapping[str, Any]]  # returns the report of runners.probe about devices
 
 
 def gpu_driver() -> bool:

@@ -1,4 +1,4 @@
-"""What an experiment file sweeps: the lists under `grid:`, or the points under `points:`."""
+"""The values that an experiment file sweeps: the lists under `grid:`, or the points under `points:`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Hydra shows instead of a sweep: --help, --cfg, --info and what a shell completes."""
+"""Flags that make Hydra print something instead of a sweep: --help, --cfg, --info and shell completion."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _override(key: str, found: Typed) -> str:
     prefix = "++" if key.startswith((PARAMS, REFERENCE)) else "+" if key in found.added else ""
     value = found.fixed[key]
     if (CONF / key).is_dir() and isinstance(value, (int, float)):
-        value = typed(value)  # an option whose name reads as a number
+        value = typed(value)  # an option with a name like a number
     return f"{prefix}{key}={_in_hydras_grammar(value)}"
 
 

@@ -186,7 +186,7 @@ def _check_objective(objective: Objective, points: Sequence[Point]) -> None:
             raise Mistake(f"objective={objective}: no point has {key}; name tokens, or keys such as batch and context")
         for value in values:
             if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise Mistake(f"objective={objective}: {key} is {typed(value)}, which is no number")
+                raise Mistake(f"objective={objective}: {key} is {typed(value)}, which is not a number")
 
 
 def _check_references(reference: Mapping[str, Any], plan: Plan) -> None:

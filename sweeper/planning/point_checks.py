@@ -1,4 +1,4 @@
-"""How the values of one composed configuration settle into a point, or are refused."""
+"""Settles the values of one composed configuration into a point, or refuses them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ DTYPE_ALIASES = {
     "half": "float16", "fp16": "float16", "f16": "float16", "bf16": "bfloat16",
     "float": "float32", "fp32": "float32", "f32": "float32", "double": "float64", "fp64": "float64", "f64": "float64",
 }  # fmt: skip
-MINIMUM_BUDGET_BYTES = 2**20  # a smaller one was meant in another unit
+MINIMUM_BUDGET_BYTES = 2**20  # a smaller number was probably meant in another unit
 # Where a model's configuration has its number of positions; the first key that is present counts.
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
-# What a user's function receives by name besides `phase` and its params, as far as it accepts them.
+# Arguments that a user's function receives by name besides `phase` and its params, if it accepts them.
 CALLED_WITH = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 
 
@@ -57,7 +57,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the values of a point are checked against in addition to the schema."""
+    """The conditions that a point has to meet in addition to the schema."""
 
     swept: Collection[str]  # keys with more than one value
     signature: Callable[[str, str], Signature]  # (key, target) -> that function's; raises Mistake
@@ -136,7 +136,7 @@ def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _quality(values: Mapping[str, Any], uses: Collection[str], rules: Rules) -> str | None:
-    """The user's metric, checked. What its result is compared with belongs to the run (quality.RUN_KEYS)."""
+    """The user's metric, checked. The settings of its comparison are keys of the run (quality.RUN_KEYS)."""
     target: str | None = values["quality"]["target"]
     if target is None:
         return None

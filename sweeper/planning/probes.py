@@ -1,4 +1,4 @@
-"""Asks the measured interpreter what only it knows: its devices, and the signature of a user's function.
+"""Queries the measured interpreter for its devices and for the signature of a user's function.
 
 A probe takes as long as importing torch or the user's module, so it is started before Hydra composes.
 """
@@ -20,12 +20,12 @@ from sweeper.planning import devices
 from sweeper.planning.point_checks import Signature
 from sweeper.planning.run_keys import interpreter
 
-TIMEOUT_SECONDS = 120  # a hanging driver never answers; the slowest `import torch` seen took 40 seconds
+TIMEOUT_SECONDS = 120  # a driver can hang; the slowest `import torch` seen took 40 seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A running probe and its question."""
+    """A running probe, with what it was started to report."""
 
     process: subprocess.Popen[str]
     python: str
@@ -34,7 +34,7 @@ class Probe:
 
 
 class Probes:
-    """Starts a probe for each question once. Those still running at the end are killed."""
+    """Starts each probe once. Those still running at the end are killed."""
 
     def __init__(self) -> None:
         self._started: list[Probe] = []
@@ -105,7 +105,7 @@ def _wait(probe: Probe) -> Mapping[str, Any]:
         out, errors = probe.process.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
         what = probe.target or "its devices"
-        raise Mistake(f"python={probe.python}: no answer about {what} in {TIMEOUT_SECONDS} seconds") from None
+        raise Mistake(f"python={probe.python}: no report on {what} within {TIMEOUT_SECONDS} seconds") from None
     for line in reversed(out.splitlines()):
         with suppress(ValueError):
             answer = json.loads(line)

@@ -1,4 +1,4 @@
-"""How the keys of a run are checked and become RunKeys."""
+"""Checks the keys of a run and converts them to RunKeys."""
 
 from __future__ import annotations
 

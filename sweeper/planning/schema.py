@@ -63,7 +63,7 @@ WORKLOAD_KEYS = (
     "model", "inputs", "dtype", "attention", "quantize", "batch", "context", "warmup", "repeats", "seed", "cache",
     "quality",
 )  # fmt: skip
-# What a workload's file declares about its keys. These are no keys themselves and are not part of a point.
+# What a workload's file declares about its keys. These are not keys themselves and not part of a point.
 WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
 NULLABLE = ("attention",)  # null is the library's own choice
 RUN_KEYS = (
@@ -87,7 +87,7 @@ CHOICES = {
 MINIMUM = {
     "batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0, "repeat_points": 1,
 }  # fmt: skip
-MAXIMUM = 2**63 - 1  # of an int64 column
+MAXIMUM = 2**63 - 1  # the largest int64
 TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
 

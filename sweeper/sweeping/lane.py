@@ -20,7 +20,7 @@ class Lane:
     batch: list[PlannedPoint] = field(default_factory=list)
     answers: list[Answer | None] = field(default_factory=list)  # to the batch's points, in the same order
     running: Attempt | None = None
-    seat: str = ""  # the engine's lane of the running attempt: the device's own, or a shared one if it is calculated
+    engine_lane: str = ""  # of the running attempt: the device's own, or a shared one if it is calculated
     forked: set[str] = field(default_factory=set)  # points that have an attempt forked from the present template
     same_error: list[tuple[str | None, str | None]] | None = field(default_factory=list)  # None: they differed
     done: bool = False
@@ -31,7 +31,7 @@ class Lane:
         return self.batch[len(self.answers)] if len(self.answers) < len(self.batch) else None
 
     def gives_up(self, outcome: Outcome, limit: int) -> bool:
-        """Note a new outcome. Whether the lane's first `limit` outcomes are all the same error; 0 is no limit.
+        """Note a new outcome. Whether the lane's first `limit` outcomes are all the same error; 0 means no limit.
 
         Outcomes that depend on memory or on the device (oom, timeout, unavailable) do not count.
         """

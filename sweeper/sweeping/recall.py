@@ -1,4 +1,4 @@
-"""Whether what an earlier sweep measured can stand for what would be measured now."""
+"""Decides whether a sweep can reuse an earlier attempt instead of measuring again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESCRIPTIVE = ("sources", "price_per_hour", "bandwidth_bytes_per_s")  # keys of 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What has to be unchanged for an outcome to be recalled, as it is now."""
+    """The present state of everything that has to be unchanged for an outcome to be recalled."""
 
     identity: Mapping[str, str | None]  # versions and settings by name
     code: Mapping[str, str | None]  # hash of the code of a workload, by runners.fingerprint.code_names in JSON
@@ -89,14 +89,14 @@ def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device
         was[what], present[what] = code, now.code.get(canonical(names))
     for what, value in was.items():
         if value != present.get(what):
-            return f"{what} was {_in_words(value)} when it was measured, and is {_in_words(present.get(what))} now"
+            return f"{what} was {_as_text(value)} when it was measured, and is {_as_text(present.get(what))} now"
     return None
 
 
 def _card(card: Card) -> dict[str, Any]:
-    """What affects the calculation with a card, each under a readable name."""
+    """The fields of a card that affect a calculation, each under a readable name."""
     return {f"the card's {key}": value for key, value in card.to_json().items() if key not in DESCRIPTIVE}
 
 
-def _in_words(value: Any) -> str:
-    return "not there" if value is None else str(value)
+def _as_text(value: Any) -> str:
+    return "absent" if value is None else str(value)

@@ -20,7 +20,7 @@ class Signals:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[Signals]:
-    """Catch SIGINT and SIGTERM instead of letting them end this process. The handlers are restored afterwards."""
+    """Catch SIGINT and SIGTERM, which would end this process. The handlers are restored afterwards."""
     read_end, write_end = os.pipe()
     for descriptor in (read_end, write_end):
         os.set_blocking(descriptor, False)

@@ -38,7 +38,7 @@ GRACE_SECONDS = 5.0  # for running attempts to end when the sweep is stopped
 
 
 class Engine(Protocol):
-    """What starts attempts, one at a time in each of its lanes (see runners.engines.local.Local)."""
+    """Starts attempts, one at a time in each of its lanes (see runners.engines.local.Local)."""
 
     def start(self, attempt: Attempt, folder: AttemptFolder, lane: str) -> None: ...
 
@@ -236,24 +236,24 @@ class Sweep:
 
     def _start(self, engine: Engine, lane: Lane, attempt: Attempt) -> None:
         """Start an attempt, unless it has to wait for an engine's lane."""
-        seat = self._seat(attempt)
-        if seat is None:
+        engine_lane = self._engine_lane(attempt)
+        if engine_lane is None:
             return
-        lane.seat = seat
+        lane.engine_lane = engine_lane
         # Copies of one template share its memory layout, so their peaks would agree to the byte and prove nothing.
         if attempt.warm and attempt.point.id in lane.forked:
-            engine.renew(lane.seat)
+            engine.renew(lane.engine_lane)
             lane.forked.clear()
         if not attempt.device.is_calculated:
             lane.forked.add(attempt.point.id)
         folder = self.run_folder.attempt_folder(attempt)
         self.run_folder.check()
         folder.create(attempt)
-        engine.start(attempt, folder, lane.seat)
+        engine.start(attempt, folder, lane.engine_lane)
         lane.running = attempt
         self.show.began(lane.device.name, attempt.point)
 
-    def _seat(self, attempt: Attempt) -> str | None:
+    def _engine_lane(self, attempt: Attempt) -> str | None:
         """The engine's lane for an attempt, None if it has to wait.
 
         A measuring device has its own. Calculated devices share as many as there are cores; an attempt whose trace is
@@ -261,10 +261,12 @@ class Sweep:
         """
         if not attempt.device.is_calculated:
             return attempt.device.name
-        running = {lane.seat: lane.running for lane in self.lanes if lane.running and lane.device.is_calculated}
-        if attempt.followed in {each.followed for each in running.values()}:
+        running = {lane.engine_lane: lane.running for lane in self.lanes if lane.running and lane.device.is_calculated}
+        if attempt.allocation_trace in {each.allocation_trace for each in running.values()}:
             return None
-        return next((seat for core in range(os.cpu_count() or 1) if (seat := f"sim-{core}") not in running), None)
+        return next(
+            (engine_lane for core in range(os.cpu_count() or 1) if (engine_lane := f"sim-{core}") not in running), None
+        )
 
     def _advance(self, lane: Lane) -> None:
         """Send the answers to a batch into the design, and queue its next one."""
@@ -286,7 +288,7 @@ class Sweep:
             heartbeat=self.plan.run.heartbeat,
             trace=self.plan.run.trace == "on_failure",
             identity=self.fingerprint.identity,
-            followed=self._trace_file(point, device),
+            allocation_trace=self._trace_file(point, device),
             locks=() if self.plan.run.parallel and device.is_cpu else locks_of(device),
         )
 
@@ -296,12 +298,12 @@ class Sweep:
             return None
         code = self.fingerprint.code.get(canonical(code_names(point)))
         agree = (device.card.vendor, device.card.architecture, dict(self.fingerprint.identity), code)
-        return str(self.run_folder.followed(point, canonical(agree)))
+        return str(self.run_folder.allocation_trace(point, canonical(agree)))
 
     def _wait(self, engine: Engine, timeout: float = 1.0) -> None:
         """Wait for events of running attempts, at most `timeout` seconds, then let the display advance."""
         for event in engine.wait(timeout):
-            lane = next((lane for lane in self.lanes if lane.running is not None and lane.seat == event.lane), None)
+            lane = next((lane for lane in self.lanes if lane.running and lane.engine_lane == event.lane), None)
             if lane is None or lane.running is None:
                 continue
             attempt = lane.running
@@ -354,7 +356,7 @@ class Sweep:
 
 
 def _slug(plan: Plan) -> str:
-    """What the folder of a run without a name is called after."""
+    """The part of the folder name that describes a run without a name."""
     first = plan.points[0] if plan.points else plan.settle({})
     names = (first.get("workload"), first.get("model"))
     return "-".join(str(name) for name in names if name)

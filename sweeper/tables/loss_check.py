@@ -1,4 +1,4 @@
-"""Compare a point's losses with those of the plain point, to find options that wrongly change the training. Pure.
+"""Compare a point's losses with those of the plain point, to find options that wrongly change it. Pure.
 
 The plain point computes the same training without checkpointing, with the batch in one part, and without compilation.
 """

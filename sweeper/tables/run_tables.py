@@ -60,7 +60,7 @@ pa.set_memory_pool(pa.system_memory_pool())
 
 
 class Tables:
-    """A run's plan and attempts so far: read from its folder first, then added to as the sweep goes on."""
+    """A run's plan and attempts so far: read from its folder first, then extended during the sweep."""
 
     def __init__(self, folder: str | Path, unsettled: bool = True) -> None:
         """`unsettled`: give an attempt without exit.json a row as `lost`; otherwise leave it out, it may be running."""
@@ -360,7 +360,7 @@ class Tables:
         return [each.row for each in attempts if each.fits and newest and each.environment == newest.environment]
 
     def _spreads(self, rows: Sequence[PointRow], results: pa.Table) -> dict[str, list[Any]]:
-        """How far peaks lie apart, for every point that passed at least twice in the same environment."""
+        """The spread of each peak, for every point that passed at least twice in the same environment."""
         passed = [self._passed_alike(row) for row in rows]
         peaks = [each.name for each in columns.PEAKS if each.name.startswith("peak_") and each.type == columns.INT]
         names = [*peaks, "budget_used_bytes"]

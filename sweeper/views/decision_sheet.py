@@ -185,7 +185,7 @@ def _estimates(estimates: pa.Table, points: pa.Table) -> list[dict[str, Any]]:
 
 
 def _assumed(estimates: pa.Table, rows: Sequence[Row]) -> list[str]:
-    """What was not measured, as sentences."""
+    """The assumptions, as sentences."""
     sentences = [text for text in dict.fromkeys(estimates["assumption"].to_pylist()) if text]
     skipped = sum(row["status"] == "skipped" for row in rows)
     if skipped:

@@ -291,7 +291,7 @@ def _peak_lines(family: Mapping[str, Any]) -> list[str]:
 
 
 def _range_line(along: str, ranges: Sequence[Mapping[str, Any]]) -> str:
-    """Which phase has the peak over which values. A change of phase lies between two measured points."""
+    """The range of values over which each phase has the peak. A change of phase lies between two measured points."""
     measured = [each for each in ranges if each["to"] is not None]
     first, *rest = measured
     if rest:

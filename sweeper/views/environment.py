@@ -20,7 +20,7 @@ CUDA_COUNTERS = ("allocated", "reserved", "requested", "active", "used")
 EXTRAS = {
     "transformers": ("models", "the decoders, such as model=smollm2-135m"),
     "peft": ("models", "adapters (LoRA)"),
-    "nvidia-ml-py": ("devices", "the driver's version, and who else is on an NVIDIA GPU"),
+    "nvidia-ml-py": ("devices", "the driver's version, and other processes on an NVIDIA GPU"),
     "amdsmi": ("devices", "the same for an AMD GPU"),
 }
 

@@ -25,7 +25,7 @@ LISTED = 40  # points on the screen; --json has all of them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanEstimate:
-    """What a plan would run first. `measured`: (point id, device) of attempts that have ended in the run it extends."""
+    """The first batch of a plan. `measured`: (point id, device) of attempts that have ended in the run it extends."""
 
     plan: Plan
     planned: Sequence[PlannedPoint]

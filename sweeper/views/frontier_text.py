@@ -16,7 +16,7 @@ from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
 from sweeper.rows import Row
-from sweeper.units import format_bytes
+from sweeper.units import format_bytes, format_count
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
@@ -167,9 +167,13 @@ def _remarks(group: FrontierGroup, objective: Objective) -> list[str]:
         remarks.append(f"not monotone:        {_listed(group, below)} {verb}, and {group.text(larger)} fits")
     flaky = sum(bool(row.get("flaky")) for row in group.rows)
     if flaky:
-        remarks.append(f"flaky:               {flaky} passed once and failed once, and do not count as fitting")
+        remarks.append(
+            f"flaky:               {format_count(flaky, 'point')} both passed and failed; not counted as fitting"
+        )
     if group.open_values:
-        remarks.append(f"open:                {len(group.open_values)} that no attempt decided and nothing implies")
+        remarks.append(
+            f"open:                {format_count(len(group.open_values), 'point')} neither decided nor implied"
+        )
     return remarks
 
 
@@ -192,7 +196,7 @@ def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
 
 
 def why(row: Row) -> str:
-    """Why a point failed, was undecided or fits only sometimes, in one line."""
+    """Why a point failed, is undecided or fits only sometimes, in one line."""
     if row["fits"] is True:
         return "fits only sometimes"
     phase = f" in {row['failed_phase']}" if row.get("failed_phase") else ""
@@ -201,18 +205,18 @@ def why(row: Row) -> str:
         return f"{row['status']}{phase}" + (f": {message}" if message else "")
     text = f"out of {'host memory' if row['fits'] is None else 'memory'}{phase}"
     needs = row.get("needs_at_least_bytes")
-    wants = row.get("unlimited_peak_bytes") if row["kind"] == CALCULATED else None
-    if wants is not None:
-        text += f", would take {format_bytes(wants)} {device_named(row['device']).deciding_counter}"
+    unlimited = row.get("unlimited_peak_bytes") if row["kind"] == CALCULATED else None
+    if unlimited is not None:
+        text += f", would take {format_bytes(unlimited)} {device_named(row['device']).deciding_counter}"
         limit = row.get("budget_bytes") or row.get("device_total_bytes")
-        text += ", in segments for which there is no room" if limit is not None and wants < limit else ""
+        text += ", but its segments do not fit" if limit is not None and unlimited < limit else ""
     elif needs is not None:
         text += f", needs at least {format_bytes(needs)}"
     return f"{text}; a smaller batch would not help" if _is_of_any_batch(row) else text
 
 
 # Phases of sweeper's own workloads in which no activations are alive. The optimizer's step holds weights, gradients and
-# its state: with a large model it can be the peak, whatever the batch.
+# its state: with a large model it can be the peak at any batch.
 OWN = ("forward", "train", "generate")
 OF_ANY_BATCH = ("model_load", "optimizer", "cold_step", "warm_step", "export")
 

@@ -91,10 +91,10 @@ class Show:
         try:
             print(text, flush=True)
         except OSError as error:
-            # The reader has left (`| head`) or the disk is full. Results go to files, so the sweep goes on.
+            # The reader closed the pipe (`| head`) or the disk is full. Results go to files, so the sweep continues.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
-                self.stopped(f"the output cannot be written, and the sweep goes on without it: {error.strerror}")
+                self.stopped(f"the output cannot be written; the sweep continues without it: {error.strerror}")
 
 
 class TerminalShow(Show):
@@ -157,7 +157,7 @@ def show_for(plan: Plan, folder: Path) -> Iterator[Show]:
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """How an attempt ended, in one line: the failed phase, the peak with its counter, and the error."""
+    """The result of an attempt in one line: the failed phase, the peak with its counter, and the error."""
     text = ENDINGS.get(outcome.status, str(outcome.status))
     if outcome.failed_phase is not None and outcome.phases:
         text += f" in {outcome.failed_phase}"

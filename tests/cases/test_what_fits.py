@@ -21,7 +21,7 @@ def of_target(ran: Ran, target: str) -> pd.DataFrame:
     return ran.points[ran.points["workload.target"] == f"wl:{target}"]
 
 
-def test_where_nothing_fits_none_is_the_answer(too_large: Ran) -> None:
+def test_where_nothing_fits_the_largest_is_none(too_large: Ran) -> None:
     """Case 22 (Lightning#3103, accelerate#332, accelerate#1934, transformers#27830): not 0, not 1, no traceback."""
     assert set(of_target(too_large, "always_oom")["status"]) == {"oom"}
     frontier = too_large.table("frontier")

@@ -95,7 +95,7 @@ def test_the_nodes_of_a_graph_are_a_dimension_like_any_other(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_program_is_measured_unchanged(tmp_path: Path) -> None:
-    """With the quotes removed by the shell, the braces are still placeholders."""
+    """The braces are still placeholders after the shell has removed the quotes."""
     points, phases = run("program.py", tmp_path)
     assert list(phases.phase) == ["run", "run"]
     small, large = points.peak_resident_bytes

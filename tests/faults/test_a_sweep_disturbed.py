@@ -238,7 +238,7 @@ def test_edited_code_and_changed_settings_are_refused_with_both_values_or_kept_a
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     refused = swept(tmp_path, *words)
     assert refused.returncode == 2
-    assert "MALLOC_ARENA_MAX was not there when it was measured, and is 1 now" in refused.stderr
+    assert "MALLOC_ARENA_MAX was absent when it was measured, and is 1 now" in refused.stderr
 
 
 def test_the_same_points_typed_differently_or_from_another_folder_are_recalled(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_p
 
 @pytest.mark.parametrize(
     ("redirected", "message"),
-    [(">&-", ""), ("<&- >&- 2>&-", ""), ("| head -1", ""), (">/dev/full", "goes on without it")],
+    [(">&-", ""), ("<&- >&- 2>&-", ""), ("| head -1", ""), (">/dev/full", "continues without it")],
 )
 def test_a_sweep_measures_on_when_its_output_cannot_be_written(tmp_path: Path, redirected: str, message: str) -> None:
     words = [*COMMON, *program(DOES_NOTHING, "batch=1,2"), "name=run"]

@@ -87,5 +87,5 @@ def sweep(tmp_path: Path) -> Command:
 
 @pytest.fixture(scope="module")
 def sweep_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Command]:
-    """For a sweep that several tests read."""
+    """Run a sweep once for several tests."""
     return lambda name: Command(tmp_path_factory.mktemp(name))

@@ -1,4 +1,4 @@
-"""What the measured process holds before its workload, and that it is the same whoever starts it."""
+"""The memory of the measured process before its workload, and that it does not depend on how the process starts."""
 
 from __future__ import annotations
 

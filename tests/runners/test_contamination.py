@@ -524,7 +524,7 @@ def test_memory_that_others_free_meanwhile_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("exit", "row"), [("who", (True, "who")), (False, (False, None)), (None, (None, None))])
-def test_an_outcome_has_whether_and_by_whom_or_null(exit: Any, row: tuple[Any, Any]) -> None:
+def test_an_outcome_has_the_contamination_and_its_source_or_null(exit: Any, row: tuple[Any, Any]) -> None:
     attempt = Attempt(point=Point(values={}), device=runners.device.device_named("cuda:0"))
     outcome: Outcome = outcome_of(attempt, [], Exit(code=1, contaminated=exit))
     assert (outcome.contaminated, outcome.contaminated_by) == row

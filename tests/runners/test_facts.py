@@ -118,7 +118,7 @@ def test_an_exit_has_every_key_of_a_measured_process_and_those_that_apply() -> N
     assert facts.exit_from_json(content) == exit
 
 
-def test_an_exit_without_content_is_one_of_which_nothing_is_known() -> None:
+def test_an_exit_file_without_content_leaves_every_field_unknown() -> None:
     assert facts.exit_from_json({"format": 1}) == Exit()
 
 

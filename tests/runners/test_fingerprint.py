@@ -1,4 +1,4 @@
-"""The code and the files of a point that decide whether an earlier attempt can stand for it."""
+"""The code and the files that decide whether an earlier attempt at a point can be reused."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def killed(**facts: Any) -> dict[str, Any]:
             "device",
             False,
             False,
-        ),  # its own word counts, whoever was lost after it
+        ),  # its own report counts, even if other processes were lost after it
         ([BASELINE, failed(OOM)], killed(timed_out=True), "oom", "device", False, False),
     ],
 )
@@ -164,7 +164,7 @@ def test_statuses_are_the_closed_set_and_print_as_themselves() -> None:
     assert [str(status) for status in Status] == words.split()
 
 
-def test_a_refusal_of_a_simulated_device_decides_and_one_of_the_host_does_not() -> None:
+def test_a_refusal_of_a_simulated_device_decides_and_a_refusal_of_the_host_does_not() -> None:
     assert outcome(BASELINE, failed(OOM), device="sim:h100-80gb").fits is False
     assert outcome(BASELINE, failed(raised("MemoryError")), device="sim:h100-80gb").fits is None
 
@@ -287,7 +287,7 @@ def test_a_process_that_died_after_a_phase_died_between() -> None:
 # -- peaks, and parts of them ------------------------------------------------------------------------------------------
 
 
-def test_a_peak_is_the_highest_of_all_phases_and_says_which() -> None:
+def test_a_peak_is_the_highest_of_all_phases_and_names_its_phase() -> None:
     found = outcome(
         ended("one", 2.0, cpu=read(1, 5)),
         ended("two", 3.0, cpu=read(1, 9)),

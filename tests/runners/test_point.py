@@ -1,4 +1,4 @@
-"""What is measured has one identity however it was typed, and an attempt is one folder of known files."""
+"""A point has one id however it was typed, and an attempt is one folder of known files."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_an_attempt_takes_its_timeout_and_start_from_its_point() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0", "cuda:0+cuda:1", "sim:h100-80gb", "../../etc", "a b\n", "Cuda:é"])
-def test_a_path_holds_nothing_that_a_user_typed_but_letters_that_are_safe(device: str) -> None:
+def test_a_path_contains_only_safe_characters(device: str) -> None:
     name = attempt(device=Device(name=device)).name
     point = Point(values=VALUES)
     assert name.startswith(f"{point.id[:2]}/{point.id}.")
@@ -177,7 +177,7 @@ def test_an_attempt_has_settled_once_its_exit_is_written(tmp_path: Path) -> None
     assert folder.settled() is None
 
 
-def test_what_is_written_aside_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_file_that_is_written_aside_is_complete_or_absent(tmp_path: Path) -> None:
     place = tmp_path / "exit.json"
     write_aside(place, {"code": 0})
     with pytest.raises(ValueError, match="Out of range"):

@@ -1,4 +1,4 @@
-"""What the probe answers: real interpreters, real folders, and a stand-in for torch where a GPU would be needed."""
+"""The probe's report: real interpreters, real folders, and a stand-in for torch where a GPU would be needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runners import launch_command
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder of whoever asks."""
+    """The current folder of the probe."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -33,7 +33,7 @@ def about(target: str) -> dict[str, Any]:
     return found
 
 
-# Torch as far as the probe asks it, written from PyTorch's documentation of torch.cuda.
+# The part of torch that the probe calls, written from PyTorch's documentation of torch.cuda.
 STAND_IN = """\
 import types
 __version__ = "2.13.0+cu128"
@@ -131,7 +131,7 @@ def test_whether_a_gpu_is_idle_is_matched_by_uuid_and_opens_no_context(torch_sta
     assert [gpu["idle"] for gpu in answer["gpus"]] == [True, False]
 
 
-def test_a_driver_library_that_fails_costs_its_own_answer_alone(torch_stand_in: Path) -> None:
+def test_a_failing_driver_library_affects_only_its_own_part_of_the_report(torch_stand_in: Path) -> None:
     (torch_stand_in.parent / "pynvml.py").write_text("def nvmlInit(): raise RuntimeError('driver not loaded')\n")
     answer = ask(sys.executable, devices=True)
     assert answer["driver"] is None
@@ -146,7 +146,7 @@ def test_no_gpu_is_explained(torch_stand_in: Path, monkeypatch: pytest.MonkeyPat
     assert "CUDA_VISIBLE_DEVICES=''" in ask(sys.executable, devices=True)["gpus_error"]
 
 
-def test_a_build_for_the_cpu_says_that_it_is_one(torch_stand_in: Path) -> None:
+def test_a_torch_built_for_the_cpu_is_reported_as_such(torch_stand_in: Path) -> None:
     torch_stand_in.write_text(STAND_IN.replace('cuda="12.8"', "cuda=None"))
     answer = ask(sys.executable, devices=True)
     assert (answer["backend"], answer["gpus"]) == ("cpu", [])

@@ -1,4 +1,4 @@
-"""What a supervisor does before an attempt starts."""
+"""How a supervisor locks devices before an attempt starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command line prints where, and how it ends. Nothing here measures anything.
+"""The output and the exit code of command lines. No test here measures anything.
 
 Most run in this process, by `typed`. A real process is started for what only a process has: its standard streams, its
 folder on the path, the modules it loads.
@@ -227,7 +227,7 @@ def test_a_command_that_takes_no_keys_has_a_help_of_its_own(typed: Typed, comman
         (["-sc", "install=bash"], "hydra_bash_completion"),
     ],
 )
-def test_what_is_only_shown_is_shown(tmp_path: Path, typed: Typed, arguments: list[str], shown: str) -> None:
+def test_flags_that_show_something_print_it(tmp_path: Path, typed: Typed, arguments: list[str], shown: str) -> None:
     ended = typed(*arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert shown in ended.stdout
@@ -245,7 +245,7 @@ def test_what_is_only_shown_is_shown(tmp_path: Path, typed: Typed, arguments: li
         ("sweeper desig", "design="),
     ],
 )
-def test_a_shell_is_offered_what_can_be_typed_next(
+def test_a_shell_completes_keys_and_options(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, line: str, offered: str
 ) -> None:
     monkeypatch.setenv("COMP_LINE", line)
@@ -267,7 +267,7 @@ def test_a_shell_is_offered_what_can_be_typed_next(
     ],
     ids=repr,
 )
-def test_an_end_of_a_command_is_an_exit_code(
+def test_the_end_of_a_command_sets_the_exit_code(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, raised: BaseException, code: int, line: str
 ) -> None:
     def command(line: object) -> int:
@@ -286,7 +286,7 @@ def test_an_error_that_is_a_bug_is_not_hidden(typed: Typed, monkeypatch: pytest.
 # --- a process --------------------------------------------------------------------------------------------------------
 
 
-def test_a_reader_who_stops_reading_causes_no_message(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_causes_no_message(tmp_path: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -m sweeper --info all | head -1"
     done = subprocess.run(
         command, shell=True, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False
@@ -294,7 +294,7 @@ def test_a_reader_who_stops_reading_causes_no_message(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_no_command_loads_torch_and_a_light_one_loads_no_hydra(tmp_path: Path) -> None:
+def test_no_command_loads_torch_and_those_without_a_plan_load_no_hydra(tmp_path: Path) -> None:
     script = """\
         import sys
         sys.argv = ["sweeper", *sys.argv[1:]]
@@ -319,8 +319,8 @@ def test_no_command_loads_torch_and_a_light_one_loads_no_hydra(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_it_works_from_a_wheel_that_is_installed_elsewhere(tmp_path: Path) -> None:
-    source = tmp_path / "source"  # a copy: building writes beside the sources
+def test_sweeper_works_from_an_installed_wheel(tmp_path: Path) -> None:
+    source = tmp_path / "source"  # a copy: building writes next to the sources
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "*.egg-info", "outputs", "__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path / "site"), str(source)]
     subprocess.run(pip, check=True, timeout=300)

@@ -29,7 +29,7 @@ def test_a_wrong_interval_is_refused(wrong: tuple[int, int, int]) -> None:
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
-def test_it_is_the_sequence_that_it_stands_for(low: int, more: int, resolution: int) -> None:
+def test_an_interval_is_the_sequence_of_its_values(low: int, more: int, resolution: int) -> None:
     interval, high = Interval(low, low + more, resolution), low + more
     values = sorted({low, high, *(each for each in range(low, high) if each % resolution == 0)})
     assert list(interval) == values
@@ -44,10 +44,10 @@ def test_intervals_with_the_same_values_are_equal() -> None:
     assert Interval(1, 8) != [*range(1, 9)]
 
 
-def test_it_is_written_as_it_is_typed() -> None:
+def test_an_interval_prints_as_it_is_typed() -> None:
     assert str(Interval(1, 512)) == "interval(1,512)"
 
 
 @pytest.mark.parametrize("value", ["3", None, 2.5, (1,)])
-def test_only_its_own_numbers_are_in_it(value: object) -> None:
+def test_an_interval_contains_only_its_values(value: object) -> None:
     assert value not in Interval(1, 8)

@@ -38,7 +38,7 @@ def argv(typed: str, *overrides: str) -> list[str]:
         (r"[python,a\b]", ["python", r"a\b"]),
     ],
 )  # fmt: skip
-def test_arguments_are_the_words_that_were_typed(typed: str, words: list[str] | None) -> None:
+def test_arguments_are_kept_as_typed(typed: str, words: list[str] | None) -> None:
     if words is None:
         with pytest.raises(Mistake, match="cannot read"):
             argv(typed)

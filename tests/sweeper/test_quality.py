@@ -1,4 +1,4 @@
-"""Quality beside memory: what is the same, what is worse and by how much, what cannot be assessed, what is refused."""
+"""Quality next to memory: verdicts, their differences, points that cannot be assessed, and refused comparisons."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_incomplete_comparison_is_refused(keys: dict[str, Any], message: str)
 
 
 def compared(written: Callable[..., Any], **better: Any) -> tuple[Any, Point, Point]:
-    """Two points of one checkpoint, the second held against the first, which nobody has measured yet."""
+    """Two unmeasured points of one checkpoint; the quality of the second is compared with that of the first."""
     run = written({"dtype": ["float32", "bfloat16"]}, objective="tokens", quality=HOW | better)
     values = {"model": CHECKPOINT, "quality": {"target": "mine:accuracy"}}
     points = [Point(values=run.ask(dtype=dtype, **values).values) for dtype in ("float32", "bfloat16")]

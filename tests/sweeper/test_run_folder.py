@@ -1,4 +1,4 @@
-"""A run's folder: who may open it, and what it keeps."""
+"""A run's folder: when it can be opened, and what it keeps."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_a_run_is_open_for_one_sweep_at_a_time(opened: RunFolder, tmp_path: Path
     open_run(str(tmp_path), "run", "slug").close()
 
 
-def test_a_folder_or_a_file_of_somebody_elses_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     (tmp_path / "file").touch()
-    with pytest.raises(Mistake, match=r"name=mine: .* is no run of sweeper"):
+    with pytest.raises(Mistake, match=r"name=mine: .* is not a run of sweeper"):
         open_run(str(tmp_path), "mine", "slug")
     with pytest.raises(Mistake, match=r"name=file: .* is a file"):
         open_run(str(tmp_path), "file", "slug")
@@ -110,8 +110,8 @@ def test_a_folder_without_a_request_is_no_attempt_and_is_removed(opened: RunFold
 
 
 def test_traces_are_kept_for_one_sweep_only(opened: RunFolder, tmp_path: Path) -> None:
-    file = opened.followed(POINT, "sm_90")
-    assert file == opened.followed(POINT, "sm_90") != opened.followed(POINT, "sm_80")
+    file = opened.allocation_trace(POINT, "sm_90")
+    assert file == opened.allocation_trace(POINT, "sm_90") != opened.allocation_trace(POINT, "sm_80")
     file.write_text(json.dumps({}))
     opened.close()
     assert not file.exists()

@@ -1,4 +1,4 @@
-"""Which attention kernel CUDA would choose, and the operators that PyTorch runs around it."""
+"""The attention kernel that CUDA would choose, and the operators that PyTorch runs around it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention_kernel(
 ) -> str:
     """The first kernel that accepts these tensors: cudnn (on Hopper and B200 only), flash, efficient or math.
 
-    query, key and value are (batch, heads, length, head size). Raises RuntimeError, as PyTorch, if all are disabled.
+    query, key and value are (batch, heads, length, head size). Raises RuntimeError, like PyTorch, if all are disabled.
     """
     inputs = _Inputs(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
     if torch._C._get_cudnn_sdp_enabled() and _takes_cudnn(inputs):

@@ -1,4 +1,4 @@
-"""What the attention kernels allocate for themselves."""
+"""Temporary memory of the attention kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators over lists of tensors allocate for themselves."""
+"""Temporary memory of operators over lists of tensors."""
 
 from __future__ import annotations
 

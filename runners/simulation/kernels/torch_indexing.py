@@ -1,4 +1,4 @@
-"""What indexing, sorting and sampling allocate for themselves."""
+"""Temporary memory of the kernels of indexing, sorting and sampling."""
 
 from __future__ import annotations
 

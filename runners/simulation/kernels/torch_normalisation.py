@@ -1,4 +1,4 @@
-"""What softmax and layer normalisation allocate for themselves."""
+"""Temporary memory of the kernels of softmax and layer normalisation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from runners.simulation.kernels.torch_sizes import Rule, ceil_divide, contiguous
 
 # aten/src/ATen/native/transformers/attention.cpp
 def safe_softmax(args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> Sequence[int]:
-    """The softmax, the masked elements, the rows that are masked entirely, and two numbers, which make the result."""
+    """The softmax, the masked elements, the fully masked rows, and two numbers from which the result is made."""
     one = result.element_size()
     return [result.nbytes, one, result.numel(), result.numel() // max(result.size(args[1]), 1), one]
 

@@ -1,4 +1,4 @@
-"""What reductions allocate for themselves."""
+"""Temporary memory of reductions."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 def temporaries(arch: GpuArchitecture) -> Mapping[torch._ops.OpOverload, Rule]:
-    """The rule of each operator whose kernel allocates memory beside its results and frees it when it ends."""
+    """The rule of each operator whose kernel allocates memory in addition to its results and frees it when it ends."""
     rules: dict[str, Rule] = {
         "_safe_softmax": safe_softmax,
         "_softmax_backward_data": softmax_backward,

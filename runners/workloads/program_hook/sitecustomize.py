@@ -130,7 +130,7 @@ def resident() -> int | None:
         return None
 
 
-def give_way() -> None:
+def run_shadowed() -> None:
     """Run the sitecustomize that this one shadows. Its exceptions propagate as usual."""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here]
@@ -150,4 +150,4 @@ if __name__ == "sitecustomize" and REPORTS in os.environ:
         begin(os.environ[REPORTS])
     except BaseException:
         pass
-    give_way()
+    run_shadowed()

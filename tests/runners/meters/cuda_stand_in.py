@@ -66,7 +66,7 @@ class Device:
 
 
 class Torch:
-    """In the place of the module `torch`: `.cuda` is the part that matters."""
+    """Replaces the module `torch`; only `.cuda` is used."""
 
     __version__ = "2.13.0"
 

@@ -21,7 +21,7 @@ def test_a_peak_is_since_the_last_boundary() -> None:
     assert second.peak["resident"] < second.now["resident"] + 10 * MIB
 
 
-def test_resident_memory_is_what_files_and_nothing_back() -> None:
+def test_resident_memory_is_the_sum_of_file_and_anonymous_pages() -> None:
     reading = cpu.CpuMeter().boundary()["cpu"].now
     assert abs(reading["resident"] - reading["resident_anon"] - reading["resident_file"]) < MIB
     assert all(isinstance(value, int) and value % 1024 == 0 for value in reading.values())

@@ -258,7 +258,7 @@ def test_a_sticky_error_hides_neither_the_failure_nor_the_peak(install: Any, mea
 
 
 def fail_unseen(device: Any, measured: Measured) -> Outcome:
-    """A kernel fails, and the workload does not look: the wait at the phase's end raises."""
+    """A kernel fails and the workload does not wait for it: the wait at the phase's end raises."""
 
     def forward() -> None:
         with measured.phase("forward"):

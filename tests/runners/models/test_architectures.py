@@ -130,7 +130,7 @@ def test_image_tokens_stand_exactly_at_image_positions(settled: Any) -> None:
     assert places.sum(1).tolist() == [32, 32]
     assert not places[:, 0].any()
     targets = network.targets(network.inputs())
-    assert torch.equal(targets == -100, places), "nobody learns to tell an image's places"
+    assert torch.equal(targets == -100, places), "image positions are no targets"
 
 
 @pytest.mark.parametrize(

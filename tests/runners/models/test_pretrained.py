@@ -80,7 +80,7 @@ def test_a_checkpoint_of_any_architecture_is_loaded_with_the_class_that_it_names
 
 @pytest.fixture
 def filled_memory() -> Iterator[None]:
-    """New tensors without content hold NaN or the largest integer, so that a test sees one that nobody writes."""
+    """New tensors without content hold NaN or the largest integer, so that a test notices one that is never written."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -141,7 +141,7 @@ def test_a_folder_of_the_hubs_cache_has_a_revision(run: Any, checkpoint: Path, t
 def test_a_hub_that_cannot_be_reached_is_unavailable(run: Any) -> None:
     from runners.phases import Unavailable
 
-    with pytest.raises(Unavailable, match=r"someone/nothing is no local folder, and the hub cannot be reached"):
+    with pytest.raises(Unavailable, match=r"someone/nothing is not a local folder, and the hub cannot be reached"):
         run(model=pretrained("someone/nothing"))
 
 

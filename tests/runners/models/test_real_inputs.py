@@ -1,4 +1,4 @@
-"""Text and images of the user's own, by the library's own way, with a tokenizer and a processor that are saved here."""
+"""The user's own text and images, compared with the library's own pipeline; tokenizer and processor are saved here."""
 
 from __future__ import annotations
 

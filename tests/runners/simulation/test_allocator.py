@@ -1,4 +1,4 @@
-"""The imitated allocator: PyTorch's rules one by one, histories by these rules, and invariants of any history."""
+"""The simulated allocator: PyTorch's rules one by one, histories by these rules, and invariants of any history."""
 
 from __future__ import annotations
 

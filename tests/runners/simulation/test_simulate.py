@@ -107,7 +107,7 @@ def on_card(
     workload = {"name": "custom", "target": f"works:{target}", "params": {}}
     values = {**SETTLED, "model": None, "workload": workload, **settled}
     device = "sim:cpu" if card["architecture"] == "cpu" else "sim:card"
-    attempt = lab.start_values(values, device=device, card=card, followed=trace_path)
+    attempt = lab.start_values(values, device=device, card=card, allocation_trace=trace_path)
     return lab.settle(attempt).outcome
 
 

@@ -1,4 +1,4 @@
-"""A program as the workload: what its row has on it, its child processes, and its end."""
+"""A program as the workload: the figures of the program and its child processes, and how it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runners.outcome import Status
 from runners.workloads import command
 from tests.measuring import MIB, SETTLED, Lab, Measured
 
-# As much of torch as the hook asks: two devices, of which the second held more.
+# The part of torch that the hook reads: two devices; the second holds more.
 TORCH = """
 class OutOfMemoryError(RuntimeError): pass
 class Properties:
@@ -72,14 +72,14 @@ def test_braces_that_hold_no_name_are_refused(word: str) -> None:
         command.placeholders(["python", word])
 
 
-def test_a_program_is_given_its_words_and_no_shell_reads_them(run: Any) -> None:
+def test_a_program_receives_its_arguments_without_a_shell(run: Any) -> None:
     words = ["{batch}", "{device}", "{width}", "$HOME; exit 3", "*"]
     measured = run(argv=["python", "-c", "import sys; print(sys.argv[1:])", *words], batch=7, params={"width": "a b"})
     assert measured.outcome.status is Status.OK
     assert printed(measured) == "['7', 'cpu', 'a b', '$HOME; exit 3', '*']\n"
 
 
-def test_python_is_the_measured_interpreter_and_any_other_word_a_program(run: Any) -> None:
+def test_python_is_the_measured_interpreter_and_any_other_name_a_program(run: Any) -> None:
     assert printed(run("import sys; print(sys.executable)")) == f"{sys.executable}\n"
     assert printed(run(argv=["echo", "{batch}"])) == "1\n"
 
@@ -278,7 +278,7 @@ def test_a_deadline_never_lends_a_program_the_measuring_processs_own_memory(run:
     assert outcome.peak("resident") < 4 * MIB
 
 
-def test_a_flood_on_standard_error_stops_nobody(run: Any) -> None:
+def test_a_flood_on_standard_error_does_not_block_the_program(run: Any) -> None:
     outcome = run("import sys\nfor _ in range(400): sys.stderr.write('x' * 10_000)\nsys.exit('end')").outcome
     assert outcome.error_message.endswith("end")
 
@@ -331,7 +331,7 @@ def test_a_device_that_the_program_hides_from_itself_is_known_by_its_uuid(run: A
     assert peaks == {"cuda:0": 2 * 2**30, "cuda:1": 2**30}
 
 
-def test_a_refusal_of_a_device_is_the_devices(run: Any, torch_with_devices: Any) -> None:
+def test_a_refusal_on_a_device_has_the_scope_device(run: Any, torch_with_devices: Any) -> None:
     code = "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 512.00 MiB.')"
     outcome = run(code, device="cuda:0", device_uuid="GPU-00000000-aaaa").outcome
     assert (outcome.status, outcome.oom_scope, outcome.fits) == (Status.OOM, "device", False)

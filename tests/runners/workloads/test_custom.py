@@ -27,7 +27,7 @@ def call(run: Any, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest
     return call
 
 
-def test_a_function_gets_what_it_names(call: Any) -> None:
+def test_a_function_receives_the_arguments_that_it_names(call: Any) -> None:
     code = """
     def run(*, batch, context, dtype, device, warmup, repeats, seed, width):
         return dict(locals())
@@ -38,7 +38,7 @@ def test_a_function_gets_what_it_names(call: Any) -> None:
     }  # fmt: skip
 
 
-def test_a_function_does_not_get_what_it_does_not_name(call: Any) -> None:
+def test_a_function_receives_no_argument_that_it_does_not_name(call: Any) -> None:
     assert call("def run(batch): return batch").returned["metrics"] == {"result": 2}
     assert call("def run(): pass").returned["metrics"] == {}
 
@@ -48,11 +48,11 @@ def test_a_function_that_takes_anything_gets_all_of_it_but_the_phase(call: Any) 
     assert recorded == sorted(["batch", "context", "dtype", "device", "warmup", "repeats", "seed", "width"])
 
 
-def test_a_function_without_a_phase_is_one(call: Any) -> None:
+def test_a_function_without_phases_is_one_phase(call: Any) -> None:
     assert call("def run(**_): pass").names == [("run", None)]
 
 
-def test_a_function_makes_its_own_phases(call: Any) -> None:
+def test_a_function_marks_its_own_phases(call: Any) -> None:
     code = """
     def run(phase, **_):
         for step in range(2):

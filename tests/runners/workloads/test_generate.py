@@ -1,4 +1,4 @@
-"""What a decoder that generates holds: the cache by its kind, and nothing more than a loop of one's own would."""
+"""The memory of generation: each kind of cache, and no more tensors than a plain loop holds."""
 
 from __future__ import annotations
 
@@ -330,7 +330,7 @@ def test_shapes_and_lengths_are_those_that_reached_the_model(generated: Any) -> 
 
 
 @pytest.mark.parametrize("key", ["new_tokens", "concurrency"])
-def test_more_of_it_never_takes_less(generated: Any, key: str) -> None:
+def test_more_new_tokens_or_prompts_never_take_less_memory(generated: Any, key: str) -> None:
     peaks = [generated({key: value}, context=16).tensor("warm_decode", "peak", 0) for value in (1, 2, 3, 8)]
     assert peaks == sorted(peaks)
     assert peaks[-1] > peaks[0]

@@ -1,4 +1,4 @@
-"""A metric of the user's, called with the model when all else has been measured."""
+"""A user's metric, called with the model after all measurements."""
 
 from __future__ import annotations
 

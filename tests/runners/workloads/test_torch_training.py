@@ -1,4 +1,4 @@
-"""What people change about a training step, on tensors that can be counted by hand."""
+"""Options of a training step, on tensors that can be counted by hand."""
 
 from __future__ import annotations
 

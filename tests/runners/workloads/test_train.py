@@ -47,7 +47,7 @@ def test_each_loss_is_a_metric_of_its_phase(run: Any, decoder: dict[str, Any]) -
     steps = (("cold_loss", None), ("warm_loss", 0), ("warm_loss", 1))
     losses = [result.phase(name, index)["metrics"]["loss"] for name, index in steps]
     assert losses == result.returned["metrics"]["losses"]
-    assert losses[0] == pytest.approx(math.log(96), rel=0.05)  # that of a model that knows nothing
+    assert losses[0] == pytest.approx(math.log(96), rel=0.05)  # the loss of an untrained model
 
 
 def test_a_loss_that_is_not_finite_is_text(run: Any) -> None:

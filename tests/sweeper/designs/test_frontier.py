@@ -1,4 +1,4 @@
-"""design=frontier: the points it runs, what it makes of the answers, and what it reports of all other points."""
+"""design=frontier: the points it runs, how it uses their answers, and what it reports about all other points."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_an_interval_is_searched_to_its_resolution_and_never_listed() -> None:
     assert not found.skipped
 
 
-def test_each_value_of_a_key_without_direction_has_a_search_of_its_own_and_they_run_in_step() -> None:
+def test_each_value_of_a_key_without_direction_has_its_own_search_and_the_searches_alternate() -> None:
     limits = {"float32": 2, "bfloat16": 4}
     found = held(
         plan(dtype=("float32", "bfloat16"), warmup=(0, 3), batch=range(1, 9)),

@@ -1,4 +1,4 @@
-"""The search finds the edge, rests every claim on a point that was run, and ends whatever the verdicts are."""
+"""The search finds the edge, derives every claim from a point that was run, and ends for any verdicts."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_limit_of_memory_below_undecided_points_is_found():
     assert found.unknown == 0
 
 
-def test_the_search_goes_round_a_single_undecided_point():
+def test_the_search_continues_beyond_a_single_undecided_point():
     found = run({"batch": list(range(1, 9))}, lambda p: None if p["batch"] == 4 else p["batch"] <= 3)
     assert found.largest == {"batch": 3}
     assert found.fails == [{"batch": 5}]
@@ -288,7 +288,7 @@ def test_what_an_earlier_run_decided_is_not_run_again():
 # The edge
 
 
-def test_confirm_says_how_much_is_repeated():
+def test_confirm_selects_the_points_that_are_repeated():
     dimensions = {"batch": list(range(1, 9)), "context": list(range(1, 9))}
     counts = {}
     for confirm in ("none", "edge", "all"):
@@ -330,7 +330,7 @@ def test_an_interrupted_search_knows_what_it_has_found_so_far():
         LatticeSearch({"batch": [1]}).record(Verdict(True))
 
 
-def test_searches_run_in_step():
+def test_several_searches_can_alternate():
     edges = {"float32": 3, "bfloat16": 6}
     searches = {dtype: LatticeSearch({"batch": list(range(1, 9))}) for dtype in edges}
     while attempts := {dtype: each for dtype, search in searches.items() if (each := search.next_attempt())}:
@@ -520,7 +520,7 @@ def test_whatever_the_verdicts_the_search_ends_and_reports_contradictions(lattic
     ran = {found.search.lattice.cell(named(lattice, at)): at for at in points}
     never_run = [at for cell, at in ran.items() if cell not in found.search.verdicts]
     assert set(implied) == {at for at in never_run if states[at] != "unknown"}
-    for at, implied_by in implied.items():  # nothing rests on a contradicted verdict
+    for at, implied_by in implied.items():  # no implication comes from a contradicted verdict
         assert implied_by in (fits if states[at] == "fits" else fails)
         assert not any(implied_by in pair for pair in pairs)
     assert found.largest is None or key(found.largest) in fits

@@ -492,7 +492,7 @@ def test_a_real_sweep_has_its_differences_its_costs_and_a_picture(swept: Path, t
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_text_of_a_real_sweep_is_for_a_person(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_of_a_real_sweep_has_its_sections(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["effects", str(swept)]) == 0
     text = capsys.readouterr().out
     for heading in ("ONE STEP OF ONE DIMENSION (measured", "WHAT IT COSTS (calculated", "THE PEAK", "WHICH LEVER"):

@@ -125,7 +125,7 @@ def test_unaligned_sizes_differ_from_the_formula_by_the_alignment_only(odd: dict
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_the_terms_of_a_loss_are_what_it_holds(kind: str, dtype: str) -> None:
+def test_the_terms_of_a_loss_equal_the_bytes_that_it_holds(kind: str, dtype: str) -> None:
     """The loss also holds the labels, padded by one and cut again (8 bytes each), and single numbers."""
     values = point(kind, GPT2 if kind == "gpt2" else NARROW, context=128, dtype=dtype)
     found, phases = of(estimate(values)), traced(values)

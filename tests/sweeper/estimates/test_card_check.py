@@ -92,7 +92,7 @@ def test_a_number_of_parameters_can_be_written_short(typed: str, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["terms"][0]["bytes"] == 16_000_000_000
 
 
-def test_what_is_printed_names_its_assumptions_and_what_is_in_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_names_its_assumptions_and_what_is_not_included(capsys: pytest.CaptureFixture[str]) -> None:
     cli.run(["estimate", "parameters=8e9", "bits=16", "card=rtx-3090"])
     printed = capsys.readouterr().out
     for said in ("fits to run", "does not fit to train", "may fit with an adapter", "card=rtx-3090", "assumed: LoRA"):

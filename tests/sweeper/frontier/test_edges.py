@@ -71,7 +71,7 @@ def test_where_nothing_fits_the_largest_is_null_and_not_a_number() -> None:
     assert "none fits" in frontier_text(upto(0, (1, 2, 4)))
 
 
-def test_without_a_decided_point_there_is_no_edge_and_the_text_says_why() -> None:
+def test_without_a_decided_point_there_is_no_edge_and_the_text_has_the_reason() -> None:
     rows = line({1: "unavailable", 2: "unavailable"}, device="cuda:0", error_message="no CUDA device")
     assert frontier(rows) == []
     text = frontier_text(rows)
@@ -248,7 +248,7 @@ grids = st.integers(1, 3).flatmap(
 
 
 @given(grids)
-def test_the_edge_is_what_its_definition_says(found: dict[tuple[int, ...], str]) -> None:
+def test_the_edge_matches_its_definition(found: dict[tuple[int, ...], str]) -> None:
     keys = ("batch", "context", "workload.new_tokens")[: len(next(iter(found)))]
     rows = []
     for at, status in found.items():
@@ -396,7 +396,7 @@ def swept(written: Any, write: bool = True) -> Any:
         ("evaluation", {"evaluation": {"batch": None, "context": 512}}, True),
     ],
 )
-def test_where_a_smaller_batch_would_not_help_the_edge_says_so(phase: str, more: dict[str, Any], helps: bool) -> None:
+def test_the_text_reports_where_a_smaller_batch_would_not_help(phase: str, more: dict[str, Any], helps: bool) -> None:
     config = json.dumps({"model": {"name": "mlp"}, "workload": {"name": "train", **more}, "batch": 4, "context": 64})
     failed = row("oom", batch=4, **{"workload": "train"} | {"workload": more.get("workload", "train")})
     text = frontier_text([row(batch=1), failed | {"failed_phase": phase, "config": config}])

@@ -73,7 +73,7 @@ def test_a_point_without_dimensions_is_evidence_too() -> None:
 
 @settings(deadline=None)
 @given(ended)
-def test_the_edge_and_its_contradictions_are_what_their_definitions_say(ended: dict[At, str]) -> None:
+def test_the_edge_and_its_contradictions_match_their_definitions(ended: dict[At, str]) -> None:
     evidence = of(ended)
     fits = {at for at, end in ended.items() if end == "fits"}
     fails = ended.keys() - fits

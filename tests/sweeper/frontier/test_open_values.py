@@ -85,7 +85,7 @@ def test_an_interval_of_another_search_does_not_count() -> None:
 def test_what_only_a_contradicted_attempt_implies_is_open() -> None:
     ended = {(1,): "ok", (3,): "oom", (5,): "ok", (8,): "oom"}
     assert between(ended, searched(batch=Interval(1, 8))) == [("fits", 2), ("fails", 1)]
-    assert "open:                4 that" in frontier_text(tried(ended), searched=[searched(batch=Interval(1, 8))])
+    assert "open:                4 points" in frontier_text(tried(ended), searched=[searched(batch=Interval(1, 8))])
 
 
 heights = st.lists(st.integers(0, 9), min_size=1, max_size=5).map(lambda each: sorted(each, reverse=True))

@@ -33,7 +33,7 @@ def test_a_first_word_that_is_no_override_is_the_command(line: str, command: str
         "-cd=options batch=1 context=2 --cfg=job lr=-1e-3 hydra.verbose=true",
     ],
 )
-def test_flags_and_overrides_are_told_apart_in_any_order(line: str) -> None:
+def test_flags_and_overrides_are_distinguished_in_any_order(line: str) -> None:
     found = read(line.split())
     assert found.overrides == ("batch=1", "context=2", "lr=-1e-3")
     assert found.of_hydra == ("hydra.verbose=true",)

@@ -1,4 +1,4 @@
-"""One spelling for each device, and what it is on this machine: from the answers that a probe gives."""
+"""The canonical name of each device, and the device of this machine that it refers to, given a probe's report."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_card_without_a_figure_is_refused_by_its_file(key: str) -> None:
         ("architecture", "hopper", "must be as in sm_90 or gfx942"),
         ("total_bytes", 2**70, "must be a whole number of bytes"),
         ("context_bytes", 81 * GIB, "must be less than total_bytes"),
-        ("memory", 1, "is no key of a card"),
+        ("memory", 1, "is not a key of a card"),
     ],
 )
 def test_an_invalid_card_is_refused_by_its_key(key: str, value: Any, right: str) -> None:

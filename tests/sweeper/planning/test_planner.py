@@ -222,7 +222,7 @@ REFUSED = {
     "margin.spread=calculated": "margin.spread=calculated: a run calculates evaluation, export, longest_input, unseen",
     "confirm=twice": "confirm=twice: must be edge or all or none",
     "batch=interval(1,4),8": "an interval cannot be combined with other values",
-    "objective=dtype": "objective=dtype: dtype is float32, which is no number",
+    "objective=dtype": "objective=dtype: dtype is float32, which is not a number",
     "repeat_points=0": "repeat_points=0: must be 1 or more",
     "batch=range(1,1)": "batch=range(1,1): is empty",
     "timeout=range(0.1,0.5,0.1)": "timeout=range(0.1,0.5,0.1): a range counts in whole numbers",

@@ -1,4 +1,4 @@
-"""What settles into which point, and what is refused."""
+"""How values settle into a point, and which values are refused."""
 
 from __future__ import annotations
 

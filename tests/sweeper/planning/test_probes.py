@@ -1,4 +1,4 @@
-"""What the measured interpreter is asked, and when. The interpreter is a script of a few lines."""
+"""When the measured interpreter is probed, and for what. The interpreter is a script of a few lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def questions(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "questions").read_text().splitlines()]
 
 
-def test_each_question_is_asked_once(python: Callable[[str], str], tmp_path: Path) -> None:
+def test_each_probe_starts_once(python: Callable[[str], str], tmp_path: Path) -> None:
     with Probes() as probing:
         interpreter = python(answering(ANSWER))
         assert probing.devices(interpreter) == probing.devices(interpreter) == ANSWER
@@ -48,7 +48,7 @@ def test_each_question_is_asked_once(python: Callable[[str], str], tmp_path: Pat
     assert questions(tmp_path) == [{"devices": True, "target": None}, {"devices": False, "target": "mywork:run"}]
 
 
-def test_what_was_foreseen_is_not_asked_again(python: Callable[[str], str], tmp_path: Path) -> None:
+def test_a_probe_that_was_started_early_is_not_started_again(python: Callable[[str], str], tmp_path: Path) -> None:
     interpreter = python(answering(ANSWER))
     arguments = [f"python={interpreter}", "devices=[cuda:0]", "workload.target=mywork:run", "batch=1,2", "-m"]
     with Probes() as probing:
@@ -59,7 +59,7 @@ def test_what_was_foreseen_is_not_asked_again(python: Callable[[str], str], tmp_
 
 
 @pytest.mark.parametrize("arguments", [["devices=cpu"], ["devices=sim:h100"], [], ["devices=auto", "batch=1,2"]])
-def test_nothing_is_asked_where_no_gpu_and_no_function_is_named(
+def test_no_probe_starts_without_a_gpu_or_a_function(
     arguments: list[str], tmp_path: Path, python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "DRIVERS", (tmp_path / "nosuch",))
@@ -91,11 +91,11 @@ def test_a_probe_without_an_answer_is_reported(python: Callable[[str], str], lin
 
 def test_a_probe_that_hangs_is_given_up(python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "TIMEOUT_SECONDS", 0.1)
-    with Probes() as probing, pytest.raises(Mistake, match=r"no answer about its devices in 0\.1 seconds"):
+    with Probes() as probing, pytest.raises(Mistake, match=r"no report on its devices within 0\.1 seconds"):
         probing.devices(python("exec sleep 60"))
 
 
-def test_a_probe_that_nobody_waited_for_is_ended(python: Callable[[str], str]) -> None:
+def test_an_unused_probe_is_ended(python: Callable[[str], str]) -> None:
     with Probes() as probing:
         probing.foresee([f"python={python('exec sleep 60')}", "devices=cuda:0"])
         (started,) = probing._started

@@ -1,4 +1,4 @@
-"""What a measured process is started with."""
+"""The environment variables and locks that a measured process is started with."""
 
 from __future__ import annotations
 

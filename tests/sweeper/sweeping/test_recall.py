@@ -1,4 +1,4 @@
-"""Which outcomes of earlier attempts stand for a planned point, and what has to be unchanged for that."""
+"""Which outcomes of earlier attempts are reused for a planned point, and what has to be unchanged for that."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_each_planned_attempt_recalls_its_own_outcome(run: RunFolder) -> None:
     assert [recalled(run, nth) for nth in (1, 2, 3)] == [(3, Status.OK), (3, Status.OOM), (3, None)]
 
 
-def test_another_fingerprint_is_refused_or_measured_again_beside_it(run: RunFolder) -> None:
+def test_another_fingerprint_is_refused_or_measured_as_a_further_attempt(run: RunFolder) -> None:
     attempted(run, PASSES, torch="2.12")
     with pytest.raises(Mistake, match=r"name=run: torch was 2\.12 when it was measured, and is 2\.13 now; resume=anew"):
         recalled(run)
@@ -107,7 +107,7 @@ def test_edited_code_is_a_difference_only_if_the_attempt_loaded_it() -> None:
     assert changed(then, now) is None
 
 
-def test_what_affects_no_memory_is_no_difference_of_a_card() -> None:
+def test_fields_of_a_card_that_do_not_affect_memory_are_not_compared() -> None:
     then = Attempt(point=POINT, device=Device(name="sim:h100", card=CARD))
     cheaper = Device(name="sim:h100", card=replace(CARD, price_per_hour=1.0))
     assert changed(then, Fingerprint({}, {}), cheaper) is None
@@ -115,13 +115,13 @@ def test_what_affects_no_memory_is_no_difference_of_a_card() -> None:
     assert "the card's total_bytes was" in (changed(then, Fingerprint({}, {}), smaller) or "")
 
 
-def test_a_variable_that_was_unset_is_named_as_not_there() -> None:
+def test_a_variable_that_was_unset_is_reported_as_absent() -> None:
     then = Attempt(point=POINT, device=CPU, identity={"MKL_CBWR": None})
     found = changed(then, Fingerprint({"MKL_CBWR": "AVX2"}, {}))
-    assert found == "MKL_CBWR was not there when it was measured, and is AVX2 now"
+    assert found == "MKL_CBWR was absent when it was measured, and is AVX2 now"
 
 
-def test_an_interpreter_without_a_fingerprint_is_refused_with_its_last_words(tmp_path: Path) -> None:
+def test_an_interpreter_without_a_fingerprint_is_refused_with_the_end_of_its_output(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no such luck >&2\nexit 1\n")
     python.chmod(0o755)

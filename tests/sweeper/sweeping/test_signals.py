@@ -12,7 +12,7 @@ from sweeper.sweeping.signals import catch_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_noted_and_wakes_whoever_waits_on_the_descriptor(number: signal.Signals) -> None:
+def test_a_signal_is_recorded_and_makes_the_descriptor_readable(number: signal.Signals) -> None:
     with catch_signals() as signals:
         assert select.select([signals.descriptor], [], [], 0)[0] == []
         os.kill(os.getpid(), number)

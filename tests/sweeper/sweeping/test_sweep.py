@@ -78,10 +78,10 @@ def test_a_measured_device_waits_for_its_calculated_twin(lab: Any) -> None:
 def test_cards_of_one_architecture_share_a_trace_and_wait_for_it(lab: Any) -> None:
     _, engine = lab.run(plan_of(sim("h100"), sim("h200"), batch=(1,)))
     first, second = engine.started
-    assert first.followed == second.followed
+    assert first.allocation_trace == second.allocation_trace
     assert engine.most_running == 1
     _, engine = lab.run(plan_of(sim("h100"), sim("a100", "sm_80"), run={"name": "apart"}, batch=(1,)))
-    assert len({attempt.followed for attempt in engine.started}) == 2
+    assert len({attempt.allocation_trace for attempt in engine.started}) == 2
 
 
 def test_an_unavailable_device_has_rows_and_starts_nothing(lab: Any, tmp_path: Path) -> None:

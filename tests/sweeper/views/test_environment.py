@@ -1,4 +1,4 @@
-"""The command `environment`, on this machine and on pretended ones."""
+"""The command `environment`, on this machine and on simulated ones."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_an_attempt_that_failed_before_any_phase_names_none() -> None:
     assert outcome_text(lost) == "lost"
 
 
-def test_every_status_of_an_attempt_has_words() -> None:
+def test_every_status_has_a_text() -> None:
     assert set(ENDINGS) == set(Status) - {Status.SKIPPED, Status.NOT_RUN}
 
 
@@ -160,7 +160,7 @@ def test_the_end_counts_the_statuses_and_names_the_tables(
 # --- on a terminal ----------------------------------------------------------------------------------------------------
 
 
-def test_where_no_terminal_is_the_lines_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_lines_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with show_for(plan(), tmp_path) as show:
         show.began("cpu", point())
         show.settled("cpu", point(), outcome(Status.OK), recalled=False)
