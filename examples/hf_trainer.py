@@ -10,8 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback
 
 
 class Phases(TrainerCallback):
-    """Enters a phase where a step begins and leaves it where the step ends. A step that raises leaves it open: that is
-    how the row says in which phase it failed."""
+    """Enters a phase where a step begins and leaves it where the step ends.
+
+    A step that raises leaves the phase open, so the row names it as the phase that failed.
+    """
 
     def __init__(self, phase):
         self.phase = phase

@@ -17,7 +17,7 @@ def run(*, batch, context, dtype, device, seed, phase, width=256, steps=2):
         inputs = torch.randn(batch, context, width, **kind)
 
     losses = []
-    for step in range(steps):  # two: what the optimizer keeps is there from the second on
+    for step in range(steps):  # two: the optimizer's state exists from the second step on
         with phase("forward", step) as notes:
             notes.shapes["inputs"] = list(inputs.shape)
             loss = model(inputs).square().mean()
