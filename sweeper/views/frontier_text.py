@@ -209,7 +209,7 @@ def why(row: Row) -> str:
     if unlimited is not None:
         text += f", would take {format_bytes(unlimited)} {device_named(row['device']).deciding_counter}"
         limit = row.get("budget_bytes") or row.get("device_total_bytes")
-        text += ", but its segments do not fit" if limit is not None and unlimited < limit else ""
+        text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
     elif needs is not None:
         text += f", needs at least {format_bytes(needs)}"
     return f"{text}; a smaller batch would not help" if _is_of_any_batch(row) else text
