@@ -51,6 +51,8 @@ def read(arguments: Sequence[str]) -> CommandLine:
     command, rest = _split(arguments, list(commands))
     flags, extra = parser.parse_known_args([command, *rest])
     unknown = [word for word in extra if word.startswith("-")]
+    if command == "sweep" and "--json" in unknown:
+        raise Mistake("--json comes after a command, as in sweeper frontier RUN --json; a sweep writes tables")
     if unknown:
         commands[command].error(f"no such flag: {', '.join(unknown)}")
     # argparse puts only the first positionals into `words`; those after a flag are left over.
