@@ -25,6 +25,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -278,7 +279,8 @@ class Supervisor:
     def _import_libraries(self, attempt: Attempt) -> None:
         """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
         processes.die_with(os.getppid())
-        with contextlib.suppress(Exception):  # the measured process reports libraries that cannot be imported
+        # The measured process reports libraries that cannot be imported.
+        with contextlib.suppress(Exception), quiet_stderr():
             child.import_libraries(attempt)
         processes.die_with(None)
 
@@ -474,6 +476,20 @@ class Output:
         with contextlib.suppress(OSError):  # a full disk costs the log, not the attempt
             note = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
             self._path.write_bytes(self._start + note + self._end)
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Discard what libraries write to stderr as they are imported: it would appear between the lines of the sweep."""
+    stderr = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    os.close(null)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:

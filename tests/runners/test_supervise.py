@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
+
+import pytest
 
 from runners.device import device_named
 from runners.outcome import Status
 from runners.point import Attempt, Point
+from runners.supervise import quiet_stderr
 from tests.measuring import SETTLED, Lab
 
 
@@ -33,3 +37,10 @@ def test_an_attempt_on_two_devices_waits_for_either_and_locks_neither_meanwhile(
         with first.open() as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert lab.settle(attempt).outcome.status is Status.OK
+
+
+def test_messages_of_imported_libraries_do_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    with quiet_stderr():
+        os.write(2, b"Failed to load a kernel")
+    os.write(2, b"a traceback of the supervisor")
+    assert capfd.readouterr().err == "a traceback of the supervisor"
