@@ -250,7 +250,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
     if failed is not None and failed.signal is None:  # the process dies of the signal that ended its program
         if failed.exit_code is not None:
             common["exit_code"] = failed.exit_code
-        return Outcome(**_raised(failed), **common)
+        return Outcome(**_raised(failed, _free_bytes(phases, common["environment"])), **common)
     return Outcome(**_ended(exit), **common)
 
 
@@ -269,7 +269,21 @@ def _unfinished_of(phases: Sequence[Phase]) -> Phase | None:
     return next((phase for phase in reversed(phases) if not phase.completed), None)
 
 
-def _raised(failed: facts.Failed) -> dict[str, Any]:
+def _free_bytes(phases: Sequence[Phase], environment: Mapping[str, Any]) -> int | None:
+    """The least free memory of a device at the end of the failed phase; None if it is not known."""
+    total, failed = environment.get("device_total_bytes"), _unfinished_of(phases)
+    if total is None or failed is None:
+        return None
+    used = [phase.end["used"] for phase in phases if _is_same(phase, failed) and "used" in phase.end]
+    return total - max(used) if used else None
+
+
+def _is_same(phase: Phase, other: Phase) -> bool:
+    """Whether two phases are one, on two devices."""
+    return (phase.name, phase.run_index, phase.completed) == (other.name, other.run_index, other.completed)
+
+
+def _raised(failed: facts.Failed, free_bytes: int | None) -> dict[str, Any]:
     outermost = failed.chain[0]
     found: dict[str, Any] = {
         "status": Status.ERROR,
@@ -277,7 +291,7 @@ def _raised(failed: facts.Failed) -> dict[str, Any]:
         "error_message": outermost.message,
         "traceback": failed.traceback,
     }
-    refusal: Refusal | None = refusal_in(failed.chain)
+    refusal: Refusal | None = refusal_in(failed.chain, failed.traceback, free_bytes)
     if any(_is_unavailable(cause) for cause in failed.chain):
         found["status"] = Status.UNAVAILABLE
     elif refusal is not None:

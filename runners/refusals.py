@@ -17,11 +17,24 @@ from runners.facts import Cause
 MIB = 2**20
 POWERS = {"bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}  # of 1024, whether printed as GiB or as GB
 
-# (name of the type or of a base, what the message contains, whose memory was refused)
+OUT_OF_MEMORY = r"(CUDA|HIP) error: out of memory"
+# A full device, as its allocator finds it: a library's handle needs some 10 to 200 MiB for workspaces and kernels.
+FULL_BELOW_BYTES = 256 * MIB
+
+# (name of the type or of a base, in full or its last part; what the message contains; whose memory was refused)
 KNOWN: tuple[tuple[str, str, str], ...] = (
+    # Ray's memory monitor ended a worker, since the memory of its node was nearly used up
+    ("ray.exceptions.OutOfMemoryError", r"", "host"),
     # torch's own class, raised by the caching allocators of CUDA, ROCm and XPU
     ("OutOfMemoryError", r"", "device"),
+    ("MemoryError", r"cudaErrorMemoryAllocation", "device"),  # RAPIDS's memory manager, a std::bad_alloc in C++
     ("MemoryError", r"", "host"),  # NumPy's _ArrayMemoryError too
+    # The caching allocator asks NVML who uses the device while it words a refusal, and fails where NVML is restricted
+    # (MIG in containers) or missing (Jetson): pytorch/pytorch#112377, #185240. Nothing else in that file asks NVML.
+    ("RuntimeError", r"NVML_SUCCESS == [^\n]*INTERNAL ASSERT FAILED at [^\n]*CUDACachingAllocator\.cpp", "device"),
+    # pinned memory: the device's driver refuses, and the memory is the host's
+    ("RuntimeError", r"(?s)in pin memory thread.*" + OUT_OF_MEMORY, "host"),
+    ("RuntimeError", r"(?s)(cuda(HostAlloc|MallocHost|HostRegister)|hipHost(Malloc|Register)).*out of memory", "host"),
     # c10/core/impl/alloc_cpu.cpp: "can't allocate memory" on POSIX, "not enough memory" on Windows
     ("RuntimeError", r"DefaultCPUAllocator: (can't allocate|not enough) memory", "host"),
     ("RuntimeError", r"std::bad_alloc", "host"),  # `new` in C++: torch turns every std::exception into RuntimeError
@@ -30,8 +43,9 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     # before torch.cuda.OutOfMemoryError existed (torch < 1.13)
     ("RuntimeError", r"(CUDA|HIP) out of memory\. Tried to allocate", "device"),
     # from the driver, past the allocator: messages of the runtime, the driver API, NCCL and Triton
-    ("RuntimeError", r"(CUDA|HIP)( driver)? error: out of memory", "device"),
+    ("RuntimeError", OUT_OF_MEMORY + r"|(CUDA|HIP) driver error: out of memory", "device"),
     ("RuntimeError", r"Cuda failure (\d+ )?'out of memory'", "device"),
+    ("RuntimeError", r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", "device"),  # CuPy, JAX
     ("RuntimeError", r"Triton Error \[(CUDA|HIP)\]: out of memory", "device"),
     ("RuntimeError", r"MPS backend out of memory", "device"),
     # handles and workspaces that a library could not allocate
@@ -39,6 +53,18 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("RuntimeError", r"CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", "device"),
     ("RuntimeError", r"(CU|HIP)FFT_ALLOC_FAILED|miopenStatusAllocFailed", "device"),
 )
+# Messages of libraries that could not make their handle. Too little memory is the usual reason, but not the only one:
+# they are refusals where the device is full.
+KNOWN_IF_FULL: tuple[tuple[str, str, str], ...] = (
+    (
+        "RuntimeError",
+        r"(CUBLAS|HIPBLAS|CUSOLVER|HIPSOLVER|CUSPARSE|HIPSPARSE)_STATUS_NOT_INITIALIZED,? when calling `\w+Create",
+        "device",
+    ),
+    ("RuntimeError", r"CUDNN_STATUS_NOT_INITIALIZED", "device"),
+)
+# The line of Python that asked for pinned memory. torch words its refusal as it words those of the device.
+PINS = re.compile(r"pin_memory|pinned")
 
 EXACT = re.compile(r"you tried to allocate (\d+) bytes|unable to mmap (\d+) bytes")
 # torch's allocators; cudaMallocAsync ("Requested               : 640.00 MiB"); NumPy ("Unable to allocate 466. TiB")
@@ -54,15 +80,32 @@ class Refusal:
     requested_bytes: int | None
 
 
-def refusal_in(chain: Sequence[Cause]) -> Refusal | None:
-    """The refused allocation behind an exception: the first among its causes, the outermost first."""
+def refusal_in(chain: Sequence[Cause], traceback: str | None = None, free_bytes: int | None = None) -> Refusal | None:
+    """The refused allocation behind an exception: the first among its causes, the outermost first.
+
+    `traceback` is the exception's with those of its causes. `free_bytes` was free on the device when it failed; None
+    if that is not known.
+    """
+    is_full = free_bytes is not None and free_bytes < FULL_BELOW_BYTES
     for cause in chain:
-        names = {name.rpartition(".")[2] for name in (cause.type, *cause.bases)}
+        types = (cause.type, *cause.bases)
+        names = {*types, *(name.rpartition(".")[2] for name in types)}
         message = cause.message or ""
-        for name, text, scope in KNOWN:
+        for name, text, scope in (*KNOWN, *KNOWN_IF_FULL) if is_full else KNOWN:
             if name in names and re.search(text, message):
-                return Refusal(scope, requested_in(message))
+                past_the_allocator = scope == "device" and "OutOfMemoryError" not in names
+                is_pinned = past_the_allocator and _pins(cause, traceback or "")
+                return Refusal("host" if is_pinned else scope, requested_in(message))
     return None
+
+
+def _pins(cause: Cause, traceback: str) -> bool:
+    """Whether the innermost line of Python under which a cause was raised asked for pinned memory."""
+    first_line, _, _ = f"{cause.type}: {cause.message or ''}".partition("\n")
+    before, found, _ = traceback.rpartition(f"\n{first_line}")
+    _, _, innermost = before.rpartition('\n  File "')
+    _, _, source = innermost.partition("\n")
+    return bool(found) and PINS.search(source) is not None
 
 
 def requested_in(message: str) -> int | None:

@@ -72,6 +72,21 @@ def killed(**facts: Any) -> dict[str, Any]:
     return {"pid": 4711, "code": None, "signal": int(signal.SIGKILL), **facts}
 
 
+CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+
+
+@pytest.mark.parametrize(("used", "status"), [(80 * GIB - 8 * MIB, "oom"), (40 * GIB, "error"), (None, "error")])
+def test_a_library_that_cannot_start_is_out_of_memory_where_the_driver_found_the_device_full(
+    used: int | None, status: str
+) -> None:
+    environment = {"kind": "environment", "pid": 1, "at": None, "record": {"device_total_bytes": 80 * GIB}}
+    counters = read(GIB, GIB, "allocated") | {"end": {} if used is None else {"used": used}}
+    left = ended("forward", 2.0, completed=False, **{"cuda:0": counters})
+    found = outcome(environment, BASELINE, left, failed(raised("RuntimeError", CUBLAS)), device="cuda:0")
+    assert found.status == status
+    assert found.needs_at_least_bytes is None
+
+
 # -- the statuses ------------------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ MPS = (
     "MPS backend out of memory (MPS allocated: 17.36 GB, other allocations: 613.56 MB, max allowed: 18.13 GB). Tried "
     "to allocate {} on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit"
 )
+NVML_FAILED = '{} INTERNAL ASSERT FAILED at "{}":1016, please report a bug to PyTorch. '
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,51 @@ MPS = (
         (runtime_error(MPS.format("192.00 MB")), "device", 201_321_350),
         (runtime_error(MPS.format("384.00 MiB")), "device", 402_647_942),
         (cause("OSError", "[Errno 12] Cannot allocate memory"), "host", None),
+        (
+            runtime_error(NVML_FAILED.format("NVML_SUCCESS == r", "../c10/cuda/CUDACachingAllocator.cpp")),
+            "device",
+            None,
+        ),
+        (
+            runtime_error(
+                NVML_FAILED.format(
+                    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_()",
+                    "/opt/pytorch/pytorch/c10/cuda/CUDACachingAllocator.cpp",
+                )
+            ),
+            "device",
+            None,
+        ),
+        (
+            cause(
+                "ray.exceptions.OutOfMemoryError",
+                "Task was killed due to the node running low on memory.",
+                "ray.exceptions.RayError",
+            ),
+            "host",
+            None,
+        ),
+        (
+            cause(
+                "torch.AcceleratorError",
+                "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most recent "
+                "call last):\n...\ntorch.AcceleratorError: CUDA error: out of memory",
+                "RuntimeError",
+            ),
+            "host",
+            None,
+        ),
+        (runtime_error("cudaHostAlloc(&ptr, 4096, 0) failed: out of memory"), "host", None),
+        (
+            cause("MemoryError", "std::bad_alloc: out_of_memory: CUDA error (2 cudaErrorMemoryAllocation)"),
+            "device",
+            None,
+        ),
+        (
+            cause("cupy_backends.cuda.api.runtime.CUDARuntimeError", "cudaErrorMemoryAllocation: ...", "RuntimeError"),
+            "device",
+            None,
+        ),
     ],
     ids=lambda value: (value.message or value.type)[:40] if isinstance(value, Cause) else None,
 )
@@ -129,6 +175,10 @@ def test_a_refused_allocation_is_recognised(failure: Cause, scope: str, requeste
         runtime_error("CUDA error: an illegal memory access was encountered"),
         runtime_error("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         runtime_error("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+        runtime_error("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        runtime_error(NVML_FAILED.format("NVML_SUCCESS == r", "../c10/cuda/CUDAFunctions.cpp")),
+        runtime_error(NVML_FAILED.format("ptr", "../c10/cuda/CUDACachingAllocator.cpp")),
+        runtime_error("CUDA error: invalid argument, in cudaHostRegister"),
         runtime_error("Triton Error [CUDA]: out of resource: shared memory"),
         runtime_error("Storage size calculation overflowed with sizes=[4611686018427387904]"),
         runtime_error("nonzero is not supported for tensors with more than INT_MAX elements"),
@@ -148,6 +198,48 @@ def test_a_refused_allocation_is_recognised(failure: Cause, scope: str, requeste
 )
 def test_a_failure_that_only_mentions_memory_is_no_refusal(failure: Cause) -> None:
     assert refusal_in([failure]) is None
+
+
+HANDLES = [
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED when calling `hipblasCreate(handle)`",
+    "CUDA error: CUSPARSE_STATUS_NOT_INITIALIZED when calling `cusparseCreate(handle)`",
+    "cusolver error: CUSOLVER_STATUS_NOT_INITIALIZED, when calling `cusolverDnCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+]
+
+
+@pytest.mark.parametrize("message", HANDLES)
+def test_a_handle_that_cannot_be_made_is_a_refusal_on_a_full_device_only(message: str) -> None:
+    failure = runtime_error(message)
+    assert refusal_in([failure], free_bytes=8 * MIB) == Refusal("device", None)
+    assert refusal_in([failure], free_bytes=2 * GIB) is None
+    assert refusal_in([failure]) is None, "whether it was full is not known"
+
+
+def test_a_handle_that_fails_in_use_is_no_refusal_on_a_full_device_either() -> None:
+    failure = runtime_error("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle, ...)`")
+    assert refusal_in([failure], free_bytes=0) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "scope"),
+    [
+        ("batch = batch.pin_memory()", "host"),
+        ("buffer = torch.empty(2**36, pin_memory=True)", "host"),
+        ("graph.replay()", "device"),
+    ],
+)
+def test_pinned_memory_is_the_hosts_though_its_refusal_has_the_words_of_the_devices(source: str, scope: str) -> None:
+    failure = cause("torch.AcceleratorError", "CUDA error: out of memory\nSearch for `cudaError...'", "RuntimeError")
+    traceback = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 9, in run\n    loader.pin_memory_all()\n'
+        f'  File "/w/pinned/data.py", line 3, in load\n    {source}\n    ^^^^^\n'
+        "torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaError...'\n"
+    )
+    assert refusal_in([failure], traceback) == Refusal(scope, None)
+    refused = cause("torch.OutOfMemoryError", CUDA.format("2.00 MiB"), "RuntimeError")
+    assert refusal_in([refused], traceback) == Refusal("device", 2 * MIB)
 
 
 def test_a_message_that_is_missing_is_no_obstacle() -> None:
