@@ -22,7 +22,7 @@ class Budget:
 
     def __init__(self, attempt: Attempt) -> None:
         self._on_cpu = attempt.device.is_cpu
-        self._devices = len(attempt.device.parts)
+        self._devices = attempt.device.parts
         self._budget: int | None = attempt.point.get("budget")
         self._limits: tuple[int, int] | None = None  # soft (while imposed) and hard, bytes
 
@@ -37,8 +37,8 @@ class Budget:
             return []
         from runners.meters import cuda
 
-        for index in range(self._devices):
-            cuda.limit(index, self._budget)
+        for index, name in enumerate(self._devices):
+            cuda.limit(name, index, self._budget)
         return [facts.Budget("allocator", self._budget)]
 
     @contextlib.contextmanager

@@ -159,9 +159,9 @@ def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractC
         return "cpu", cpu.CpuMeter(tensors=tracker), tracker
     from runners.meters import cuda
 
-    names = attempt.device.parts
+    names, uuids = attempt.device.parts, attempt.device.uuids
     for index, name in enumerate(names):
-        cuda.check(name, index, attempt.point["dtype"])
+        cuda.check(name, index, attempt.point["dtype"], uuids[index] if uuids else None)
     if trace.requested:
         trace.record(cuda.AllocatorHistory, trace.folder.snapshot)
     # The process sees its own devices only, so their indices start from 0 even if their names do not.

@@ -78,6 +78,14 @@ class Heartbeat(NamedTuple):
     t: float | None = None
 
 
+class Refused(NamedTuple):
+    """An allocation that a device's allocator refused, at that moment: before an exception freed anything."""
+
+    requested_bytes: int  # of the driver, for a segment
+    held: Bytes  # by counter
+    needs_bytes: int  # what was allocated, and the least that makes the allocator request so much
+
+
 class Counters(NamedTuple):
     """One device over one phase."""
 
@@ -86,6 +94,7 @@ class Counters(NamedTuple):
     peak: Bytes  # the highest in between
     alloc_retries: int | None  # how often the allocator gave its cache back to make room
     num_ooms: int | None  # allocations that it refused
+    refused: Refused | None = None  # the last of them; None if there was none, or where none is observed
 
 
 class Ended(NamedTuple):
@@ -182,7 +191,7 @@ def to_json(fact: Fact) -> dict[str, Any]:
     elif isinstance(fact, Heartbeat):
         line["counters"] = {device: {"peak": peak} for device, peak in line.pop("peak").items()}
     elif isinstance(fact, Ended):
-        line["counters"] = {device: counters._asdict() for device, counters in fact.counters.items()}
+        line["counters"] = {device: _counters_to_json(counters) for device, counters in fact.counters.items()}
     elif isinstance(fact, Failed):
         line["chain"] = [cause._asdict() for cause in fact.chain]
     return line
@@ -260,10 +269,22 @@ def _ended(line: Mapping[str, Any]) -> Ended:
     )
 
 
+def _counters_to_json(counters: Counters) -> dict[str, Any]:
+    line = counters._asdict()
+    refused = line.pop("refused")
+    return line if refused is None else line | {"refused": refused._asdict()}
+
+
 def _counters(found: Mapping[str, Any]) -> Counters:
     get = found.get
+    refused = get("refused")
     return Counters(
-        get("baseline", _NONE), get("end", _NONE), get("peak", _NONE), get("alloc_retries"), get("num_ooms")
+        get("baseline", _NONE),
+        get("end", _NONE),
+        get("peak", _NONE),
+        get("alloc_retries"),
+        get("num_ooms"),
+        None if refused is None else Refused._make(map(refused.get, Refused._fields)),
     )
 
 

@@ -20,11 +20,12 @@ from runners.refusals import Refusal, refusal_in
 F = TypeVar("F", bound=Fact)
 
 OUR_OWN_BYTES = 2**20  # the most that writing our own lines takes between two phases
+AT_BOUNDARIES = ("used", "graph_pools")  # counters without a peak
 START = "start"  # the failed phase of an attempt that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # the qualified name: a user's class may have the same short one
-# The driver's message where torch was built without code for this kind of device (CUDA and ROCm)
-NO_KERNEL = re.compile(r"no kernel image is available|invalid device function")
+# Of CUDA and ROCm: torch was built without code for this kind of device; another process has the device for itself
+NOT_TO_BE_HAD = re.compile(r"no kernel image is available|invalid device function|devices are busy or unavailable")
 
 
 class Status(str, enum.Enum):
@@ -62,6 +63,7 @@ class Phase:
     peak: Mapping[str, int] = field(default_factory=dict)
     alloc_retries: int | None = None
     num_ooms: int | None = None
+    refused: facts.Refused | None = None  # the last allocation that was refused
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     counts: bool = True  # false for a phase outside the workload: the point's peaks leave it out
@@ -82,6 +84,7 @@ class Outcome:
     signal: int | None = None
     exit_code: int | None = None
     requested_bytes: int | None = None
+    needs_at_least_bytes: int | None = None  # lower bound after a refusal, as _bytes_of decides it
     skipped_because: str | None = None
     phases: tuple[Phase, ...] = ()
     peak_is_partial: bool | None = None
@@ -172,23 +175,12 @@ class Outcome:
         top = max(named, key=lambda phase: phase.peak[counter], default=None)
         return BETWEEN if top is None or top.peak[counter] + OUR_OWN_BYTES < peak else top.name
 
-    @property
-    def needs_at_least_bytes(self) -> int | None:
-        """A lower bound after a refused allocation: the bytes held at that moment plus the bytes requested.
-
-        None with several devices: the exception does not name the one that refused as the user does.
-        """
-        if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None or self.device.parts[1:]:
-            return None
-        failed = _unfinished_of(self.phases)
-        held = None if failed is None else failed.end.get(self.device.deciding_counter)
-        return None if held is None else held + self.requested_bytes
-
 
 def peaks_of(phases: Iterable[Phase]) -> dict[str, int]:
     """The highest reading of each counter in bytes.
 
-    The driver keeps no high-water mark of a device's used memory: the highest reading at a boundary replaces it.
+    The driver keeps no high-water mark of a device's used memory, nor torch one of a graph's private pools: the highest
+    reading at a boundary replaces it.
     """
     return highest(_readings(phases))
 
@@ -197,8 +189,7 @@ def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
     for phase in phases:
         yield phase.peak
         for reading in (phase.baseline, phase.end):
-            if "used" in reading:
-                yield {"used": reading["used"]}
+            yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
 
 
 def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> Outcome:
@@ -250,7 +241,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
     if failed is not None and failed.signal is None:  # the process dies of the signal that ended its program
         if failed.exit_code is not None:
             common["exit_code"] = failed.exit_code
-        return Outcome(**_raised(failed, _free_bytes(phases, common["environment"])), **common)
+        return Outcome(**_raised(failed, phases, common["environment"], attempt.device), **common)
     return Outcome(**_ended(exit), **common)
 
 
@@ -283,7 +274,9 @@ def _is_same(phase: Phase, other: Phase) -> bool:
     return (phase.name, phase.run_index, phase.completed) == (other.name, other.run_index, other.completed)
 
 
-def _raised(failed: facts.Failed, free_bytes: int | None) -> dict[str, Any]:
+def _raised(
+    failed: facts.Failed, phases: Sequence[Phase], environment: Mapping[str, Any], device: Device
+) -> dict[str, Any]:
     outermost = failed.chain[0]
     found: dict[str, Any] = {
         "status": Status.ERROR,
@@ -291,19 +284,45 @@ def _raised(failed: facts.Failed, free_bytes: int | None) -> dict[str, Any]:
         "error_message": outermost.message,
         "traceback": failed.traceback,
     }
-    refusal: Refusal | None = refusal_in(failed.chain, failed.traceback, free_bytes)
+    refusal = refusal_in(failed.chain, failed.traceback, _free_bytes(phases, environment))
     if any(_is_unavailable(cause) for cause in failed.chain):
         found["status"] = Status.UNAVAILABLE
     elif refusal is not None:
-        found |= {"status": Status.OOM, "oom_scope": refusal.scope, "requested_bytes": refusal.requested_bytes}
+        found |= {"status": Status.OOM, "oom_scope": refusal.scope, **_bytes_of(refusal, phases, device)}
     return found
+
+
+def _bytes_of(refusal: Refusal, phases: Sequence[Phase], device: Device) -> dict[str, int | None]:
+    """What was requested, and a lower bound of what the point needs: with what was held when it was refused.
+
+    The allocator's own record of the refusal is exact. The message has two decimals. On a host, what the failed phase
+    still held at its end is a lower bound too; on a device it can be next to nothing, as the exception freed it.
+    """
+    seen = _observed(refusal, phases)
+    if seen is not None:
+        return {"requested_bytes": seen.requested_bytes, "needs_at_least_bytes": seen.needs_bytes}
+    needs = refusal.needs_bytes
+    if device.is_host and refusal.requested_bytes is not None:
+        failed = _unfinished_of(phases)
+        held = None if failed is None else failed.end.get(device.deciding_counter)
+        needs = None if held is None else held + refusal.requested_bytes
+    return {"requested_bytes": refusal.requested_bytes, "needs_at_least_bytes": needs}
+
+
+def _observed(refusal: Refusal, phases: Sequence[Phase]) -> facts.Refused | None:
+    """The allocator's record of this refusal, rather than of an earlier one that the workload handled."""
+    failed, printed = _unfinished_of(phases), refusal.requested_bytes
+    if failed is None or printed is None:
+        return None
+    seen = [phase.refused for phase in phases if _is_same(phase, failed) and phase.refused is not None]
+    return next((each for each in seen if 0 <= each.requested_bytes - printed <= each.requested_bytes / 100), None)
 
 
 def _is_unavailable(cause: Cause) -> bool:
     if cause.type == UNAVAILABLE:
         return True
     is_torchs = "RuntimeError" in (cause.type, *cause.bases)
-    return is_torchs and NO_KERNEL.search(cause.message or "") is not None
+    return is_torchs and NOT_TO_BE_HAD.search(cause.message or "") is not None
 
 
 def _ended(exit: Exit) -> dict[str, Any]:
@@ -434,6 +453,7 @@ def _ended_phase(ended: Ended, device: str, counters: facts.Counters) -> Phase:
         peak=counters.peak,
         alloc_retries=counters.alloc_retries,
         num_ooms=counters.num_ooms,
+        refused=counters.refused,
         shapes=ended.shapes or {},
         metrics=ended.metrics or {},
     )

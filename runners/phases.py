@@ -28,6 +28,7 @@ class Reading:
     peak: dict[str, int] = field(default_factory=dict)  # since the boundary before
     alloc_retries: int | None = None
     num_ooms: int | None = None
+    refused: facts.Refused | None = None  # the last since the boundary before
 
 
 class Meter(Protocol):
@@ -133,6 +134,7 @@ class Phases:
                 peak=reading.peak,
                 alloc_retries=_rise(before.alloc_retries, reading.alloc_retries),
                 num_ooms=_rise(before.num_ooms, reading.num_ooms),
+                refused=reading.refused,
             )
         return facts.Ended(
             phase=name,

@@ -15,6 +15,7 @@ from decimal import ROUND_CEILING, Decimal
 from runners.facts import Cause
 
 MIB = 2**20
+BLOCK = 512  # bytes: the unit of the caching allocator's blocks
 POWERS = {"bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}  # of 1024, whether printed as GiB or as GB
 
 OUT_OF_MEMORY = r"(CUDA|HIP) error: out of memory"
@@ -69,15 +70,24 @@ PINS = re.compile(r"pin_memory|pinned")
 EXACT = re.compile(r"you tried to allocate (\d+) bytes|unable to mmap (\d+) bytes")
 # torch's allocators; cudaMallocAsync ("Requested               : 640.00 MiB"); NumPy ("Unable to allocate 466. TiB")
 PRINTED = re.compile(r"(?:Tried to allocate|Requested *:|Unable to allocate) (\d+(?:\.\d+)?)\.? (bytes|([KMGTPE])i?B)")
+# What the allocator had handed out: torch's, its older wording, cudaMallocAsync's
+HELD = re.compile(
+    r"(?:Of the allocated memory|total capacity;|Currently allocated *:) (\d+(?:\.\d+)?) (bytes|([KMGTPE])i?B)"
+)
 CACHING = re.compile(r"(CUDA|HIP|XPU) out of memory\. Tried to allocate")
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A refused allocation: whose memory (`device` or `host`), and the bytes requested if the message has them."""
+    """A refused allocation: whose memory (`device` or `host`), and the bytes that the message has, to its decimals.
+
+    `needs_bytes` is the least that the device's allocator would have handed out, with the memory that it had handed
+    out at the refusal.
+    """
 
     scope: str
-    requested_bytes: int | None
+    requested_bytes: int | None = None
+    needs_bytes: int | None = None
 
 
 def refusal_in(chain: Sequence[Cause], traceback: str | None = None, free_bytes: int | None = None) -> Refusal | None:
@@ -95,7 +105,7 @@ def refusal_in(chain: Sequence[Cause], traceback: str | None = None, free_bytes:
             if name in names and re.search(text, message):
                 past_the_allocator = scope == "device" and "OutOfMemoryError" not in names
                 is_pinned = past_the_allocator and _pins(cause, traceback or "")
-                return Refusal("host" if is_pinned else scope, requested_in(message))
+                return Refusal("host" if is_pinned else scope, requested_in(message), _needs_in(message))
     return None
 
 
@@ -119,18 +129,39 @@ def requested_in(message: str) -> int | None:
     if exact:
         return int(exact[1] or exact[2])
     printed = PRINTED.search(message)
-    if not printed:
+    return None if printed is None else _least(printed, in_segments=CACHING.search(message) is not None)
+
+
+def least_block_bytes(segment: int) -> int:
+    """The least that the caching allocator hands out of a segment that it requests from the driver, in bytes.
+
+    It requests 2 MiB for up to 1 MiB, 20 MiB for less than 10 MiB, else the block's size rounded up to 2 MiB
+    (get_allocation_size in c10/cuda/CUDACachingAllocator.cpp). Blocks are multiples of 512 bytes.
+    """
+    if segment <= 2 * MIB:
+        return BLOCK
+    return MIB + BLOCK if segment == 20 * MIB else segment - 2 * MIB + BLOCK
+
+
+def _needs_in(message: str) -> int | None:
+    held, requested = HELD.search(message), requested_in(message)
+    if held is None or requested is None:
         return None
+    block = least_block_bytes(requested) if CACHING.search(message) else requested
+    return _least(held, in_segments=False) + block
+
+
+def _least(printed: re.Match[str], in_segments: bool) -> int:
+    """The least number of bytes that prints as a number (group 1) with a unit (2) and its power (3)."""
     number, power = printed[1], POWERS[printed[3] or "bytes"]
     if not power:
         return int(number)
     unit: int = 1024**power
     decimals = len(number.partition(".")[2])
-    caching = CACHING.search(message) is not None
     half = Decimal(5).scaleb(-decimals - 1)
     least = int(((Decimal(number) - half) * unit).to_integral_value(ROUND_CEILING))
-    least = max(least, unit + caching)  # torch prints just 1 GiB as 1024.00 MiB, NumPy as 1.00 GiB
-    step = 2 * MIB if caching and unit >= MIB else 1
+    least = max(least, unit + in_segments)  # torch prints just 1 GiB as 1024.00 MiB, NumPy as 1.00 GiB
+    step = 2 * MIB if in_segments and unit >= MIB else 1
     first = -(-least // step) * step
     likely = (first, first + step)  # the first can lie half way between two prints and round to the other
     return next((size for size in likely if f"{Decimal(size) / unit:.{decimals}f}" == number), least)

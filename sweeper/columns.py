@@ -218,11 +218,17 @@ ENDED = (
     _outcome("error_message", TEXT, "message of the exception, or the reason why there is no measurement"),
     _outcome("signal", INT, "number of the signal that ended the process"),
     _outcome("exit_code", INT, "exit code of the process"),
-    _outcome("requested_bytes", INT, "size of the refused allocation", "bytes"),
+    _outcome(
+        "requested_bytes",
+        INT,
+        "size of the refused allocation; of CUDA's caching allocator the segment that it requested from the driver",
+        "bytes",
+    ),
     _outcome(
         "needs_at_least_bytes",
         INT,
-        "lower bound of the memory needed: bytes held when the allocation was refused, plus requested_bytes",
+        "lower bound of the memory needed: bytes held when the allocation was refused, plus the least that makes the "
+        "allocator request requested_bytes; null where what was held is not known",
         "bytes",
     ),
     _outcome(
@@ -278,6 +284,11 @@ PEAKS = (
         "peak of the bytes that the caching allocator took from the device; with several devices, the highest one",
     ),
     _peak("requested", "peak of the bytes requested from the caching allocator, before its rounding"),
+    _peak(
+        "graph_pools",
+        "highest reading of what private pools of CUDA graphs have reserved, a part of reserved that a replay uses and "
+        "allocated does not count; null without a captured graph",
+    ),
     _peak("used", "highest reading of the device's used memory as the driver reports it, of all processes"),
     _peak("tensor", "peak of the live bytes of tensor storages, as tracked; without scratch memory of kernels"),
     _peak("resident", "peak of the process's resident host memory, baseline included"),
@@ -434,6 +445,8 @@ COUNTERS = {
     "reserved": "bytes that the caching allocator took from the device",
     "requested": "bytes requested from the caching allocator, before its rounding",
     "active": "bytes handed out, or freed and still in use by a stream",
+    "graph_pools": "bytes that private pools of captured CUDA graphs have reserved; a replay uses them, and allocated "
+    "leaves out what the graph freed while it was captured; no peak",
     "used": "used memory of the device, by all processes, as the driver reports it",
     "tensor": "live bytes of tensor storages, as tracked",
     "resident": "resident host memory of the process",

@@ -49,6 +49,30 @@ def growing(*, device: str, phase: Any) -> None:
             take(16 * step, device)
 
 
+def resets(*, device: str, phase: Any) -> None:
+    """512 MiB, then a reset by the workload, which reads what torch gives it after the phases' own resets."""
+    with phase("first"):
+        take(512, device)
+        torch.cuda.reset_peak_memory_stats()
+        take(64, device)
+    with phase("second"):
+        assert torch.cuda.max_memory_allocated() == 64 * MIB, torch.cuda.max_memory_allocated()
+
+
+def graph(*, device: str, phase: Any) -> None:
+    """A graph that allocates and frees 64 MiB while it is captured."""
+    with phase("capture"):
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            held = torch.zeros(64 * MIB, dtype=torch.uint8, device=device)
+            total = held.sum()
+            del held
+    with phase("replay"):
+        captured.replay()
+        torch.cuda.synchronize()
+    del total
+
+
 def out_of_range(*, batch: int, device: str, phase: Any) -> None:
     """With batch=1 an assertion in a kernel fails, unseen by the workload, and destroys the process's context."""
     with phase("look_up"):

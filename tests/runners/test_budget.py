@@ -54,13 +54,13 @@ def test_without_known_memory_there_is_no_limit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_on_cuda_it_limits_the_allocator_of_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[tuple[int, int]] = []
-    cuda = SimpleNamespace(limit=lambda index, budget: limits.append((index, budget)))
+    limits: list[tuple[str, int, int]] = []
+    cuda = SimpleNamespace(limit=lambda *limit: limits.append(limit))
     monkeypatch.setitem(sys.modules, "runners.meters.cuda", cuda)  # type: ignore[misc]
     monkeypatch.setattr(runners.meters, "cuda", cuda, raising=False)
     both = device_named("cuda:0+cuda:1")
     assert Budget(attempt(GIB, both)).impose() == [facts.Budget("allocator", GIB)]
-    assert limits == [(0, GIB), (1, GIB)]
+    assert limits == [("cuda:0", 0, GIB), ("cuda:1", 1, GIB)]
     assert Budget(attempt(None, both)).impose() == []
 
 

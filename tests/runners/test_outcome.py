@@ -129,6 +129,14 @@ def test_a_library_that_cannot_start_is_out_of_memory_where_the_driver_found_the
             None,
             None,
         ),
+        (
+            [BASELINE, failed(raised("RuntimeError", "CUDA error: all CUDA-capable devices are busy or unavailable"))],
+            EXITED,
+            "unavailable",
+            None,
+            None,
+            None,
+        ),
         ([BASELINE, failed(raised("KeyError", "invalid device function"))], EXITED, "error", None, None, None),
         ([BASELINE], killed(oom_kill_proof="oom_kill rose by 1"), "oom_killed", "host", False, None),
         ([BASELINE], killed(), "killed", None, None, None),
@@ -461,8 +469,47 @@ def refused(device: str, cause: dict[str, Any], counter: str, **counters: Any) -
 
 
 def test_a_refusal_needs_at_least_the_bytes_held_and_requested() -> None:
-    assert refused("cuda:0", OOM, "allocated", **{"cuda:0": GIB}).needs_at_least_bytes == GIB + 64 * MIB
+    shown = {"requested_bytes": 64 * MIB, "held": {"allocated": GIB}, "needs_bytes": GIB + 62 * MIB + 512}
+    left = ended("fill", 2.0, False, **{"cuda:0": read(7 * MIB, GIB, "allocated") | {"refused": shown}})
+    found = outcome(BASELINE, left, failed(OOM), device="cuda:0")
+    assert (found.requested_bytes, found.needs_at_least_bytes) == (64 * MIB, GIB + 62 * MIB + 512)
     assert refused("cpu", CPU_OOM, "resident", cpu=GIB).needs_at_least_bytes == GIB + 1000
+
+
+@pytest.mark.parametrize(
+    ("message", "least", "most"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 1.00 GiB of which 4.00 MiB "
+            "is free. Of the allocated memory 1.00 GiB is allocated by PyTorch, and 0 bytes is reserved",
+            1.994 * GIB / 2 + 62 * MIB,
+            GIB + 64 * MIB,
+        ),
+        (
+            "CUDA out of memory. Tried to allocate 64.00 MiB (GPU 0; 1.00 GiB total capacity; 960.00 MiB already "
+            "allocated; 4.00 MiB free; 960.00 MiB reserved in total by PyTorch)",
+            959 * MIB + 62 * MIB,
+            960 * MIB + 64 * MIB,
+        ),
+        (
+            "Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+            "Currently allocated     : 960.00 MiB\nRequested               : 64.00 MiB\nDevice limit : 1.00 GiB",
+            1023 * MIB,
+            1024 * MIB,
+        ),
+    ],
+)
+def test_the_message_of_a_refusal_says_what_was_held_when_the_exception_has_freed_it(
+    message: str, least: int, most: int
+) -> None:
+    refusal = raised("torch.OutOfMemoryError", message, "RuntimeError")
+    found = refused("cuda:0", refusal, "allocated", **{"cuda:0": MIB})
+    assert found.needs_at_least_bytes is not None
+    assert least < found.needs_at_least_bytes <= most
+
+
+def test_what_a_device_still_held_after_the_exception_is_not_taken_for_what_it_held() -> None:
+    assert refused("cuda:0", OOM, "allocated", **{"cuda:0": 64 * MIB}).needs_at_least_bytes is None
 
 
 def test_without_the_bytes_held_or_requested_there_is_no_lower_bound() -> None:

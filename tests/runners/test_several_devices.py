@@ -20,8 +20,8 @@ stand_in = sys.modules["stand_in"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(stand_in)
 devices = [stand_in.Device(uuid=f"0000000{{index}}-0000-4b7e-9d67-2f5a0c1b9e11") for index in range(2)]
 torch = stand_in.Torch(*devices)
-cuda, version, __version__ = torch.cuda, torch.version, torch.__version__
-class OutOfMemoryError(RuntimeError): pass
+_C, cuda, version, __version__ = torch._C, torch.cuda, torch.version, torch.__version__
+OutOfMemoryError = stand_in.OutOfMemoryError
 class Tensor:
     def add_(self, _): return self
 def ones(_): return Tensor()

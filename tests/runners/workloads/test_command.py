@@ -332,11 +332,12 @@ def test_a_device_that_the_program_hides_from_itself_is_known_by_its_uuid(run: A
 
 
 def test_a_refusal_on_a_device_has_the_scope_device(run: Any, torch_with_devices: Any) -> None:
-    code = "import torch; raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 512.00 MiB.')"
+    message = "CUDA out of memory. Tried to allocate 512.00 MiB. Of the allocated memory 100.00 MiB is allocated"
+    code = f"import torch; raise torch.OutOfMemoryError({message!r})"
     outcome = run(code, device="cuda:0", device_uuid="GPU-00000000-aaaa").outcome
     assert (outcome.status, outcome.oom_scope, outcome.fits) == (Status.OOM, "device", False)
     assert outcome.requested_bytes == 512 * MIB
-    assert outcome.needs_at_least_bytes == 512 * MIB + MIB, "what was held stands in the report"
+    assert 609 * MIB < outcome.needs_at_least_bytes <= 612 * MIB, "what was held stands in the message"
 
 
 def test_several_processes_on_a_device_report_the_highest_peak_not_a_sum(run: Any, torch_with_devices: Any) -> None:
