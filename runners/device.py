@@ -80,6 +80,7 @@ class Device:
     uuids: tuple[str, ...] = ()  # of its parts, in their order; empty where the driver has none
     total_bytes: int | None = None  # the smallest of several parts: devices are never summed
     unavailable: str | None = None  # the reason
+    backend: str | None = None  # cuda or hip, what torch was built for; None where it does not matter
     card: Card | None = None  # of a calculated device
 
     @property

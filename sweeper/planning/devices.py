@@ -114,11 +114,15 @@ def _cuda(name: str, answer: Mapping[str, Any]) -> Device:
         if part not in by_name:
             return replace(device, unavailable=_why_not(part, by_name, answer))
     gpus = [by_name[part] for part in device.parts]
+    errors = [f"{part}: {gpu['error']}" for part, gpu in zip(device.parts, gpus, strict=True) if gpu.get("error")]
+    if errors:
+        return replace(device, unavailable="; ".join(errors))
     uuids = [gpu["uuid"] for gpu in gpus]
     return replace(
         device,
         uuids=() if None in uuids else tuple(uuids),
         total_bytes=min(gpu["total_bytes"] for gpu in gpus),
+        backend=answer.get("backend"),
     )
 
 
@@ -133,12 +137,14 @@ def _auto(answer: Answer, report: Callable[[str], None]) -> Device:
         return _cpu()
     answered = answer()
     # None: unknown, because the library that reports it is missing. Such a device is taken if none is known to be idle.
+    usable = [gpu for gpu in answered["gpus"] if not gpu.get("error")]
     for idle in (True, None):
-        for gpu in answered["gpus"]:
+        for gpu in usable:
             if gpu["idle"] is idle:
                 report(f"devices=auto: the points are measured on cuda:{gpu['index']}, {gpu['name']}")
                 return _cuda(f"cuda:{gpu['index']}", answered)
-    busy = "every GPU is in use" if answered["gpus"] else _why_not("GPU", {}, answered)
+    broken = next((gpu["error"] for gpu in answered["gpus"] if gpu.get("error")), None)
+    busy = "every GPU is in use" if usable else broken or _why_not("GPU", {}, answered)
     report(f"devices=auto: {busy}, so the points are measured on cpu")
     return _cpu()
 

@@ -102,6 +102,23 @@ def test_a_missing_gpu_is_unavailable_with_a_reason_and_not_replaced() -> None:
     assert without_torch.unavailable == "torch cannot be imported"
 
 
+def test_a_gpu_that_cannot_be_opened_is_unavailable_and_costs_no_other() -> None:
+    broken = {**gpu(0), "name": None, "uuid": None, "total_bytes": None, "idle": None, "error": "ERR!"}
+    names = ["cuda:0", "cuda:1", "cuda:0+cuda:1"]
+    (first, second, both), _ = resolved(names, answer(broken, gpu(1), backend="cuda"))
+    assert first.unavailable == both.unavailable == "cuda:0: ERR!"
+    assert (second.unavailable, second.backend) == (None, "cuda")
+
+
+@pytest.mark.usefixtures("driver")
+def test_auto_takes_no_gpu_that_cannot_be_opened() -> None:
+    broken = {**gpu(0, idle=None), "error": "ERR!"}
+    (chosen,), _ = resolved(["auto"], answer(broken, gpu(1, idle=None)))
+    assert chosen.name == "cuda:1"
+    (cpu,), reported = resolved(["auto"], answer(broken))
+    assert (cpu.name, reported) == ("cpu", ["devices=auto: ERR!, so the points are measured on cpu"])
+
+
 @pytest.mark.usefixtures("no_driver")
 def test_auto_without_a_driver_is_the_cpu_and_is_reported() -> None:
     reported: list[str] = []
