@@ -365,6 +365,7 @@ class Exit(NamedTuple):
     oom_kill_proof: str | None = None  # the evidence that its SIGKILL came from the OOM killer
     unavailable: str | None = None  # why no process could be started
     lost: bool | None = None  # its supervisor died
+    started_cold_because: str | None = None  # why an attempt with start=warm was not forked
 
 
 # Written only where they apply; every other field is null where it is not known.

@@ -103,6 +103,7 @@ class Outcome:
     tokens: int | None = None
     pid: int | None = None
     started_at: str | None = None
+    started_cold_because: str | None = None  # why an attempt with start=warm was not forked
     duration_s: float | None = None
     contaminated: bool | None = None
     contaminated_by: str | None = None
@@ -222,6 +223,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
         "model": {} if model is None else model.facts,
         "pid": exit.pid or (None if environment is None else environment.pid),
         "started_at": exit.started_at,
+        "started_cold_because": exit.started_cold_because,
         "duration_s": exit.duration_s,
         "contaminated": None if exit.contaminated is None else bool(exit.contaminated),
         "contaminated_by": exit.contaminated or None,
@@ -242,7 +244,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
         if failed.exit_code is not None:
             common["exit_code"] = failed.exit_code
         return Outcome(**_raised(failed, phases, common["environment"], attempt.device), **common)
-    return Outcome(**_ended(exit), **common)
+    return Outcome(**_ended(exit, is_unified=bool(common["environment"].get("device_integrated"))), **common)
 
 
 def _last(journal: Mapping[type, Fact], kind: type[F]) -> F | None:
@@ -325,8 +327,12 @@ def _is_unavailable(cause: Cause) -> bool:
     return is_torchs and NOT_TO_BE_HAD.search(cause.message or "") is not None
 
 
-def _ended(exit: Exit) -> dict[str, Any]:
-    """The status of a process that neither finished nor reported a failure."""
+def _ended(exit: Exit, is_unified: bool) -> dict[str, Any]:
+    """The status of a process that neither finished nor reported a failure.
+
+    `is_unified`: the device has no memory of its own but the host's (Jetson, GB10), so what the kernel ran out of is
+    the device's.
+    """
     if exit.lost:
         why = exit.reason or "its supervisor ended before the attempt had settled"
         return {"status": Status.LOST, "error_message": why}
@@ -338,7 +344,8 @@ def _ended(exit: Exit) -> dict[str, Any]:
         return {"status": Status.UNAVAILABLE, "error_message": exit.unavailable}
     if exit.signal == signal.SIGKILL:
         if exit.oom_kill_proof:
-            return {"status": Status.OOM_KILLED, "oom_scope": "host", "error_message": exit.oom_kill_proof}
+            scope = "device" if is_unified else "host"
+            return {"status": Status.OOM_KILLED, "oom_scope": scope, "error_message": exit.oom_kill_proof}
         return {"status": Status.KILLED, "error_message": "SIGKILL from an unknown sender"}
     how = f"ended without reporting a result, exit code {exit.code}"
     if exit.signal is not None:

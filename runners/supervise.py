@@ -8,7 +8,8 @@ It reads commands from stdin and writes answers to stdout, one JSON line each:
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
 
 When stdin closes, the orchestrator has died or is done, and the supervisor ends every process below it. With
-`start=warm` it is the template: it imports the libraries, touches neither a device nor a tensor, and forks.
+`start=warm` it is the template: it imports the libraries, touches neither a device nor a tensor, and forks. If a
+library initialises a GPU's driver as it is imported, attempts on a GPU start cold.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import cgroups, child, contamination, launch_command, processes
+from runners import cgroups, child, contamination, gpu_driver, launch_command, processes
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
@@ -60,6 +61,7 @@ class Running:
     journal: int | None = None  # a descriptor that is kept open: the workload may remove its folder
     began: float = 0.0
     started_at: str | None = None
+    started_cold_because: str | None = None  # although a warm start was requested
     locks: list[IO[str]] = field(default_factory=list)
     reported_lock: bool = False  # whether the orchestrator knows that it waits for a lock
     watch: contamination.Watch | None = None  # of other processes on its devices
@@ -205,6 +207,7 @@ class Supervisor:
         attempt = running.attempt
         if attempt.warm:
             self._import_libraries(attempt)
+            running.started_cold_because = _why_not_forked(attempt)
         running.journal = os.open(running.folder.journal, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         running.oom_kills, running.kernel_log = cgroups.oom_kills(), _open_kernel_log()
         running.machine = contamination.machine("start")
@@ -215,7 +218,7 @@ class Supervisor:
         running.started_at = datetime.now(timezone.utc).isoformat()
         running.began = time.monotonic()
         try:
-            if attempt.warm:
+            if attempt.warm and running.started_cold_because is None:
                 running.pid = self._fork(running, write_end)
             else:
                 running.process = _spawn(running, write_end)
@@ -279,9 +282,13 @@ class Supervisor:
     def _import_libraries(self, attempt: Attempt) -> None:
         """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
         processes.die_with(os.getppid())
+        ask_nvml = os.environ.get(gpu_driver.ASK_NVML)
+        os.environ.setdefault(gpu_driver.ASK_NVML, "1")  # libraries that count devices leave the driver as it is
         # The measured process reports libraries that cannot be imported.
         with contextlib.suppress(Exception), quiet_stderr():
             child.import_libraries(attempt)
+        if ask_nvml is None:
+            os.environ.pop(gpu_driver.ASK_NVML, None)  # the workload decides for itself
         processes.die_with(None)
 
     def _fork(self, running: Running, output: int) -> int:
@@ -396,7 +403,9 @@ class Supervisor:
                 write_aside(running.folder.request, running.attempt.to_json())
             if running.journal is not None:
                 _restore(running.folder.journal, running.journal)
-            running.folder.settle(exit._replace(started_at=running.started_at))
+            running.folder.settle(
+                exit._replace(started_at=running.started_at, started_cold_because=running.started_cold_because)
+            )
         except OSError as error:  # such as a full disk: the attempt is not settled, and the sweep has to end
             answer = {"unwritten": str(running.folder.path), "error": str(error)}
         for descriptor in (running.journal, running.kernel_log):
@@ -490,6 +499,14 @@ def quiet_stderr() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+def _why_not_forked(attempt: Attempt) -> str | None:
+    """Why a fork of this template could not use the attempt's GPU; None if it can, or has none."""
+    if attempt.device.is_cpu or attempt.device.is_calculated:
+        return None
+    found = gpu_driver.initialised()
+    return None if found is None else f"a library initialised the driver as it was imported: {found}"
 
 
 def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:

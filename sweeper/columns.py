@@ -197,6 +197,11 @@ WHERE = (
         lambda s: as_one_text(s.outcome.environment.get("host")),
     ),
     _outcome("pid", INT, "process id of the measured process"),
+    _outcome(
+        "started_cold_because",
+        TEXT,
+        "start=warm only: why the attempt was started cold all the same; its host memory is that of a cold start",
+    ),
 )
 ENDED = (
     Column(

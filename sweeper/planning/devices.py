@@ -23,10 +23,8 @@ DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
 # These change CUDA's memory use and are not simulated.
 UNSUPPORTED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
-ALLOCATOR_VARIABLES = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-)  # in the order torch reads them
+# torch reads the first that is set, even if it is empty (tried with 2.13: _accelerator_getAllocatorSettings)
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 Answer = Callable[[], Mapping[str, Any]]  # returns the report of runners.probe about devices
 

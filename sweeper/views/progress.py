@@ -165,10 +165,15 @@ def outcome_text(outcome: Outcome) -> str:
     peak = outcome.peak(counter)
     if peak is not None:
         text += f", {format_bytes(peak)} {counter}{' so far' if outcome.peak_is_partial else ''}"
+    reserved, in_pools = outcome.peak("reserved"), outcome.peak("graph_pools")
+    if reserved is not None and in_pools:
+        text += f", {format_bytes(reserved)} reserved, {format_bytes(in_pools)} of it for CUDA graphs"
     if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
         text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
     if outcome.fits is None and outcome.error_message:
         text += f": {outcome.error_type + ': ' if outcome.error_type else ''}{_first_line(outcome.error_message)}"
+    if outcome.started_cold_because is not None:
+        text += f"  (started cold: {outcome.started_cold_because})"
     return text
 
 

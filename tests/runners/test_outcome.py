@@ -72,6 +72,15 @@ def killed(**facts: Any) -> dict[str, Any]:
     return {"pid": 4711, "code": None, "signal": int(signal.SIGKILL), **facts}
 
 
+@pytest.mark.parametrize(("integrated", "scope", "fits"), [(True, "device", False), (False, "host", None)])
+def test_what_the_kernel_kills_on_a_device_that_shares_the_hosts_memory_did_not_fit_on_the_device(
+    integrated: bool, scope: str, fits: bool | None
+) -> None:
+    environment = {"kind": "environment", "pid": 1, "at": None, "record": {"device_integrated": integrated}}
+    found = outcome(environment, BASELINE, exit=killed(oom_kill_proof="oom_kill rose by 1"), device="cuda:0")
+    assert (found.status, found.oom_scope, found.fits) == (Status.OOM_KILLED, scope, fits)
+
+
 CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,36 @@ def test_a_variable_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_an_allocator_setting_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "pinned_use_background_threads:True")
     with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not simulated"):
         devices.resolve(("sim:h100",), never, print, CARDS)
+
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+READ = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+
+
+@pytest.mark.parametrize("given", [(0, 1, 2), (1, 2), (0, 2), (2,), ()], ids=str)
+def test_of_several_allocator_variables_the_one_that_torch_reads_is_simulated(
+    given: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, name in enumerate(VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+        if place in given:
+            monkeypatch.setenv(name, f"max_split_size_mb:{100 + place}")
+    (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
+    assert device.card is not None
+    assert device.card.settings == (f"max_split_size_mb:{100 + given[0]}" if given else "")
+    if given != (0, 1, 2):  # an interpreter that imports torch takes seconds
+        return
+    torch = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=False)
+    if torch.returncode == 0:  # since torch 2.9
+        assert torch.stdout.strip() == device.card.settings
+
+
+def test_an_allocator_variable_that_is_set_to_nothing_hides_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:100")
+    (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
+    assert device.card is not None
+    assert device.card.settings == ""

@@ -1,7 +1,8 @@
-"""One attempt on two devices, from the command line to the tables, with a stand-in in the place of torch."""
+"""Attempts on devices, from the command line to the tables, with a stand-in in the place of torch."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -43,17 +44,23 @@ def run(batch, device, phase):
 """
 
 
+def swept(folder: Path, workload: str, words: str, library: str = TORCH) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+    """The points by batch, the phases, and what was printed."""
+    (folder / "torch.py").write_text(library)
+    (folder / "mywork.py").write_text(workload)
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    words = f"workload=custom workload.target=mywork:run start=warm name=run {words}"
+    done = command_line.run(words.split(), folder, environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = folder / "outputs" / "run"
+    points = pd.read_parquet(run / "points.parquet").set_index("batch")
+    return points, pd.read_parquet(run / "phases.parquet"), done.stdout
+
+
 @pytest.fixture
 def tables(tmp_path: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    (tmp_path / "torch.py").write_text(TORCH)
-    (tmp_path / "mywork.py").write_text(WORKLOAD)
-    words = "workload=custom workload.target=mywork:run batch=1,2 devices=[cuda:0+cuda:1] start=warm name=both"
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = command_line.run(words.split(), tmp_path, environ)
-    assert done.returncode == 0, done.stdout + done.stderr
-    folder = tmp_path / "outputs" / "both"
-    points = pd.read_parquet(folder / "points.parquet").set_index("batch")
-    return points, pd.read_parquet(folder / "phases.parquet")
+    points, phases, _ = swept(tmp_path, WORKLOAD, "batch=1,2 devices=[cuda:0+cuda:1]")
+    return points, phases
 
 
 def test_an_attempt_on_two_devices_sees_both_and_each_has_its_own_row(
@@ -73,3 +80,31 @@ def test_an_attempt_on_two_devices_sees_both_and_each_has_its_own_row(
     failing = phases[phases.point_id == points.point_id[2]].set_index(["phase", "phase_device"])
     assert failing.peak_allocated_bytes["step"].to_dict() == {"cuda:0": GIB, "cuda:1": 5 * GIB}
     assert pd.isna(points.needs_at_least_bytes[2]), "which of them refused is not known"
+
+
+WHAT_NVML_IS_ASKED = """
+import os
+ASKED = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")
+"""
+REPORTS_IT = """
+import os, torch
+def run(batch, device, phase):
+    return {"import": torch.ASKED, "workload": os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")}
+"""
+
+
+def test_a_template_whose_libraries_initialised_the_driver_starts_its_attempts_cold_and_says_so(tmp_path: Path) -> None:
+    library = TORCH + WHAT_NVML_IS_ASKED + "torch.cuda.init()\n"
+    points, _, printed = swept(tmp_path, REPORTS_IT, "batch=1 devices=[cuda:0]", library)
+    assert (points.status[1], points.start[1]) == ("ok", "warm")
+    because = "a library initialised the driver as it was imported: torch.cuda is initialised"
+    assert points.started_cold_because[1] == because
+    assert f"(started cold: {because})" in printed
+    assert json.loads(points.metrics[1]) == {"import": None, "workload": None}
+
+
+def test_libraries_that_a_template_imports_count_devices_through_nvml_and_the_workload_does_not(tmp_path: Path) -> None:
+    points, _, printed = swept(tmp_path, REPORTS_IT, "batch=1 devices=[cuda:0]", TORCH + WHAT_NVML_IS_ASKED)
+    assert json.loads(points.metrics[1]) == {"import": "1", "workload": None}
+    assert points.isna().started_cold_because[1]
+    assert "cold" not in printed
