@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 OLDEST_PYTHON = (3, 10)
 LIBRARIES = ("transformers", "peft", "numpy", "nvidia-ml-py", "amdsmi")
-# A display server and this probe's own context take less than this together; any workload takes more.
+# The probe's own context, where it has one, and what small tools hold take less than this; any workload takes more.
 IDLE_BELOW_BYTES = 2**30
 MIB = 2**20
 
@@ -163,7 +163,10 @@ def _gpu(torch: Any, index: int, backend: str) -> dict[str, Any]:
 
 
 def _idle(torch: Any, index: int, uuid: str | None) -> bool | None:
-    """Whether little memory is in use. Reads it through torch, which creates a context, only where NVML cannot."""
+    """Whether little memory is in use, what a display takes aside.
+
+    Reads it through torch, which creates a context, only where NVML cannot.
+    """
     used = None if uuid is None else _used_bytes(uuid)
     if used is None:
         try:
@@ -175,17 +178,13 @@ def _idle(torch: Any, index: int, uuid: str | None) -> bool | None:
 
 
 def _used_bytes(uuid: str) -> int | None:
-    """The bytes used on an NVIDIA device or a slice of one; None where nvidia-ml-py is missing or fails."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        try:
-            used: int = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used
-            return used
-        finally:
-            nvml.nvmlShutdown()
-    except Exception:
+    """The bytes used on an NVIDIA device by programs that may compute; None where nvidia-ml-py is missing or fails."""
+    nvml = importlib.import_module("runners.meters.nvml")
+    used: int | None = nvml.used_bytes(uuid)
+    if used is None:
         return None
+    drawing = [each.used_bytes or 0 for each in nvml.others_on(uuid) or () if each.only_graphics]
+    return used - sum(drawing)
 
 
 def _driver(backend: str) -> str | None:

@@ -263,7 +263,8 @@ ENDED = (
     _outcome(
         "contaminated",
         BOOL,
-        "whether another process used the device during the attempt; null where it was not checked, as on cpu",
+        "whether another process came to the device, left it or changed its memory during the attempt; one that was "
+        "there and stayed as it was is in used_by_others_bytes alone; null where it was not checked, as on cpu",
     ),
     _outcome(
         "contaminated_by",
@@ -336,8 +337,9 @@ LIMITS = (
     Column(
         "used_by_others_bytes",
         INT,
-        "used memory of the device before the attempt began, as the driver counts: by other processes and by "
-        "the driver itself; calculated: the figure in the card's file; null on cpu and where it is not known",
+        "used memory of the device before the attempt began, as the driver counts: by other processes, with old "
+        "drivers and libraries (before version 2 of NVML's structure) by the driver itself too; calculated: the "
+        "figure in the card's file; null on cpu and where it is not known",
         "bytes",
         lambda settled: settled.used_by_others,
     ),

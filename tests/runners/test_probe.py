@@ -146,6 +146,35 @@ def nvmlSystemGetDriverVersion(): return b"580.126"
 def nvmlDeviceGetHandleByUUID(uuid): return USED[uuid]
 def nvmlDeviceGetMemoryInfo(handle): return types.SimpleNamespace(used=handle)
 """
+# What newer libraries add. Version 2 of the memory's structure counts the driver's own part for itself.
+NVML_OF_A_LARGE_CARD = (
+    NVML_STAND_IN
+    + """\
+nvmlMemory_v2 = 2
+DRAWING, COMPUTING = {drawing}, {computing}
+def nvmlDeviceGetMemoryInfo(handle, version=1):
+    reserved = 3 * 2**29
+    others = sum(each.usedGpuMemory for each in {{each.pid: each for each in DRAWING + COMPUTING}}.values())
+    return types.SimpleNamespace(used=others + (reserved if version == 1 else 0))
+def nvmlDeviceGetComputeRunningProcesses(handle): return COMPUTING
+def nvmlDeviceGetGraphicsRunningProcesses(handle): return DRAWING
+"""
+)
+NOBODY = "[]"
+DISPLAY = "[types.SimpleNamespace(pid=7, usedGpuMemory=5 * 2**28)]"
+
+
+@pytest.mark.parametrize(
+    ("drawing", "computing", "idle"),
+    [(NOBODY, NOBODY, True), (DISPLAY, NOBODY, True), (NOBODY, DISPLAY, False), (DISPLAY, DISPLAY, False)],
+    ids=["only the driver's reserve", "a display", "a program that computes", "one that does both"],
+)
+def test_neither_the_drivers_reserve_nor_a_display_makes_a_gpu_busy(
+    torch_stand_in: Path, drawing: str, computing: str, idle: bool
+) -> None:
+    library = NVML_OF_A_LARGE_CARD.replace("{drawing}", drawing).replace("{computing}", computing)
+    (torch_stand_in.parent / "pynvml.py").write_text(library.replace("{{", "{").replace("}}", "}"))
+    assert [gpu["idle"] for gpu in ask(sys.executable, devices=True)["gpus"]] == [idle, idle]
 
 
 def test_whether_a_gpu_is_idle_is_matched_by_uuid_and_opens_no_context(torch_stand_in: Path) -> None:
