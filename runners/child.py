@@ -121,7 +121,8 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         simulate.measure(attempt, workload, journal, failure_facts)
         return None
     device, meter, tracking = _meter(attempt, trace)
-    workload.prepare(values, device)
+    with processes.forks_end_here():
+        workload.prepare(values, device)
 
     journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
     torch_fingerprint.use_kernels_once()
@@ -135,7 +136,8 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         journal.write(_baseline(instrumented), *budget.impose())
         phases.open()
         try:
-            with tracking, phases(WHOLE) if values.get("phases") == WHOLE else nullcontext():
+            whole = phases(WHOLE) if values.get("phases") == WHOLE else nullcontext()
+            with tracking, whole, processes.forks_end_here():
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:

@@ -51,7 +51,7 @@ class Budget(NamedTuple):
 
 
 class Model(NamedTuple):
-    """The model that the workload built. On the line its facts are fields of their own."""
+    """The model that the workload built."""
 
     facts: Mapping[str, Any]  # parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ...
     t: float | None = None
@@ -182,9 +182,6 @@ def from_json(line: Mapping[str, Any]) -> Fact:
 def to_json(fact: Fact) -> dict[str, Any]:
     """The fact's line, with `kind` first; `t` only if the fact has one."""
     kind = KINDS[type(fact)]
-    if isinstance(fact, Model):
-        line = {"kind": kind, **fact.facts}
-        return line if fact.t is None else line | {"t": fact.t}
     line = {"kind": kind, **_fields(fact)}
     if isinstance(fact, Began):
         line["counters"] = {device: {"baseline": held} for device, held in line.pop("baseline").items()}
@@ -241,6 +238,9 @@ def _reader(kind: Any) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _model(line: Mapping[str, Any]) -> Model:
+    if isinstance(facts := line.get("facts"), Mapping):
+        return Model(facts, line.get("t"))
+    # Earlier versions wrote each fact of the model as a field of the line.
     return Model({name: value for name, value in line.items() if name not in ("kind", "t")}, line.get("t"))
 
 
@@ -340,7 +340,9 @@ class Exit(NamedTuple):
     signal: int | None = None  # the signal that ended it
     timed_out: bool | None = None
     duration_s: float | None = None
-    maxrss_bytes: int | None = None  # ru_maxrss of wait4: at least what the supervisor held when it started the process
+    # ru_maxrss of wait4: at least what the supervisor held when it started the process. None if the process had waited
+    # for children, since the highest of theirs is in it.
+    maxrss_bytes: int | None = None
     supervisor_resident_bytes: int | None = None  # the supervisor's own high-water mark at that time
     outside: Sequence[OutsideReading] = ()  # the last five
     other_processes: int | None = None  # the most that the workload had started at once

@@ -25,15 +25,21 @@ DEEPEST = 20  # nested containers; one that contains itself ends here
 
 
 class Journal:
-    """Appends facts to one file. The main thread and the heartbeat of the same process share it."""
+    """Appends facts to one file. The main thread and the heartbeat of one process share it; a fork of it may not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._descriptor, self._identity = self._open()
 
     def write(self, *written: Fact) -> None:
-        """Append the facts in one write, stamped with the time. Opens the file again if the workload closed it."""
+        """Append the facts in one write, stamped with the time. Opens the file again if the workload closed it.
+
+        Raises RuntimeError in a process that was forked from the writer: its facts are not those of the attempt.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("a process that is not measured reported a fact of the attempt")
         now = time.monotonic()
         text = "".join(_dumps({"t": now, **facts.to_json(fact)}) + "\n" for fact in written)
         with self._lock:

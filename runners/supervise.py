@@ -151,13 +151,13 @@ class Supervisor:
                 self._leave("the supervisor was ended by SIGTERM")
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                reaped = processes.reap()
             except ChildProcessError:
                 return
-            if pid == 0:
+            if reaped is None:
                 return
-            if self._running is not None and self._running.ended is None and pid == self._running.pid:
-                self._settle(self._running, status, usage)
+            if self._running is not None and self._running.ended is None and reaped.pid == self._running.pid:
+                self._settle(self._running, reaped)
 
     def _seconds_to_wait(self) -> float | None:
         running = self._running
@@ -343,10 +343,10 @@ class Supervisor:
             running.next_watch = now + contamination.LOOK_EVERY
             running.watch.during(now - running.began, lambda: processes.descendants_of(os.getpid()))
 
-    def _settle(self, running: Running, status: int, usage: resource.struct_rusage) -> None:
+    def _settle(self, running: Running, reaped: processes.Reaped) -> None:
         ended = time.monotonic()
         assert running.output is not None
-        code = os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(reaped.status)
         if running.process is not None:
             running.process.returncode = code  # we reaped it ourselves, for its resource usage
         leftovers = processes.end_descendants(os.getpid())
@@ -358,7 +358,7 @@ class Supervisor:
             signal=-code if code < 0 else None,
             timed_out=running.timed_out,
             duration_s=ended - running.began,
-            maxrss_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            maxrss_bytes=reaped.maxrss_bytes,
             supervisor_resident_bytes=running.own_resident,
             outside=running.outside,
             other_processes=running.others or None,
@@ -426,8 +426,9 @@ class Supervisor:
             self._kill(running)
             if running.pid is not None and running.ended is None:
                 with contextlib.suppress(ChildProcessError):
-                    _, status, usage = os.wait4(running.pid, 0)
-                    self._settle(running, status, usage)
+                    reaped = processes.reap(running.pid, wait=True)
+                    assert reaped is not None
+                    self._settle(running, reaped)
         processes.end_descendants(os.getpid())
         os._exit(0)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runners import facts
+from runners import facts, processes
 from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
@@ -73,14 +73,13 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
             name = attempt.point["workload"]
             raise Unavailable(f"workload={name}: a separate program cannot be traced without data")
         _check_dtypes(attempt)
-        workload.prepare(values, "meta")
+        with processes.forks_end_here():
+            workload.prepare(values, "meta")
         phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
         phases.open()
         with _workload_hooks(tracer), tracer.around_workload():
-            if values.get("phases") == WHOLE:
-                with phases(WHOLE):
-                    finished = workload.run(values, "meta", phases)
-            else:
+            whole = phases(WHOLE) if values.get("phases") == WHOLE else contextlib.nullcontext()
+            with whole, processes.forks_end_here():
                 finished = workload.run(values, "meta", phases)
         phases.close(completed=True)
         journal.add({"kind": "finished", **finished})

@@ -267,6 +267,65 @@ def uses_phase_in_a_fork(*, phase, **_):
     return {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
 
 
+def forks(*, phase, how="returns", where="inside", mib=128, **_):
+    """Touches and frees memory, and forks. The child takes more, and leaves by the code that the parent runs too."""
+    import contextlib
+
+    outside = contextlib.nullcontext()
+    with phase("work") if where == "inside" else outside:
+        touch(mib)
+        pid = os.fork()
+        if pid == 0:
+            kept = bytearray(os.urandom(1) * (2 * mib * MIB))
+            if how == "raises":
+                raise ValueError("of the child")
+            if how == "interrupts":
+                raise KeyboardInterrupt
+            if how.startswith("exits"):
+                sys.exit({"exits": None, "exits with 3": 3, "exits with a text": "of the child"}[how])
+            return {"bytes": len(kept)}
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return {"code": code}
+
+
+def reports_a_model_in_a_fork(*, phase, **_):
+    phase.model(parameters=1)
+    pid = os.fork()
+    if pid == 0:
+        phase.model(parameters=2)
+    return {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
+
+
+def dies_after_a_larger_child(*, phase, mib=64, number=11, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        pid = os.fork()
+        if pid == 0:
+            bytearray(os.urandom(1) * (4 * mib * MIB))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        wait_for_a_reading()
+        os.kill(os.getpid(), number)
+
+
+def is_an_orphan(*, phase, **_):
+    """The measured process leaves, and a copy of it goes on."""
+    with phase("work"):
+        if os.fork():
+            os._exit(0)
+    return {"bytes": 0}
+
+
+def reports_facts_as_a_model(*, phase, **_):
+    phase.model(kind="finished", t=-1.0, phase="work", event=0, parameters=5)
+    raise ValueError("a bug")
+
+
+def calls_its_phase_between(*, phase, **_):
+    with phase("between"), phase("inner"):
+        pass
+
+
 def wait_for_a_reading():
     """Waits for a heartbeat and a reading of the supervisor, of which no event reaches this process."""
     import time

@@ -212,5 +212,66 @@ def test_memory_taken_between_two_phases_is_in_the_peak(lab: Lab) -> None:
     assert measured.outcome.peak_phase == "between"
 
 
+FORKS = [
+    ("returns", 0),
+    ("raises", 1),
+    ("exits", 0),
+    ("exits with 3", 3),
+    ("exits with a text", 1),
+    ("interrupts", -signal.SIGINT),
+]
+
+
+@pytest.mark.parametrize(("how", "code"), FORKS)
+def test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing(
+    lab: Lab, how: str, code: int
+) -> None:
+    measured = lab.measure("faulty:forks", {"how": how})
+    assert_ended(measured, Status.OK, True, None, 128)
+    assert measured.outcome.metrics == {"code": code}
+    assert [line["kind"] for line in measured.journal if line["kind"] in ("ended", "failed", "finished")] == [
+        *["ended"] * 3,
+        "finished",
+    ]
+
+
+@pytest.mark.parametrize(
+    "settled", [{"start": "cold"}, {"phases": "whole"}, {"trace": True}], ids=["cold", "whole", "traced"]
+)
+def test_a_forked_child_writes_nothing_however_the_attempt_is_measured(lab: Lab, settled: Mapping[str, Any]) -> None:
+    measured = lab.measure("faulty:forks", {"how": "raises", "where": "outside"}, **settled)
+    outcome = measured.outcome
+    assert (outcome.status, outcome.metrics, outcome.peak_is_partial) == (Status.OK, {"code": 1}, False)
+    assert b"ValueError: of the child" in measured.folder.output.read_bytes()
+    assert not measured.folder.trace.exists()
+
+
+def test_a_forked_child_cannot_report_the_model(lab: Lab) -> None:
+    outcome = lab.measure("faulty:reports_a_model_in_a_fork").outcome
+    assert (outcome.status, outcome.metrics, outcome.model) == (Status.OK, {"code": 1}, {"parameters": 1})
+
+
+def test_a_copy_that_goes_on_after_the_measured_process_left_finishes_nothing(lab: Lab) -> None:
+    assert lab.measure("faulty:is_an_orphan").outcome.status is Status.CRASHED
+
+
+def test_the_mark_at_death_is_not_that_of_a_child_which_was_larger(lab: Lab) -> None:
+    measured = lab.measure("faulty:dies_after_a_larger_child")
+    assert_ended(measured, Status.CRASHED, None, "work", 64)
+    assert measured.exit["maxrss_bytes"] is None
+
+
+def test_facts_that_a_workload_reports_about_its_model_replace_no_fact_of_the_attempt(lab: Lab) -> None:
+    outcome = lab.measure("faulty:reports_facts_as_a_model").outcome
+    assert (outcome.status, outcome.error_message) == (Status.ERROR, "a bug")
+    assert outcome.model == {"kind": "finished", "t": -1.0, "phase": "work", "event": 0, "parameters": 5}
+
+
+def test_a_phase_called_between_is_an_error(lab: Lab) -> None:
+    outcome = lab.measure("faulty:calls_its_phase_between").outcome
+    assert outcome.status is Status.ERROR
+    assert "this is the name of what happens between two phases" in (outcome.error_message or "")
+
+
 def test_a_phase_in_a_forked_process_is_refused(lab: Lab) -> None:
     assert lab.measure("faulty:uses_phase_in_a_fork").outcome.metrics == {"code": 7}

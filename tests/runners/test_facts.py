@@ -25,7 +25,10 @@ LINES: dict[str, tuple[Fact, dict[str, Any]]] = {
         {"counters": {}, "available_memory_bytes": 5, "instrumented": False, "of": "program"},
     ),
     "budget": (facts.Budget("guard", 5), {"budget_kind": "guard", "budget_bytes": 5}),
-    "model": (facts.Model({"parameters": 5, "attention": None}), {"parameters": 5, "attention": None}),
+    "model": (
+        facts.Model({"parameters": 5, "attention": None, "kind": "finished", "t": 9}),
+        {"facts": {"parameters": 5, "attention": None, "kind": "finished", "t": 9}},
+    ),
     "began": (
         facts.Began("step", 0, {"cpu": HELD}),
         {"phase": "step", "run_index": 0, "counters": {"cpu": {"baseline": HELD}}},
@@ -94,6 +97,11 @@ def test_every_kind_has_a_line_here() -> None:
 def test_a_field_of_another_version_is_ignored_and_a_missing_one_is_none() -> None:
     line = {"kind": "finished", "metrics": {"loss": 1.5}, "verdict": "of a later version"}
     assert facts.from_json(line) == facts.Finished({"loss": 1.5}, None, None)
+
+
+def test_a_model_in_a_line_of_an_earlier_version_is_read() -> None:
+    line = {"kind": "model", "t": 2.5, "parameters": 5, "storage_dtype": "float32"}
+    assert facts.from_json(line) == facts.Model({"parameters": 5, "storage_dtype": "float32"}, 2.5)
 
 
 def test_a_line_of_no_known_kind_is_refused() -> None:

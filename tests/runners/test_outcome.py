@@ -244,7 +244,7 @@ def test_the_outcome_has_the_facts_of_the_supervisor_and_the_child() -> None:
         {"kind": "environment", "t": 0.5, "pid": 1, "record": {"host": "here"}},
         BASELINE,
         {"kind": "budget", "t": 1.1, "budget_kind": "data_limit", "budget_bytes": GIB},
-        {"kind": "model", "t": 1.2, "parameters": 7, "storage_dtype": "float32"},
+        {"kind": "model", "t": 1.2, "facts": {"parameters": 7, "storage_dtype": "float32"}},
         FINISHED,
     )
     assert (found.attempt, found.pid, found.exit_code, found.signal) == (3, 4711, 0, None)

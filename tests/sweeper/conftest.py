@@ -154,7 +154,7 @@ def started() -> list[dict[str, Any]]:
             "instrumented": True,
         },
         {"kind": "budget", "budget_kind": "guard", "budget_bytes": 14 * 2**30},
-        {"kind": "model", "parameters": 8192, "parameter_bytes": 32768, "storage_dtype": "float32"},
+        {"kind": "model", "facts": {"parameters": 8192, "parameter_bytes": 32768, "storage_dtype": "float32"}},
     ]
 
 

@@ -85,6 +85,17 @@ def fails_once(*, device):
 def wrong(*, device):
     raise ValueError("wrong from the start")
 
+def forks(*, device, phase):
+    import os
+    with phase("take"):
+        held = torch.empty(1, 2**20, dtype=torch.uint8, device=device)
+        pid = os.fork()
+        if pid == 0:
+            held = torch.empty(8, 2**20, dtype=torch.uint8, device=device)
+            return {"bytes": held.numel()}
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return {"code": code}
+
 def leaves_a_mark(*, batch, device):
     with open("marks", "a") as marks:
         marks.write("traced\\n")
@@ -184,6 +195,14 @@ def test_a_workload_that_catches_unavailable_and_continues_is_unavailable(lab: L
 def test_an_exception_of_the_workload_is_an_error_as_on_any_device(lab: Lab) -> None:
     outcome = on_card(lab, "wrong")
     assert (outcome.status, outcome.error_message) == (Status.ERROR, "wrong from the start")
+
+
+def test_a_forked_child_is_in_no_journal_and_in_no_shared_trace(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    for _ in ("traced", "replayed"):
+        outcome = on_card(lab, "forks", trace_path=shared)
+        assert (outcome.status, outcome.metrics) == (Status.OK, {"code": 0})
+        assert peaks(outcome, "requested") == {"take": MIB}
 
 
 def test_a_separate_program_is_unavailable_and_is_not_run(lab: Lab, tmp_path: Path) -> None:

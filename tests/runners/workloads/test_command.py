@@ -186,6 +186,22 @@ def test_an_exit_code_is_an_error_with_the_last_line_of_standard_error(run: Any)
     assert (outcome.failed_phase, outcome.peak_is_partial) == ("run", True)
 
 
+FORKS = """
+import os, sys
+pid = os.fork()
+if pid == 0:
+    raise MemoryError("of the child")
+os.waitpid(pid, 0)
+"""
+
+
+def test_a_child_that_a_program_forks_ends_no_phase_and_decides_nothing_for_its_program(run: Any) -> None:
+    passed = run(FORKS).outcome
+    assert (passed.status, passed.peak_is_partial) == (Status.OK, False)
+    failed = run(FORKS + "raise ValueError('of the program')").outcome
+    assert (failed.status, failed.error_message) == (Status.ERROR, "of the program")
+
+
 def test_an_exception_of_a_python_program_is_reported(run: Any) -> None:
     outcome = run("class Odd(Exception): pass\ndef f(): raise Odd('a bug')\nf()").outcome
     assert (outcome.status, outcome.error_type, outcome.error_message) == (Status.ERROR, "__main__.Odd", "a bug")
