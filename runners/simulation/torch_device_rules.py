@@ -41,7 +41,7 @@ class CpuRules:
     host_counts = True
 
     def __init__(self) -> None:
-        self.kernels: Functions = {}
+        self.kernels: Functions = dict.fromkeys(operators("mish_backward"), _like_the_input)
         self.composites: Functions = {
             aten.scaled_dot_product_attention.default: _attention_on_cpu,
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cpu"),
@@ -78,7 +78,10 @@ class CudaRules:
             aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cuda"),
             **dict.fromkeys(FUSED_LAYERS, _fused_layer),
         }
-        self.kernels: Functions = {each: each.py_kernels[META] for each in operators("_fused_rms_norm")}
+        self.kernels: Functions = {
+            **dict.fromkeys(operators("mish_backward"), _like_the_input),
+            **{each: each.py_kernels[META] for each in operators("_fused_rms_norm") if META in each.py_kernels},
+        }
 
     def applied(self) -> AbstractContextManager[Any]:
         return all_entered(autocast_replaced("cuda"), foreach_optimizers(), fused_layers())
@@ -177,6 +180,10 @@ def body_replaced(function: Any, by: Any) -> Iterator[None]:
         yield
     finally:
         function.__code__ = before
+
+
+def _like_the_input(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(input)
 
 
 # --- dropout and softmax ----------------------------------------------------------------------------------------------
