@@ -74,6 +74,19 @@ def compares_values(*, device):
 def uses_lstm(*, device):
     torch.nn.LSTM(8, 8).to(device)(torch.empty(3, 2, 8, device=device))
 
+def uses_flex_attention(*, device):
+    from torch.nn.attention.flex_attention import flex_attention
+    flex_attention(*(torch.empty(1, 1, 128, 16, device=device) for _ in "qkv"))
+
+def scripts_an_lstm(*, device):
+    from lstm_in_script import lstm
+    lstm(*(torch.empty(*shape, device=device) for shape in ((3, 2, 8), (1, 2, 8), (32, 8))))
+
+def is_decorated(*, device):
+    from decorated import product
+    made = product(torch.empty(1024, 1024, device=device))
+    assert made.dtype is torch.bfloat16, made.dtype
+
 def needs_cuda(*, device):
     torch.cuda.synchronize()
 
@@ -102,11 +115,30 @@ def leaves_a_mark(*, batch, device):
     torch.empty(batch, 2**20, dtype=torch.uint8, device=device)
 """
 
+DECORATED = """
+import torch
+
+@torch.autocast("cuda", dtype=torch.bfloat16)
+def product(x):
+    return x @ x
+"""
+
+LSTM_IN_SCRIPT = """
+import torch
+
+@torch.jit.script
+def lstm(x, h, w):
+    return torch.lstm(x, [h, h], [w, w], False, 1, 0.0, False, False, False)[0]
+"""
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("works")
     (folder / "works.py").write_text(WORKS)
+    (folder / "lstm_in_script.py").write_text(LSTM_IN_SCRIPT)
+    (folder / "decorated.py").write_text(DECORATED)
+    (folder / "imports_decorated.py").write_text("from decorated import product\nfrom works import *\n")
     lab = Lab(tmp_path_factory.mktemp("attempts"), folder)
     yield lab
     lab.engine.close()
@@ -115,7 +147,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def on_card(
     lab: Lab, target: str, card: Mapping[str, Any] = CARD, trace_path: Path | None = None, **settled: Any
 ) -> Outcome:
-    workload = {"name": "custom", "target": f"works:{target}", "params": {}}
+    workload = {"name": "custom", "target": target if ":" in target else f"works:{target}", "params": {}}
     values = {**SETTLED, "model": None, "workload": workload, **settled}
     device = "sim:cpu" if card["architecture"] == "cpu" else "sim:card"
     attempt = lab.start_values(values, device=device, card=card, allocation_trace=trace_path)
@@ -268,6 +300,8 @@ def test_resizing_a_tensor_allocates_before_it_frees(lab: Lab) -> None:
         ("in_a_thread", "tensors of another thread are not traced"),
         ("compares_values", "aten.allclose.default cannot be traced without data"),
         ("uses_lstm", "aten.lstm cannot be traced without data"),
+        ("scripts_an_lstm", "aten.lstm cannot be traced without data"),
+        ("uses_flex_attention", "the workload needs a real device"),
         ("needs_cuda", "the workload needs a real device"),
     ],
 )
@@ -275,6 +309,12 @@ def test_what_the_tracer_cannot_see_is_unavailable(lab: Lab, target: str, reason
     outcome = on_card(lab, target)
     assert outcome.status is Status.UNAVAILABLE
     assert reason in (outcome.error_message or "")
+
+
+def test_autocast_of_a_decorator_that_was_imported_with_the_workload_casts(lab: Lab) -> None:
+    outcome = on_card(lab, "imports_decorated:is_decorated")
+    assert outcome.status is Status.OK, outcome.error_message
+    assert peaks(outcome, "requested") == {"run": (4 + 2 + 2 + 2 + 32) * MIB}  # with Hopper's workspace
 
 
 def test_the_trace_of_a_failure_is_not_kept_for_the_next_attempt(lab: Lab, tmp_path: Path) -> None:
