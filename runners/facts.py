@@ -86,6 +86,8 @@ class Counters(NamedTuple):
     peak: Bytes  # the highest in between
     alloc_retries: int | None  # how often the allocator gave its cache back to make room
     num_ooms: int | None  # allocations that it refused
+    refusals: int | None = None  # refused allocations that reached the workload as exceptions
+    refused_bytes: int | None = None  # the largest of them
 
 
 class Ended(NamedTuple):
@@ -182,7 +184,7 @@ def to_json(fact: Fact) -> dict[str, Any]:
     elif isinstance(fact, Heartbeat):
         line["counters"] = {device: {"peak": peak} for device, peak in line.pop("peak").items()}
     elif isinstance(fact, Ended):
-        line["counters"] = {device: counters._asdict() for device, counters in fact.counters.items()}
+        line["counters"] = {device: _fields(counters) for device, counters in fact.counters.items()}
     elif isinstance(fact, Failed):
         line["chain"] = [cause._asdict() for cause in fact.chain]
     return line
@@ -263,7 +265,13 @@ def _ended(line: Mapping[str, Any]) -> Ended:
 def _counters(found: Mapping[str, Any]) -> Counters:
     get = found.get
     return Counters(
-        get("baseline", _NONE), get("end", _NONE), get("peak", _NONE), get("alloc_retries"), get("num_ooms")
+        get("baseline", _NONE),
+        get("end", _NONE),
+        get("peak", _NONE),
+        get("alloc_retries"),
+        get("num_ooms"),
+        get("refusals"),
+        get("refused_bytes"),
     )
 
 

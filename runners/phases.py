@@ -28,6 +28,8 @@ class Reading:
     peak: dict[str, int] = field(default_factory=dict)  # since the boundary before
     alloc_retries: int | None = None
     num_ooms: int | None = None
+    refusals: int | None = None  # refused allocations that reached the workload so far; None if it cannot be observed
+    refused_bytes: int | None = None  # the largest of them since the boundary before
 
 
 class Meter(Protocol):
@@ -133,6 +135,8 @@ class Phases:
                 peak=reading.peak,
                 alloc_retries=_rise(before.alloc_retries, reading.alloc_retries),
                 num_ooms=_rise(before.num_ooms, reading.num_ooms),
+                refusals=_rise(before.refusals, reading.refusals),
+                refused_bytes=reading.refused_bytes,
             )
         return facts.Ended(
             phase=name,

@@ -27,7 +27,8 @@ def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict
         except Refused as refused:
             yield {
                 **{"kind": "ended", **phase, "completed": False, "elapsed_s": None},
-                "counters": {device: _counters(before, memory.boundary(), memory, retries, ooms)},
+                # A traced program cannot catch what is refused in the replay, so it is not known whether it would.
+                "counters": {device: _counters(before, memory.boundary(), memory, retries, ooms) | {"refusals": None}},
             }
             yield {"kind": "failed", "chain": [_error_of(refused, memory)], "traceback": None}
             return
@@ -67,6 +68,7 @@ def _counters(before: Reading, after: Reading, memory: Memory, retries: int | No
         "peak": after.peak,
         "alloc_retries": rise(retries, memory.alloc_retries),
         "num_ooms": rise(ooms, memory.num_ooms),
+        "refusals": 0,
     }
 
 

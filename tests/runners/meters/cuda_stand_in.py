@@ -114,6 +114,7 @@ class Cuda:
     def __init__(self, torch: Torch) -> None:
         self._torch = torch
         self.memory = Memory(torch)
+        self.OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
 
     def is_initialized(self) -> bool:
         return self._torch.initialized
