@@ -95,6 +95,8 @@ class Counters(NamedTuple):
     alloc_retries: int | None  # how often the allocator gave its cache back to make room
     num_ooms: int | None  # allocations that it refused
     refused: Refused | None = None  # the last of them; None if there was none, or where none is observed
+    refusals: int | None = None  # refused allocations that reached the workload as exceptions
+    refused_bytes: int | None = None  # the largest of them
 
 
 class Ended(NamedTuple):
@@ -285,6 +287,8 @@ def _counters(found: Mapping[str, Any]) -> Counters:
         get("alloc_retries"),
         get("num_ooms"),
         None if refused is None else Refused._make(map(refused.get, Refused._fields)),
+        get("refusals"),
+        get("refused_bytes"),
     )
 
 

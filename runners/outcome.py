@@ -15,7 +15,7 @@ from runners.device import Device
 from runners.facts import Baseline, Began, Cause, Ended, Exit, Fact, Heartbeat, highest
 from runners.journal import BETWEEN, QUALITY
 from runners.point import Attempt
-from runners.refusals import Refusal, refusal_in
+from runners.refusals import Refusal, gave_up, refusal_in
 
 F = TypeVar("F", bound=Fact)
 
@@ -64,6 +64,8 @@ class Phase:
     alloc_retries: int | None = None
     num_ooms: int | None = None
     refused: facts.Refused | None = None  # the last allocation that was refused
+    refusals: int | None = None  # refused allocations that reached the workload
+    refused_bytes: int | None = None  # the largest of them
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     counts: bool = True  # false for a phase outside the workload: the point's peaks leave it out
@@ -85,6 +87,8 @@ class Outcome:
     exit_code: int | None = None
     requested_bytes: int | None = None
     needs_at_least_bytes: int | None = None  # lower bound after a refusal, as _bytes_of decides it
+    handled_refusals: int | None = None  # refused allocations that the workload caught; None if not observable
+    handled_refusal_bytes: int | None = None  # the largest size that was refused
     skipped_because: str | None = None
     phases: tuple[Phase, ...] = ()
     peak_is_partial: bool | None = None
@@ -115,9 +119,12 @@ class Outcome:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the point fits on the device, or None if this attempt did not decide it."""
+        """Whether the point fits on the device, or None if this attempt did not decide it.
+
+        A workload that was refused an allocation and caught that may have continued with less than was requested.
+        """
         if self.status is Status.OK:
-            return True
+            return None if self.handled_refusals else True
         if self.status in (Status.OOM, Status.OOM_KILLED):
             own = self.oom_scope == "device" or self.device.is_host
             return False if own else None
@@ -235,7 +242,9 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
     if baseline is None or not _is_of_program(baseline):  # the counters are those of a program's processes
         common["other_processes"] = exit.other_processes
         common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
+    refusals = _refusals(attempt, phases)
     if finished is not None:
+        common |= _handled(refusals, phases)
         common |= {"metrics": finished.metrics or {}, "steps": finished.steps, "tokens": finished.tokens}
         return Outcome(status=Status.OK, **common)
     unfinished = _unfinished_of(phases)
@@ -243,7 +252,11 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
     if failed is not None and failed.signal is None:  # the process dies of the signal that ended its program
         if failed.exit_code is not None:
             common["exit_code"] = failed.exit_code
-        return Outcome(**_raised(failed, phases, common["environment"], attempt.device), **common)
+        raised = _raised(failed, phases, common["environment"], attempt.device, refusals)
+        uncaught = "requested_bytes" in raised
+        common |= _handled(max(0, refusals - uncaught) if refusals else refusals, phases)
+        return Outcome(**raised, **common)
+    common |= _handled(refusals, phases)
     return Outcome(**_ended(exit, is_unified=bool(common["environment"].get("device_integrated"))), **common)
 
 
@@ -276,8 +289,27 @@ def _is_same(phase: Phase, other: Phase) -> bool:
     return (phase.name, phase.run_index, phase.completed) == (other.name, other.run_index, other.completed)
 
 
+def _refusals(attempt: Attempt, phases: Iterable[Phase]) -> int | None:
+    """The refused allocations that reached the workload: at least so many, or None if nothing is known of them.
+
+    A process counts its own on the first device. 0 only if every stretch was observed.
+    """
+    counts = [phase.refusals for phase in phases if phase.device == attempt.device.parts[0]]
+    known = sum(count for count in counts if count is not None)
+    return known if known or (counts and None not in counts) else None
+
+
+def _handled(count: int | None, phases: Iterable[Phase]) -> dict[str, Any]:
+    largest = max((phase.refused_bytes for phase in phases if phase.refused_bytes is not None), default=None)
+    return {"handled_refusals": count, "handled_refusal_bytes": largest if count else None}
+
+
 def _raised(
-    failed: facts.Failed, phases: Sequence[Phase], environment: Mapping[str, Any], device: Device
+    failed: facts.Failed,
+    phases: Sequence[Phase],
+    environment: Mapping[str, Any],
+    device: Device,
+    refusals: int | None,
 ) -> dict[str, Any]:
     outermost = failed.chain[0]
     found: dict[str, Any] = {
@@ -291,6 +323,8 @@ def _raised(
         found["status"] = Status.UNAVAILABLE
     elif refusal is not None:
         found |= {"status": Status.OOM, "oom_scope": refusal.scope, **_bytes_of(refusal, phases, device)}
+    elif refusals and gave_up(failed.chain):
+        found |= {"status": Status.OOM, "oom_scope": "host" if device.is_host else "device"}
     return found
 
 
@@ -461,6 +495,8 @@ def _ended_phase(ended: Ended, device: str, counters: facts.Counters) -> Phase:
         alloc_retries=counters.alloc_retries,
         num_ooms=counters.num_ooms,
         refused=counters.refused,
+        refusals=counters.refusals,
+        refused_bytes=counters.refused_bytes,
         shapes=ended.shapes or {},
         metrics=ended.metrics or {},
     )

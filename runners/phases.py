@@ -31,6 +31,8 @@ class Reading:
     alloc_retries: int | None = None
     num_ooms: int | None = None
     refused: facts.Refused | None = None  # the last since the boundary before
+    refusals: int | None = None  # refused allocations that reached the workload so far; None if it cannot be observed
+    refused_bytes: int | None = None  # the largest of them since the boundary before
 
 
 class Meter(Protocol):
@@ -146,6 +148,8 @@ class Phases:
                 alloc_retries=_rise(before.alloc_retries, reading.alloc_retries),
                 num_ooms=_rise(before.num_ooms, reading.num_ooms),
                 refused=reading.refused,
+                refusals=_rise(before.refusals, reading.refusals),
+                refused_bytes=reading.refused_bytes,
             )
         return facts.Ended(
             phase=name,

@@ -67,6 +67,10 @@ KNOWN_IF_FULL: tuple[tuple[str, str, str], ...] = (
 # The line of Python that asked for pinned memory. torch words its refusal as it words those of the device.
 PINS = re.compile(r"pin_memory|pinned")
 
+# A batch-size finder's last word: accelerate's find_executable_batch_size, and the Trainers that are built on it. Its
+# message names no memory, so it counts only after refusals.
+NOTHING_LEFT = "No executable batch size found"
+
 EXACT = re.compile(r"you tried to allocate (\d+) bytes|unable to mmap (\d+) bytes")
 # torch's allocators; cudaMallocAsync ("Requested               : 640.00 MiB"); NumPy ("Unable to allocate 466. TiB")
 PRINTED = re.compile(r"(?:Tried to allocate|Requested *:|Unable to allocate) (\d+(?:\.\d+)?)\.? (bytes|([KMGTPE])i?B)")
@@ -116,6 +120,39 @@ def _pins(cause: Cause, traceback: str) -> bool:
     _, _, innermost = before.rpartition('\n  File "')
     _, _, source = innermost.partition("\n")
     return bool(found) and PINS.search(source) is not None
+
+
+def gave_up(chain: Sequence[Cause]) -> bool:
+    """Whether a batch-size finder ended because nothing that it tried had enough memory."""
+    return any(NOTHING_LEFT in (cause.message or "") for cause in chain)
+
+
+class RefusalCount:
+    """Counts refused allocations as they reach the workload as exceptions, whether or not it catches them.
+
+    Allocations that a library is refused and replaces by smaller ones in C++ are not among them. cuDNN does this to
+    workspaces (aten/src/ATen/native/cudnn/Conv_v8.cpp): the pass is still the one that was requested.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._largest: int | None = None
+
+    def see(self, error: BaseException) -> None:
+        """Count an exception if it is a refused allocation. Keeps no reference to it: it holds its frames' tensors."""
+        try:
+            kind, *bases = (base.__name__ for base in type(error).__mro__)
+            refusal = refusal_in([Cause(kind, bases, str(error))])
+        except MemoryError:  # there is no room to read the message
+            refusal = Refusal("host", None)
+        if refusal is not None:
+            self.count += 1
+            self._largest = max(self._largest or 0, refusal.requested_bytes or 0) or None
+
+    def take_largest(self) -> int | None:
+        """The largest size refused since the last call, in bytes, if a message had one."""
+        largest, self._largest = self._largest, None
+        return largest
 
 
 def requested_in(message: str) -> int | None:

@@ -10,6 +10,7 @@ Version (in each file's metadata, `sweeper.schema`):
     5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
         counts the values of an interval
     6   new in estimates: alive. The sum of all terms of a point has no meaning: they are not alive at the same time
+    7   new in points and attempts: handled_refusals, handled_refusal_bytes; in phases: refusals, refused_bytes
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -31,7 +32,7 @@ import pyarrow as pa
 from sweeper import quality
 from sweeper.rows import MeasuredPhase, PlannedRow
 
-VERSION = 6
+VERSION = 7
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
@@ -229,6 +230,14 @@ ENDED = (
         "size of the refused allocation; of CUDA's caching allocator the segment that it requested from the driver",
         "bytes",
     ),
+    _outcome(
+        "handled_refusals",
+        INT,
+        "refused allocations that the workload caught, at least so many; a pass with any does not decide whether the "
+        "point fits. null where they cannot be observed",
+        "times",
+    ),
+    _outcome("handled_refusal_bytes", INT, "size of the largest refused allocation of such an attempt", "bytes"),
     _outcome(
         "needs_at_least_bytes",
         INT,
@@ -512,7 +521,20 @@ PHASES = (
     _phase("elapsed_s", FLOAT, "duration, until the device had finished", "seconds"),
     *(_counter(moment, counter) for moment in MOMENTS for counter in COUNTERS),
     _phase("alloc_retries", INT, "allocations that succeeded only after the allocator freed its cache", "times"),
-    _phase("num_ooms", INT, "allocations that the caching allocator refused", "times"),
+    _phase(
+        "num_ooms",
+        INT,
+        "allocations that the caching allocator refused, those included that a library replaced by smaller ones",
+        "times",
+    ),
+    _phase(
+        "refusals",
+        INT,
+        "refused allocations that reached the workload as exceptions. On cpu those of tracked tensors; of a program, "
+        "num_ooms of all its processes; null where they cannot be observed",
+        "times",
+    ),
+    _phase("refused_bytes", INT, "size of the largest of them", "bytes"),
     Column(
         "shapes",
         TEXT,

@@ -23,7 +23,12 @@ MAKERS = {
     "test_a_flood_of_output_neither_blocks_nor_fills_the_disk": "faulty:floods",
     "test_grandchildren_that_outlive_the_workload_are_ended_and_counted": "faulty:leaves_grandchildren",
     "test_memory_of_child_processes_is_reported_separately": "faulty:works_in_a_child",
-    "test_a_refusal_that_the_workload_handles_is_no_failure": "faulty:catches_its_refusal",
+    "test_a_refusal_that_the_workload_handles_is_no_failure_and_no_proof_that_the_point_fits": (
+        "faulty:catches_its_refusal"
+    ),
+    "test_a_workload_that_looks_for_its_batch_size_decides_only_what_it_ran_or_that_nothing_fits": (
+        "faulty:halves_its_batch"
+    ),
     "test_a_refused_allocation_is_out_of_memory_with_what_was_asked": "faulty:asks_for_too_much",
     "test_a_budget_refuses_cleanly_and_tightly": "faulty:touches_in_steps",
     "test_without_a_budget_a_point_that_is_too_large_for_the_machine_is_refused_and_not_killed": "faulty:reserves",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from runners import cgroups
 from runners.phases import Reading
+from runners.refusals import RefusalCount
 
 KIB = 1024
 STATUS = Path("/proc/self/status")
@@ -40,6 +41,9 @@ class CpuMeter:
         if self.resets:
             _reset()
         if self._tensors is not None:
+            refused = self._tensors.refusals
+            reading.refusals = refused.count if self._tensors.valid or refused.count else None
+            reading.refused_bytes = refused.take_largest()
             self._tensors.start_new_peak()
         return {self.device: reading}
 
@@ -60,6 +64,9 @@ class TensorBytes:
 
     live = 0
     peak = 0
+
+    def __init__(self) -> None:
+        self.refusals = RefusalCount()  # of tensors
 
     @property
     def valid(self) -> bool:

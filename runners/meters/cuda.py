@@ -22,12 +22,14 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from runners.meters.cuda_statistics import NATIVE, UNCACHED, Statistics, allocator_backend
 from runners.meters.nvml import driver_version, others_on
 from runners.phases import Meter, Reading, Unavailable
+from runners.refusals import RefusalCount
 
 __all__ = [
     "AllocatorHistory",
@@ -60,6 +62,8 @@ class CudaMeter:
         self._allocator = Statistics()
         self._not_reset: set[int] = set()  # devices whose peaks are older than the boundary before
         self._opened = False
+        self._refusals = RefusalCount()
+        count_raised(torch.cuda.OutOfMemoryError, self._refusals)
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
         """As in Meter. Raises the error of a kernel that failed since the last boundary: it is the workload's.
@@ -74,6 +78,8 @@ class CudaMeter:
                 self._synchronize()
         for index in self._devices.values():
             self._start_new_peaks(index)
+        first = next(iter(readings.values()))  # an exception does not name the device as the user does
+        first.refusals, first.refused_bytes = self._refusals.count, self._refusals.take_largest()
         return _with_host(readings, self._host.boundary(failed))
 
     def glance(self) -> Mapping[str, Reading]:
@@ -127,6 +133,22 @@ class CudaMeter:
             self._not_reset.add(index)
         else:
             self._not_reset.discard(index)
+
+
+def count_raised(kind: type[BaseException], refusals: RefusalCount) -> None:
+    """Count the exceptions of a class as they are made, which is when they reach Python.
+
+    `num_ooms` of the allocator also counts what C++ code catches: cuDNN tries a convolution again with a smaller
+    workspace. torch's class is made at run time (PyErr_NewException), so its __init__ can be replaced, and the
+    interpreter calls it for an exception from C++ too, at the latest when Python code handles it.
+    """
+    before = kind.__init__
+
+    def counted(self: BaseException, *args: Any) -> None:
+        before(self, *args)
+        refusals.see(self)
+
+    kind.__init__ = counted  # type: ignore[method-assign]
 
 
 class AllocatorHistory:

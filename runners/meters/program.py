@@ -58,7 +58,7 @@ class ProgramMeter:
             self._after_the_end(readings, failed)
         else:
             for reading in readings.values():
-                reading.alloc_retries = reading.num_ooms = 0
+                reading.alloc_retries = reading.num_ooms = reading.refusals = 0
         with self._lock:
             self._resident, self._used = None, {}
         return readings
@@ -153,6 +153,10 @@ class ProgramMeter:
         if failed:
             held = [report["failure"].get("resident") for report in reports if report["failure"]]
             host.now |= {"resident": held[-1]} if held and held[-1] is not None else {}
+        # A program's exceptions are not seen, so this includes what libraries handle themselves.
+        ooms = [device["num_ooms"] for report in reports for device in report["devices"]]
+        if ooms and None not in ooms:
+            host.refusals = sum(ooms)
         for index, name in enumerate(self._names):
             of_device = [device for report in reports for device in report["devices"] if self._is(device, index)]
             if not of_device:

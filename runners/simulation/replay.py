@@ -29,7 +29,10 @@ def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict
             counters = _counters(before, memory.boundary(), memory, retries, ooms)
             yield {
                 **{"kind": "ended", **phase, "completed": False, "elapsed_s": None},
-                "counters": {device: counters | {"refused": _as_fact(refused, counters["end"])._asdict()}},
+                # A traced program cannot catch what is refused in the replay, so it is not known whether it would.
+                "counters": {
+                    device: counters | {"refused": _as_fact(refused, counters["end"])._asdict(), "refusals": None}
+                },
             }
             yield {"kind": "failed", "chain": [_error_of(refused, memory)], "traceback": None}
             return
@@ -69,6 +72,7 @@ def _counters(before: Reading, after: Reading, memory: Memory, retries: int | No
         "peak": after.peak,
         "alloc_retries": rise(retries, memory.alloc_retries),
         "num_ooms": rise(ooms, memory.num_ooms),
+        "refusals": 0,
     }
 
 

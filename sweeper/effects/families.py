@@ -41,6 +41,7 @@ NEEDS = (
     *("run", "point_id", "device", "kind", "attempt"),
     *(column.name for column in columns.DIMENSIONS),
     *("config", "order", "changed", "status", "fits", "flaky", "contaminated", "failed_phase"),
+    "handled_refusals",
     *("error_type", "error_message", "compute_dtype", "attention_used", *PEAKS, "peak_is_partial"),
 )
 NEEDS_OF_PHASES = (
@@ -173,6 +174,8 @@ def why_not(row: Row, column: str = "") -> str | None:
         return f"{row['status']}{phase}" + (": its peak is partial" if row["peak_is_partial"] else "")
     if row["peak_is_partial"]:
         return "a phase did not complete: its peak is partial"
+    if row["handled_refusals"]:
+        return "the workload was refused memory and continued"
     if row["flaky"]:
         return "it passes only sometimes"
     if column == "peak_used_bytes" and row["contaminated"]:

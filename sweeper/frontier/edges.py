@@ -43,7 +43,15 @@ FROM_ROW = (
 NEEDS = (
     *FROM_ROW,
     *("config", "status", "fits", "flaky", "oom_scope", "failed_phase", "error_type", "error_message"),
-    *("needs_at_least_bytes", "unlimited_peak_bytes", "skipped_because", "device_total_bytes", "budget_used_bytes"),
+    *(
+        "handled_refusals",
+        "handled_refusal_bytes",
+        "needs_at_least_bytes",
+        "unlimited_peak_bytes",
+        "skipped_because",
+        "device_total_bytes",
+        "budget_used_bytes",
+    ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
     *("peak_phase", "spreads", "beyond_training", "used_by_others_bytes"),
 )
@@ -281,7 +289,7 @@ LIMITS = ("memory", "host_memory", "other")
 
 def limit_of(row: Row) -> str:
     """The limit that stopped an attempt which failed, was undecided or fits only sometimes."""
-    if row["fits"] is not None:
+    if row["fits"] is not None or row.get("handled_refusals"):
         return "memory"
     if row["status"] in NO_MEMORY:
         return "host_memory"

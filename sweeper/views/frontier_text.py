@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from runners.device import CALCULATED, device_named
+from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.columns import NAMED, VARYING
 from sweeper.frontier.edges import NO_MEMORY, FrontierGroup, groups_of, headroom
@@ -17,6 +18,7 @@ from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
+from sweeper.views.layout import handled
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
@@ -189,7 +191,7 @@ def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
     lines = []
     for device, rows in by_device.items():
         counts = Counter(row["status"] for row in rows)
-        reason = next((_message(row) for row in rows if _message(row)), None)
+        reason = next((text for row in rows if (text := _message(row) or _handled(row))), None)
         statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
         lines.append(f"{device}  no attempt decided what fits: {statuses}" + (f" ({reason})" if reason else ""))
     return lines
@@ -199,6 +201,8 @@ def why(row: Row) -> str:
     """Why a point failed, is undecided or fits only sometimes, in one line."""
     if row["fits"] is True:
         return "fits only sometimes"
+    if row["status"] == Status.OK.value:
+        return handled(row["handled_refusals"], row["handled_refusal_bytes"])
     phase = f" in {row['failed_phase']}" if row.get("failed_phase") else ""
     if row["status"] not in NO_MEMORY:
         message = _message(row)
@@ -229,6 +233,11 @@ def _is_of_any_batch(row: Row) -> bool:
         evaluation = json.loads(row["config"])["workload"].get("evaluation") or {}
         return evaluation.get("batch") is not None
     return row.get("failed_phase") in OF_ANY_BATCH
+
+
+def _handled(row: Row) -> str | None:
+    refusals = row.get("handled_refusals")
+    return handled(refusals, row["handled_refusal_bytes"]) if refusals and row["status"] == Status.OK.value else None
 
 
 def _message(row: Row) -> str:

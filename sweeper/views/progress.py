@@ -16,7 +16,7 @@ from runners.point import Point
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.units import format_bytes, format_count, format_seconds
-from sweeper.views.layout import assignments, counts
+from sweeper.views.layout import assignments, counts, handled
 
 ENDINGS = {
     Status.OK: "fits",
@@ -159,6 +159,8 @@ def show_for(plan: Plan, folder: Path) -> Iterator[Show]:
 def outcome_text(outcome: Outcome) -> str:
     """The result of an attempt in one line: the failed phase, the peak with its counter, and the error."""
     text = ENDINGS.get(outcome.status, str(outcome.status))
+    if outcome.status is Status.OK and outcome.handled_refusals:
+        text = handled(outcome.handled_refusals, outcome.handled_refusal_bytes)
     if outcome.failed_phase is not None and outcome.phases:
         text += f" in {outcome.failed_phase}"
     counter = outcome.device.deciding_counter

@@ -224,6 +224,20 @@ def catches_its_refusal(*, phase, mib=64, **_):
     return {"bytes": kept.numel() * 4}
 
 
+def halves_its_batch(*, batch, phase, least=0, **_):
+    """As accelerate's find_executable_batch_size: tries `batch` MiB (at least `least`), then half, until it fits."""
+    while batch:
+        try:
+            with phase("step"):
+                touch(max(batch, least))
+            return {"used": batch}
+        except RuntimeError as error:
+            if "DefaultCPUAllocator: can't allocate memory" not in str(error):
+                raise
+            batch //= 2
+    raise RuntimeError("No executable batch size found, reached zero.")
+
+
 def touches_in_steps(*, phase, mib=4096, **_):
     """Fills the memory it is allowed, 16 MiB at a time."""
     with phase("work"):

@@ -172,13 +172,32 @@ def test_a_refused_allocation_is_out_of_memory_with_what_was_asked(lab: Lab) -> 
     assert outcome.needs_at_least_bytes > 4 * 10**15 + 512 * MIB
 
 
-def test_a_refusal_that_the_workload_handles_is_no_failure(lab: Lab) -> None:
+def test_a_refusal_that_the_workload_handles_is_no_failure_and_no_proof_that_the_point_fits(lab: Lab) -> None:
     measured = lab.measure("faulty:catches_its_refusal")
-    assert measured.outcome.status is Status.OK
+    assert (measured.outcome.status, measured.outcome.fits) == (Status.OK, None)
+    assert (measured.outcome.handled_refusals, measured.outcome.handled_refusal_bytes) == (1, 4 * 10**15)
     assert [(phase.name, phase.completed) for phase in measured.outcome.phases if phase.name != "between"] == [
         ("too much", False),
         ("less", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "least", "status", "fits", "refusals"),
+    [(64, 0, Status.OK, True, 0), (1024, 0, Status.OK, None, 3), (1024, 1024, Status.OOM, False, 11)],
+)
+def test_a_workload_that_looks_for_its_batch_size_decides_only_what_it_ran_or_that_nothing_fits(
+    lab: Lab, batch: int, least: int, status: Status, fits: bool | None, refusals: int
+) -> None:
+    """1024 MiB, and its halves down to 128, the first that the budget of 200 MiB leaves room for."""
+    outcome = lab.measure("faulty:halves_its_batch", {"least": least}, batch=batch, budget=200 * MIB).outcome
+    assert (outcome.status, outcome.fits, outcome.handled_refusals) == (status, fits, refusals)
+    assert outcome.handled_refusal_bytes == (batch * MIB if refusals else None)
+
+
+def test_refusals_are_unknown_where_tensors_are_not_tracked(lab: Lab) -> None:
+    outcome = lab.measure("faulty:catches_its_refusal", tensors=False).outcome
+    assert (outcome.fits, outcome.handled_refusals) == (True, None)
 
 
 def test_a_budget_refuses_cleanly_and_tightly(lab: Lab) -> None:

@@ -105,3 +105,14 @@ def both(*, device: str, phase: Any) -> None:
     with phase("hold"):
         kept = [take(64, "cuda:0"), take(192, "cuda:1")]
     del kept
+
+
+def halves(*, batch: int, device: str, phase: Any) -> int:
+    """As a batch-size finder: `batch` times 64 MiB, and half of that after each refusal."""
+    while True:
+        try:
+            with phase("fill"):
+                take(64 * batch, device)
+            return batch
+        except torch.cuda.OutOfMemoryError:
+            batch //= 2

@@ -111,6 +111,16 @@ def test_an_attempt_over_a_limit_of_its_own_is_an_oom_and_the_next_one_passes(sw
     assert_a_refusal_under_one_gib(sweep("capped", "batch=1,32,2"))
 
 
+def test_a_pass_after_refusals_that_the_workload_caught_does_not_decide_whether_it_fits(sweep: Any) -> None:
+    """batch=32 is 2 GiB under 1 GiB: it and its half, which the budget leaves no room for, are refused."""
+    run = sweep("halves", "batch=1,32", "budget=1000MiB")
+    assert run.code == 3, run.output
+    assert run.points.status.to_dict() == {1: "ok", 32: "ok"}
+    assert run.points.handled_refusals.to_dict() == {1: 0, 32: 2}
+    assert run.points.fits.isna().to_dict() == {1: False, 32: True}
+    assert run.points.handled_refusal_bytes[32] == 2 * GIB
+
+
 def test_a_budget_that_the_device_does_not_have_is_unavailable(sweep: Any) -> None:
     row = sweep("hold", "budget=100TiB").points.loc[1]
     assert row.status == "unavailable"

@@ -196,6 +196,59 @@ def test_statuses_are_the_closed_set_and_print_as_themselves() -> None:
     assert [str(status) for status in Status] == words.split()
 
 
+def counted(count: int | None, largest: int | None = None) -> dict[str, Any]:
+    return {**read(end=MIB, peak=MIB), "refusals": count, "refused_bytes": largest}
+
+
+def test_a_pass_in_which_a_refusal_was_caught_does_not_decide_whether_the_point_fits() -> None:
+    found = outcome(
+        BASELINE,
+        ended("try", 2.0, completed=False, cpu=counted(2, 512 * MIB)),
+        ended("try", 3.0, cpu=counted(1, 256 * MIB)),
+        FINISHED,
+    )
+    assert (found.status, found.fits) == (Status.OK, None)
+    assert (found.handled_refusals, found.handled_refusal_bytes) == (3, 512 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("counts", "handled", "fits"),
+    [
+        ((0, 0), 0, True),
+        ((None, None), None, True),  # nothing was observed, and no refusal is known
+        ((0, None), None, True),
+        ((1, None), 1, None),  # at least one
+        ((), None, True),
+    ],
+)
+def test_no_refusal_is_known_only_if_every_stretch_was_observed(
+    counts: tuple[int | None, ...], handled: int | None, fits: bool | None
+) -> None:
+    phases = [ended("step", 2.0, cpu=counted(count)) for count in counts]
+    found = outcome(BASELINE, *phases, FINISHED)
+    assert (found.handled_refusals, found.fits) == (handled, fits)
+
+
+def test_the_refusal_that_ends_an_attempt_was_not_handled() -> None:
+    phase = ended("step", 2.0, completed=False, cpu=counted(3, 4096))
+    assert outcome(BASELINE, phase, failed(CPU_OOM)).handled_refusals == 2
+    once = ended("step", 2.0, completed=False, cpu=counted(1, 4096))
+    assert outcome(BASELINE, once, failed(CPU_OOM)).handled_refusals == 0
+    assert outcome(BASELINE, phase, failed(raised("ValueError"))).handled_refusals == 3
+
+
+@pytest.mark.parametrize(("device", "scope"), [("cpu", "host"), ("cuda:0", "device")])
+def test_a_batch_size_finder_that_finds_nothing_after_refusals_is_out_of_memory(device: str, scope: str) -> None:
+    nothing = failed(raised("RuntimeError", "No executable batch size found, reached zero."))
+    phase = ended("step", 2.0, completed=False, **{device: counted(9, 4096)})
+    found = outcome(BASELINE, phase, nothing, device=device)
+    assert (found.status, found.oom_scope, found.fits) == (Status.OOM, scope, False)
+    assert (found.handled_refusals, found.requested_bytes) == (9, None)
+    # It gives up after other errors too (CUDNN_STATUS_NOT_SUPPORTED).
+    without = outcome(BASELINE, ended("step", 2.0, completed=False, **{device: counted(0)}), nothing, device=device)
+    assert without.status is Status.ERROR
+
+
 def test_a_refusal_of_a_simulated_device_decides_and_a_refusal_of_the_host_does_not() -> None:
     assert outcome(BASELINE, failed(OOM), device="sim:h100-80gb").fits is False
     assert outcome(BASELINE, failed(raised("MemoryError")), device="sim:h100-80gb").fits is None

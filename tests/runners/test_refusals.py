@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.facts import Cause
-from runners.refusals import Refusal, refusal_in, requested_in
+from runners.refusals import Refusal, RefusalCount, gave_up, refusal_in, requested_in
 
 MIB = 2**20
 GIB = 2**30
@@ -349,3 +349,20 @@ def test_the_text_of_the_numpy_that_is_installed_is_a_lower_bound() -> None:
         requested = requested_in(str(refused.value))
         assert requested is not None
         assert 0.99 * 8 * size < requested <= 8 * size
+
+
+# -- refusals that the workload catches --------------------------------------------------------------------------------
+
+
+def test_refused_allocations_are_counted_with_the_largest_since_the_last_reading() -> None:
+    refusals = RefusalCount()
+    for error in (RuntimeError(CPU.format(4096)), ValueError(CPU.format(2**40)), RuntimeError(CPU.format(1024))):
+        refusals.see(error)
+    assert (refusals.count, refusals.take_largest(), refusals.take_largest()) == (2, 4096, None)
+    refusals.see(MemoryError())
+    assert (refusals.count, refusals.take_largest()) == (3, None)
+
+
+def test_a_batch_size_finder_without_a_size_left_is_recognised_by_its_message() -> None:
+    assert gave_up([runtime_error("No executable batch size found, reached zero.")])
+    assert not gave_up([runtime_error("no batch size was given")])

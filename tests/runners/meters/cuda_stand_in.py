@@ -262,6 +262,7 @@ class Cuda:
         self._torch = torch
         self.memory = Memory(torch)
         self.CUDAGraph = type("CUDAGraph", (CUDAGraph,), {})  # of this torch alone: its method is replaced
+        self.OutOfMemoryError = type("OutOfMemoryError", (RuntimeError,), {})
 
     def is_initialized(self) -> bool:
         return self._torch.initialized

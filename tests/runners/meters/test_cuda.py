@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from runners import journal
 from runners.device import device_named
-from runners.facts import Cause, Exit, Failed
+from runners.facts import Cause, Exit, Failed, Finished
 from runners.journal import Journal
 from runners.meters import cuda, cuda_statistics, nvml
 from runners.meters.cpu import CpuMeter
@@ -72,6 +73,11 @@ class Measured:
         self.phase.close(completed=error is self.phase.raised)
         bases = [base.__name__ for base in type(error).__mro__[1:-1]]
         Journal(self.path).write(Failed([Cause(type(error).__name__, bases, str(error))], traceback=""))
+
+    def finish(self) -> Outcome:
+        self.phase.close(completed=True)
+        Journal(self.path).write(Finished(metrics=None, steps=None, tokens=None))
+        return self.outcome
 
     @property
     def ended(self) -> list[dict[str, Any]]:
@@ -216,6 +222,35 @@ def fill(device: Any, measured: Measured, count: int, size: int) -> Outcome:
     error = refused.value.with_traceback(None)
     measured.fail(error)
     return measured.outcome
+
+
+def test_refusals_that_reach_the_workload_are_counted_and_those_that_a_library_handles_are_not(
+    install: Any, measure: Any
+) -> None:
+    """cuDNN is refused a workspace and takes a smaller one: the allocator counts it, and no exception is raised."""
+    torch = install(device := Device())
+    measured = measure()
+    with measured.phase("convolution"):
+        device.num_ooms += 1
+    with measured.phase("too much"):
+        for size in ("512.00 MiB", "256.00 MiB"):
+            with contextlib.suppress(RuntimeError):
+                device.num_ooms += 1
+                raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size}.")
+    outcome = measured.finish()
+    assert (measured.counters("convolution")["num_ooms"], measured.counters("convolution")["refusals"]) == (1, 0)
+    assert (measured.counters("too much")["num_ooms"], measured.counters("too much")["refusals"]) == (2, 2)
+    assert (outcome.status, outcome.fits) == (Status.OK, None)
+    assert (outcome.handled_refusals, outcome.handled_refusal_bytes) == (2, 512 * MIB)
+
+
+def test_a_pass_in_which_only_a_library_was_refused_a_workspace_fits(install: Any, measure: Any) -> None:
+    install(device := Device())
+    measured = measure()
+    with measured.phase("convolution"):
+        device.num_ooms += 1
+    outcome = measured.finish()
+    assert (outcome.fits, outcome.handled_refusals) == (True, 0)
 
 
 def test_a_refused_allocation_is_an_oom_with_a_partial_peak_and_a_lower_bound(install: Any, measure: Any) -> None:

@@ -181,6 +181,11 @@ def test_a_refusal_is_an_oom_of_the_card_with_pytorchs_message(lab: Lab) -> None
     assert outcome.peak("allocated") == 600 * MIB
     assert outcome.peak_is_partial
     assert outcome.error_type == "torch.OutOfMemoryError"
+    assert outcome.handled_refusals is None  # a program cannot catch it in a replay; on the card it might
+
+
+def test_a_calculated_pass_was_refused_nothing(lab: Lab) -> None:
+    assert on_card(lab, "block", batch=1).handled_refusals == 0
 
 
 def test_a_refused_point_has_its_peak_without_a_limit(lab: Lab) -> None:

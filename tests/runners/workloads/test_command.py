@@ -21,13 +21,14 @@ class OutOfMemoryError(RuntimeError): pass
 class Properties:
     def __init__(self, index): self.uuid = f"0000000{index}-aaaa"
 class Cuda:
+    ooms = 0
     class memory:
         get_allocator_backend = staticmethod(lambda: "native")
     is_initialized = staticmethod(lambda: True)
     device_count = staticmethod(lambda: 2)
     get_device_properties = Properties
     def memory_stats(self, index):
-        stats = {"num_alloc_retries": index, "num_ooms": 0}
+        stats = {"num_alloc_retries": index, "num_ooms": Cuda.ooms}
         for counter in ("allocated", "reserved", "requested", "active"):
             stats[f"{counter}_bytes.all.current"] = (index + 1) * 2**20
             stats[f"{counter}_bytes.all.peak"] = (index + 1) * 2**30
@@ -345,6 +346,20 @@ def test_a_device_that_the_program_hides_from_itself_is_known_by_its_uuid(run: A
     outcome = run(code, **torch_with_devices).outcome
     peaks = {phase.device: phase.peak["allocated"] for phase in outcome.phases if phase.name == "run"}
     assert peaks == {"cuda:0": 2 * 2**30, "cuda:1": 2**30}
+
+
+def test_a_program_that_was_refused_memory_and_ended_well_does_not_decide_whether_it_fits(
+    run: Any, torch_with_devices: Any
+) -> None:
+    """Its processes are counted together: each reports the refusals of both devices."""
+    outcome = run("import torch; torch.Cuda.ooms = 2", **torch_with_devices).outcome
+    assert (outcome.status, outcome.fits, outcome.handled_refusals) == (Status.OK, None, 4)
+    assert run("import torch", **torch_with_devices).outcome.handled_refusals == 0
+
+
+def test_a_program_without_a_device_has_no_count_of_refusals(run: Any) -> None:
+    outcome = run("").outcome
+    assert (outcome.fits, outcome.handled_refusals) == (True, None)
 
 
 def test_a_refusal_on_a_device_has_the_scope_device(run: Any, torch_with_devices: Any) -> None:

@@ -189,7 +189,10 @@ def test_flaky_partial_and_unread_peaks_give_no_difference() -> None:
     run.add(batch=2, flaky=True)
     run.add(batch=4)
     run.add(batch=8, peak_is_partial=True)
-    flaky, _, partial = run.differences()
+    run.add(batch=16)
+    run.add(batch=32, handled_refusals=2)
+    flaky, _, partial, _, refused = run.differences()
+    assert refused.because["peak_tensor_bytes"] == "the workload was refused memory and continued"
     assert tensor(flaky) is None
     assert flaky.because["peak_tensor_bytes"] == "it passes only sometimes"
     assert "partial" in partial.because["peak_tensor_bytes"]

@@ -63,6 +63,16 @@ def test_the_largest_that_fits_is_never_off_by_one(limit: int, answer: int) -> N
     assert largest(edges)["limit"] == ("memory" if answer < 8 else "not_reached")
 
 
+def test_a_point_that_passed_only_after_refusals_is_on_neither_side_and_says_why_nothing_larger_fits() -> None:
+    caught = row(batch=4, handled_refusals=3, handled_refusal_bytes=64 * MIB) | {"fits": None}
+    rows = [*line({1: "ok", 2: "ok"}), caught]
+    (edge,) = frontier(rows)
+    assert (edge["batch"], edge["limit"], edge["untested_between"]) == (2, "memory", 1)
+    assert "the next, batch=4: undecided: the workload caught 3 refused" in frontier_text(rows)
+    (text,) = frontier_text([caught]).splitlines()
+    assert text.startswith("cpu  no attempt decided what fits: 1 ok (undecided: the workload caught 3 refused")
+
+
 def test_where_nothing_fits_the_largest_is_null_and_not_a_number() -> None:
     edges = frontier(upto(0, (1, 2, 4)))
     none = largest(edges)
