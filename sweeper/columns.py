@@ -10,7 +10,10 @@ Version (in each file's metadata, `sweeper.schema`):
     5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
         counts the values of an interval
     6   new in estimates: alive. The sum of all terms of a point has no meaning: they are not alive at the same time
-    7   new in points and attempts: handled_refusals, handled_refusal_bytes; in phases: refusals, refused_bytes
+    7   new in points and attempts: handled_refusals, handled_refusal_bytes; in phases: refusals, refused_bytes;
+         new in points, attempts and frontier: the keys of every workload, attention, quantize, inputs, tensors, timeout
+        and budget, whether or not they were swept; in points and attempts: settings, peak_bytes, peak_counter,
+        limit_bytes, headroom_bytes, headroom_counter
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -141,12 +144,51 @@ DIMENSIONS = (
         "each: counters are read at the boundaries of every phase; whole: the complete loop is one phase",
     ),
     _key("cache", TEXT, "keep or empty the caching allocator's cache between repeats"),
+    _key("attention", TEXT, "requested attention implementation; null: the library's own choice (attention_used)"),
+    _key("quantize", TEXT, "stored weights: none, int8, int4 or nf4"),
+    _key("inputs", TEXT, "name of the inputs in conf/inputs"),
+    _key("tensors", BOOL, "whether the bytes of live tensors are counted too"),
+    _key("timeout", FLOAT, "time after which the attempt is ended", "seconds"),
+    _key("budget", INT, "memory limit that stands for a smaller device", "bytes"),
+    # of conf/workload; null for points of a workload without the key
+    _key("workload.logits", TEXT, "forward, generate: logits of all positions, or of the last only"),
+    _key("workload.new_tokens", INT, "generate: new tokens per sequence", "tokens"),
+    _key("workload.cache", TEXT, "generate: kind of the cache"),
+    _key("workload.cache_backend", TEXT, "generate: backend of a quantized cache"),
+    _key("workload.concurrency", INT, "generate: prompts of different lengths, each `batch` times", "prompts"),
+    _key("workload.packing", TEXT, "generate: padded rows, or all prompts packed in one row"),
+    _key("workload.method", TEXT, "train: full or lora"),
+    _key("workload.rank", INT, "train: rank of LoRA's matrices"),
+    _key("workload.alpha", INT, "train: LoRA's output is multiplied by alpha / rank"),
+    _key("workload.targets", TEXT, "train: modules that LoRA adapts, as JSON if they are listed"),
+    _key("workload.dropout", FLOAT, "train: dropout before LoRA's matrices"),
+    _key("workload.checkpointing", BOOL, "train: whether layers are recomputed in the backward pass"),
+    _key("workload.precision", TEXT, "train: data type of autocast; null: none"),
+    _key("workload.accumulate", INT, "train: parts of a batch whose gradients are summed for one update"),
+    _key("workload.compile", BOOL, "train: whether the model is compiled"),
+    _key("workload.optimizer", TEXT, "train: name of the optimizer"),
+    _key("workload.lr", FLOAT, "train: learning rate"),
+    _key("workload.max_grad_norm", FLOAT, "train: norm at which gradients are clipped"),
+    _key("workload.set_to_none", BOOL, "train: whether gradients are freed between steps"),
+    _key("workload.evaluation.batch", INT, "train: batch of the evaluation after the steps", "samples"),
+    _key("workload.evaluation.context", INT, "train: context of the evaluation after the steps", "tokens"),
+    _key("workload.export", TEXT, "train: how the model is written after the steps"),
+    _key("workload.target", TEXT, "custom: the function, as module:function"),
+    _key("workload.argv", TEXT, "command: the program's arguments, as JSON"),
 )
 PLAN = (
     POINT_ID,
     *DIMENSIONS,
     Column(
         "config", TEXT, "all settled values of the point, as JSON", None, lambda planned: as_text(planned.point.values)
+    ),
+    Column(
+        "settings",
+        TEXT,
+        "the values in config that differ from the defaults of the model, the workload and the inputs, as JSON; a "
+        "value that follows other keys is the expression as it was written, such as ${batch}",
+        None,
+        lambda planned: as_text(planned.line.settings),
     ),
     Column("order", INT, "position in the plan, from 0", None, attrgetter("line.order")),
     Column(
@@ -288,6 +330,22 @@ ENDED = (
     ),
     _outcome("instrumented", BOOL, "whether live tensors were tracked"),
 )
+DECIDING = (
+    Column(
+        "peak_bytes",
+        INT,
+        "the point's peak: of the counter in peak_counter, baseline included; partial where peak_is_partial",
+        "bytes",
+        lambda settled: settled.outcome.peak(settled.attempt.device.deciding_counter),
+    ),
+    Column(
+        "peak_counter",
+        TEXT,
+        "counter of peak_bytes: allocated; on cpu resident, on sim:cpu tensor",
+        None,
+        lambda settled: settled.attempt.device.deciding_counter,
+    ),
+)
 PEAKS = (
     _peak(
         "allocated",
@@ -342,6 +400,14 @@ LIMITS = (
         "bytes",
     ),
     Column("device_total_bytes", INT, "total memory of the device", "bytes"),
+    Column("limit_bytes", INT, "memory that headroom_counter may reach: the budget, or the device's total", "bytes"),
+    Column(
+        "headroom_bytes",
+        INT,
+        "points that fit: limit_bytes less the peak of headroom_counter; null if either is not known",
+        "bytes",
+    ),
+    Column("headroom_counter", TEXT, "column whose peak is compared with limit_bytes"),
     Column("device_uuid", TEXT, "unique id of the device", None, lambda settled: settled.attempt.device.uuid),
     Column(
         "used_by_others_bytes",
@@ -438,7 +504,9 @@ NUMBER = Column(
     None,
     attrgetter("attempt.number"),
 )
-RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *QUALITY, *INPUTS, *DONE) if c.is_kept)
+RESULT = tuple(
+    c for c in (NUMBER, *WHERE, *ENDED, *DECIDING, *PEAKS, *LIMITS, *MODEL, *QUALITY, *INPUTS, *DONE) if c.is_kept
+)
 
 POINTS = (
     *(RUN, POINT_ID, DEVICE, KIND, NUMBER),
@@ -446,6 +514,7 @@ POINTS = (
     *WHERE,
     *PLAN[1:],
     *ENDED,
+    *DECIDING,
     *PEAKS,
     *LIMITS,
     *MODEL,
@@ -669,14 +738,19 @@ USUAL = frozenset(column.name for column in DIMENSIONS)
 TABLES = ("points", "attempts", "phases", "environment", "estimates", "frontier")
 
 
+def is_key(name: str) -> bool:
+    """Whether a column has the values of a key: one that every table has, or one that was set in this run."""
+    return name in USUAL or name not in FIXED
+
+
 def column_of(key: str) -> str:
     """The column name of a key: the key, prefixed with `dim.` if a fixed column has that name already."""
     return f"dim.{key}" if key in FIXED and key not in USUAL else key
 
 
 def swept_column(key: str, values: Iterable[Any]) -> Column:
-    """The column of a swept key. Its type is that of the values, or text (JSON) if their types differ."""
-    return Column(column_of(key), type_of(values), f"value of the swept key {key}")
+    """The column of a key that was set. Its type is that of the values, or text (JSON) if their types differ."""
+    return Column(column_of(key), type_of(values), f"value of the key {key}")
 
 
 def type_of(values: Iterable[Any]) -> pa.DataType:

@@ -22,12 +22,12 @@ from runners.device import CALCULATED, Device, device_named
 from runners.journal import BETWEEN, QUALITY
 from runners.outcome import OUR_OWN_BYTES, Status
 from sweeper import columns
-from sweeper.columns import NAMED, VARYING
+from sweeper.columns import NAMED
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
-from sweeper.frontier.edges import rest_of
 from sweeper.plan import typed
+from sweeper.requested import rest_of, settings_text, value_in
 from sweeper.rows import Row
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
@@ -37,7 +37,7 @@ FARTHEST = 8  # fits are extrapolated up to this multiple of the largest measure
 SIZE = ("batch", "context")
 
 NEEDS = (
-    "unlimited_peak_bytes",
+    *("unlimited_peak_bytes", "settings"),
     *("run", "point_id", "device", "kind", "attempt"),
     *(column.name for column in columns.DIMENSIONS),
     *("config", "order", "changed", "status", "fits", "flaky", "contaminated", "failed_phase"),
@@ -85,7 +85,7 @@ def dimensions_of(points: Sequence[Row]) -> list[str]:
     """The keys that the plan varied, and those of batch, context and the swept keys that differ between its sweeps."""
     swept = [name.removeprefix("dim.") for name in (points[0] if points else {}) if name not in columns.FIXED]
     found = [key for row in points for key in (row["changed"] or "").split(",") if key]
-    values = {key: {_plain(row.get(columns.column_of(key))) for row in points} for key in (*SIZE, *swept, *found)}
+    values = {key: {_plain(value_in(row, key)) for row in points} for key in (*SIZE, *swept, *found)}
     return [key for key in dict.fromkeys((*SIZE, *swept, *found)) if len(values[key]) > 1]
 
 
@@ -106,22 +106,21 @@ def _following(key: str, configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...
 def _neighbours(
     points: Sequence[Row], key: str, dimensions: Sequence[str], following: Sequence[str]
 ) -> Iterator[tuple[Row, Row]]:
-    column = columns.column_of(key)
-    others = [columns.column_of(other) for other in dimensions if other != key]
+    others = [other for other in dimensions if other != key]
     lines: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
     for row in points:
         rest = rest_of(row, (key, *following))
-        same = (row["device"], row["kind"], rest, *(_plain(row.get(other)) for other in others))
-        lines[same].setdefault(_plain(row.get(column)), row)
+        same = (row["device"], row["kind"], rest, *(_plain(value_in(row, other)) for other in others))
+        lines[same].setdefault(_plain(value_in(row, key)), row)
     for line in lines.values():
-        yield from pairwise(sorted(line.values(), key=lambda row: _place(row, column)))
+        yield from pairwise(sorted(line.values(), key=lambda row: _place(row, key)))
 
 
-def _place(row: Row, column: str) -> tuple[bool, float, int]:
+def _place(row: Row, key: str) -> tuple[bool, float, int]:
     """A sort key: numbers by size, everything else in the plan's order."""
-    value, order = row.get(column), row["order"] or 0
+    value, order = value_in(row, key), row["order"] or 0
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number, float(value) if is_number else 0.0, order  # type: ignore[arg-type]
+    return is_number, float(value) if is_number else 0.0, order
 
 
 def _difference(
@@ -146,13 +145,12 @@ def _difference(
             seconds = second - first
         else:
             reason, time_of = f"different phases: {time_of} and {other}", None
-    column = columns.column_of(key)
     return Difference(
         device=before["device"],
         kind=before["kind"],
         dimension=key,
-        step=(before.get(column), after.get(column)),
-        at={other: before.get(columns.column_of(other)) for other in dimensions if other != key},
+        step=(value_in(before, key), value_in(after, key)),
+        at={other: value_in(before, other) for other in dimensions if other != key},
         points=(before["point_id"], after["point_id"]),
         bytes=changes,
         seconds=seconds,
@@ -511,14 +509,14 @@ def _fitted_counters(device: Device) -> tuple[str, ...]:
 
 
 def title(family: Family, families: Sequence[Family]) -> list[str]:
-    """The values that name a family among the others; on cpu with the allocator."""
+    """The values that name a family: those in which it differs from the others, and those that are not defaults."""
     row = family.rows[0]
-    swept = [name for name in row if name not in columns.FIXED]
-    others = [column for column in (*VARYING, *swept) if column not in SIZE]
-    apart = [column for column in others if len({_plain(each.rows[0].get(column)) for each in families}) > 1]
-    always = ["allocator"] if device_named(row["device"]).is_cpu else []
+    others = [name.removeprefix("dim.") for name in row if columns.is_key(name) and name not in (*NAMED, *SIZE)]
+    apart = [key for key in others if len({_plain(value_in(each.rows[0], key)) for each in families}) > 1]
+    named = dict.fromkeys((*(["allocator"] if device_named(row["device"]).is_cpu else []), *apart))
     names = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
-    return names + [f"{column}={typed(row.get(column))}" for column in dict.fromkeys((*always, *apart))]
+    names += [f"{key}={typed(value_in(row, key))}" for key in named]
+    return names + settings_text(row, (*named, *SIZE))
 
 
 def _size(row: Row) -> Size | None:

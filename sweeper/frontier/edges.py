@@ -18,9 +18,10 @@ from runners.device import CALCULATED, device_named
 from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.frontier.evidence import GROWING, At, Columns, Evidence
-from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json, without
+from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json
 from sweeper.frontier.open_values import OpenValues, SearchedValues
 from sweeper.objective import TOKENS, Objective, Rank
+from sweeper.requested import follows_in, rest_of, value_in
 from sweeper.rows import Row
 
 ALWAYS = ("batch", "context")
@@ -53,7 +54,7 @@ NEEDS = (
         "budget_used_bytes",
     ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
-    *("peak_phase", "spreads", "beyond_training", "used_by_others_bytes"),
+    *("peak_phase", "settings", "spreads", "beyond_training", "used_by_others_bytes"),
 )
 
 
@@ -87,7 +88,7 @@ def groups_of(
     keys = _growing(rows, dimensions) if along is None else tuple(along)
     found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
+        mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None and not follows_in(row, key))
         found[row["device"], row["kind"], ",".join(mine), rest_of(row, mine)].append(row)
     searched_in: dict[tuple[str, str], list[SearchedValues]] = defaultdict(list)
     for names in {key[2] for key in found} if searched else ():
@@ -100,21 +101,16 @@ def groups_of(
 
 
 def _growing(rows: Sequence[Row], dimensions: Collection[str]) -> tuple[str, ...]:
-    """The keys to search along: batch, context and swept growing ones that vary or are dimensions of a search."""
-    swept = [name for name in (rows[0] if rows else {}) if name not in schema.FIXED and not name.startswith("dim.")]
-    growing = (key for key in (*ALWAYS, *swept) if key.rpartition(".")[2] in GROWING)
-    varying = [key for key in growing if key in dimensions or _numbers_vary(row.get(key) for row in rows)]
+    """The keys to search along: the growing ones that vary, apart from those that follow others, or are searched."""
+    keys = [name for name in (rows[0] if rows else {}) if schema.is_key(name) and not name.startswith("dim.")]
+    growing = (key for key in dict.fromkeys((*ALWAYS, *keys)) if key.rpartition(".")[2] in GROWING)
+    varying = [key for key in growing if key in dimensions or _numbers_vary(value_in(row, key) for row in rows)]
     return tuple(varying) or ALWAYS
 
 
 def _numbers_vary(values: Iterable[Any]) -> bool:
     different = {value for value in values if value is not None}
     return len(different) > 1 and all(isinstance(value, int | float) and value is not True for value in different)
-
-
-def rest_of(row: Row, along: Sequence[str]) -> str:
-    """All settled values except those of the searched keys, as one text."""
-    return without(row["config"], along)
 
 
 @dataclass(frozen=True)
@@ -296,19 +292,33 @@ def limit_of(row: Row) -> str:
     return "other"
 
 
+# The columns that `limit_bytes` and `headroom` read.
+HEADROOM_NEEDS = (
+    *("device", "kind", "budget_bytes", "device_total_bytes", "budget_used_bytes"),
+    *("peak_reserved_bytes", "peak_used_bytes", "peak_resident_bytes"),
+)
+
+
+def limit_bytes(row: Row) -> int | None:
+    """The memory that a point may take: its budget, or the device's total; None if it is not known."""
+    limit: int | None = row.get("budget_bytes")
+    return row.get("device_total_bytes") if limit is None else limit
+
+
 def headroom(row: Row) -> tuple[int | None, str | None]:
     """Bytes left of the limit at the peak, and the column with the peak; None where either is unknown."""
     if row.get("budget_bytes") is not None:
-        return _headroom(row["budget_bytes"], row, ("budget_used_bytes",))
+        return _headroom(row, ("budget_used_bytes",))
     if device_named(row["device"]).is_cpu:
-        return _headroom(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
+        return _headroom(row, ("peak_resident_bytes",))
     if row["kind"] == CALCULATED:
-        return _headroom(row.get("device_total_bytes"), row, ("peak_used_bytes",))
+        return _headroom(row, ("peak_used_bytes",))
     # Used memory has no high-water mark and can be read too late; what was reserved at the peak was used then.
-    return _headroom(row.get("device_total_bytes"), row, ("peak_used_bytes", "peak_reserved_bytes"))
+    return _headroom(row, ("peak_used_bytes", "peak_reserved_bytes"))
 
 
-def _headroom(limit: int | None, row: Row, columns: Sequence[str]) -> tuple[int | None, str | None]:
+def _headroom(row: Row, columns: Sequence[str]) -> tuple[int | None, str | None]:
+    limit = limit_bytes(row)
     taken = [(row[column], column) for column in columns if row.get(column) is not None]
     if limit is None or not taken:
         return None, None

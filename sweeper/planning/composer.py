@@ -45,7 +45,9 @@ class Composer:
         self._of_hydra: list[str] = [str(each) for each in composed.hydra.overrides.hydra]
         choices: dict[str, Any] = dict(composed.hydra.runtime.choices)
         self.groups = tuple(group for group in choices if not group.startswith("hydra/"))
+        self._default_choices = choices
         self._composed: dict[str, DictConfig] = {}
+        self._choices: dict[str, dict[str, Any]] = {}
 
     def options(self, group: str) -> list[str]:
         return list(self.loader.get_group_options(group))
@@ -74,11 +76,28 @@ class Composer:
             overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
             with explained():
                 config = self.loader.load_configuration("config", [*self._of_hydra, *overrides], RunMode.RUN)
+            self._choices[known] = dict(config.hydra.runtime.choices)
             OmegaConf.set_struct(config, False)
             del config["hydra"]
             OmegaConf.set_struct(config, True)
             self._composed[known] = config
         return copy.deepcopy(self._composed[known])
+
+    def compose_defaults(self, choices: Mapping[str, Any]) -> DictConfig:
+        """The composition without an experiment: with the same options of the other groups, and nothing set in them."""
+        if choices.get("experiment") is None:
+            return self.compose(choices)
+        return self.compose({group: self._chosen(choices)[group] for group in self.groups if group != "experiment"})
+
+    def not_default(self, choices: Mapping[str, Any]) -> dict[str, Any]:
+        """The option of each group of a point that is not the default; model and workload are named in any case."""
+        chosen = self._chosen(choices)
+        return {"inputs": chosen["inputs"]} if chosen["inputs"] != self._default_choices["inputs"] else {}
+
+    def _chosen(self, choices: Mapping[str, Any]) -> dict[str, Any]:
+        """The option of every group, those included that files choose."""
+        self.compose(choices)
+        return self._choices[as_text(dict(choices))]
 
     def _option(self, group: str, choice: Any) -> str:
         if isinstance(choice, list) and group in PLANNING_GROUPS:

@@ -56,7 +56,8 @@ class _Planner:
         # The keys of listed points are given with each of them: the first point may lack a key that a later one has.
         swept = self.typed.several if listed else several
         beginning = {**{key: values[0] for key, values in swept.items()}, **(listed[0] if listed else {})}
-        config = self.configurations.of(beginning)
+        configuration = self.configurations.of(beginning)
+        config = configuration.values
         run = run_keys(config)
         intervals = {key: values for key, values in several.items() if isinstance(values, Interval)}
         resolution = resolutions(config, list(intervals))
@@ -65,7 +66,7 @@ class _Planner:
             swept=[key for key in swept if _varies(several[key])],
             signature=lambda key, target: self.probes.signature(run.python, key, target),
             cards=self.cards,
-            given=[*self.typed.fixed, *swept],
+            given={*self.typed.fixed, *swept, *configuration.settings},
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)

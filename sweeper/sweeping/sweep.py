@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from typing import Protocol
+from typing import Any, Protocol
 
 import sweeper
 from runners.device import Device
@@ -20,11 +21,12 @@ from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
+from sweeper.columns import NAMED
 from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer
 from sweeper.designs.frontier import grows, searched
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
-from sweeper.plan import Plan, PlannedPoint
+from sweeper.plan import Plan, PlannedPoint, typed
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.sweeping.conditions import environ_of, locks_of
@@ -32,8 +34,10 @@ from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, outcome_in, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
+from sweeper.units import format_bytes
 from sweeper.views.progress import Show, show_for
 
+LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
 GRACE_SECONDS = 5.0  # for running attempts to end when the sweep is stopped
 
 
@@ -139,7 +143,8 @@ class Sweep:
         )
         for point in searched(plan):
             dimensions = tuple(each for each in plan.dimensions if grows(each))
-            self._add_line(SearchedLine(values=point.values, dimensions=dimensions))
+            settings = plan.settler.settings.get(point.id, {})
+            self._add_line(SearchedLine(values=point.values, settings=settings, dimensions=dimensions))
         for device in plan.devices:
             self._add_line(
                 DeviceLine(
@@ -174,6 +179,7 @@ class Sweep:
                         changed_from=each.changed_from,
                         changed=each.changed,
                         values=each.point.values,
+                        settings=self.plan.settler.settings.get(id, {}),
                         quality_reference=self.plan.settler.quality_references.get(id),
                     )
                 )
@@ -356,7 +362,25 @@ class Sweep:
 
 
 def _slug(plan: Plan) -> str:
-    """The part of the folder name that describes a run without a name."""
+    """The part of the folder name that describes a run without a name: its settings that are the same in every point.
+
+    Settings that do not fit are counted; the tables have them.
+    """
     first = plan.points[0] if plan.points else plan.settle({})
-    names = (first.get("workload"), first.get("model"))
-    return "-".join(str(name) for name in names if name)
+    names = [str(name) for key in NAMED if key != "dtype" and (name := first.get(key)) is not None]
+    swept = {dimension.key for dimension in plan.dimensions}
+    settings = plan.settler.settings.get(first.id, {})
+    words = [
+        f"{key.rpartition('.')[2]}-{_in_a_name(key, value)}" for key, value in settings.items() if key not in swept
+    ]
+    slug, left = "-".join(reversed(names)), len(words)
+    for word in words:
+        if len(slug) + len(word) < LONGEST_SLUG:
+            slug, left = f"{slug}-{word}", left - 1
+    return slug + (f"-and-{left}-more" if left else "")
+
+
+def _in_a_name(key: str, value: Any) -> str:
+    text = format_bytes(value) if key == "budget" else typed(value)
+    safe = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
+    return safe if len(safe) <= LONGEST_VALUE else safe[:LONGEST_VALUE].rstrip("-") + ".."

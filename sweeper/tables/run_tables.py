@@ -31,9 +31,10 @@ from runners.outcome import Outcome, Status, outcome_of
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from sweeper import columns, quality, run_folder
 from sweeper.columns import Column
-from sweeper.frontier.edges import NEEDS, frontier
+from sweeper.frontier.edges import HEADROOM_NEEDS, NEEDS, frontier, headroom, limit_bytes
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.objective import TOKENS
+from sweeper.plan import dotted
 from sweeper.plan_lines import (
     PLAN,
     DeviceLine,
@@ -72,7 +73,7 @@ class Tables:
         self._plan, self._results = PackedRows(columns.PLAN), PackedRows(columns.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = PackedRows(columns.PHASES), PackedRows(columns.ESTIMATES)
         self._plan_rows: dict[tuple[str, str | None], int] = {}  # point and device (None: all devices) -> row of _plan
-        self._swept: dict[str, list[Any]] = {}  # key -> its value in each row of _plan
+        self._set: dict[str, list[Any]] = {}  # key without a column of its own -> its value in each row of _plan
         self._devices: dict[str, DeviceLine] = {}
         self._skipped: dict[tuple[str, str | None], str] = {}
         self._neighbours: dict[tuple[str, str], NeighbourLine] = {}  # recorded when the point was started
@@ -97,7 +98,7 @@ class Tables:
                 self.quality = self.quality or line.quality
                 self.margin = line.margin or self.margin
                 for dimension in line.dimensions:
-                    self._sweep(dimension.key)
+                    self._add_key(dimension.key)
             case DeviceLine():
                 self._devices[line.name] = line
             case PlannedLine():
@@ -181,19 +182,21 @@ class Tables:
             return
         self._plan_rows[key] = len(self._plan)
         self._plan.add(PlannedRow(point, line))
-        for swept, values in self._swept.items():
-            values.append(_shared(point.get(swept)))
+        for each, values in self._set.items():
+            values.append(_shared(point.get(each)))
+        for each in (*line.settings, *(f"workload.{name}" for name, _ in dotted(_workload(point)))):
+            self._add_key(each)
         if id not in self._estimated:
             self._estimated.add(id)
             for term in _terms(point.values):
                 self._estimates.add(EstimatedTerm(id, term))
 
-    def _sweep(self, key: str) -> None:
-        """Give a swept key its column, also for points of an earlier run that did not vary it."""
-        if key in self._swept or key in columns.USUAL:
+    def _add_key(self, key: str) -> None:
+        """Give a key its column, also for the points that were planned before it was set."""
+        if key in self._set or key in columns.USUAL or key == "workload.name":
             return
         configs = (config for table in self._plan.slices() for config in table["config"].to_pylist())
-        self._swept[key] = [_shared(Point(values=json.loads(config)).get(key)) for config in configs]
+        self._set[key] = [_shared(Point(values=json.loads(config)).get(key)) for config in configs]
 
     def _keep_losses(self, losses: Trained | None) -> None:
         """Keep the losses of the attempt that becomes the next row of results."""
@@ -281,15 +284,15 @@ class Tables:
         return self._plan_rows.get((point, device), self._plan_rows.get((point, None)))
 
     def _swept_columns(self) -> list[Column]:
-        return [columns.swept_column(key, values) for key, values in self._swept.items()]
+        return [columns.swept_column(key, values) for key, values in self._set.items()]
 
     def _joined(
         self, declared: Sequence[Column], rows: Sequence[PointRow], swept: Sequence[Column]
     ) -> Iterator[pa.Table]:
         """The rows, a slice at a time, each joined from its plan row, its result and values computed here."""
         plan, results = self._plan.table(), self._results.table()
-        for key, column in zip(self._swept, swept, strict=True):
-            values = columns.swept_values(self._swept[key], column.type)
+        for key, column in zip(self._set, swept, strict=True):
+            values = columns.swept_values(self._set[key], column.type)
             plan = plan.append_column(column.name, as_array(values, column.type, column.name))
         declared = columns.with_swept(declared, swept)
         for start in range(0, len(rows), SLICE):
@@ -298,6 +301,7 @@ class Tables:
             settled = results.take(pa.array([row.result for row in part], pa.int64()))
             computed = self._computed(part) | self._verdicts(part, planned, settled, results)
             computed |= self._spreads(part, results)
+            computed |= _limits(part, settled, computed)
             arrays = [_joined_column(column, planned, settled, computed) for column in declared]
             yield pa.Table.from_arrays(arrays, schema=columns.schema_of(declared))
 
@@ -419,6 +423,29 @@ class PointRow(NamedTuple):
 
     def with_attempt(self, attempt: AttemptRow) -> PointRow:
         return self._replace(attempt=attempt, counts=attempt == self.attempt)
+
+
+def _limits(
+    rows: Sequence[PointRow], settled: pa.Table, computed: Mapping[str, list[Any]]
+) -> dict[str, list[int | str | None]]:
+    """The limit of each row; for a point that fits, the bytes left of it and the column that they are left of."""
+    found = {name: settled[name].to_pylist() for name in HEADROOM_NEEDS if name in settled.column_names}
+    found |= {name: computed[name] for name in HEADROOM_NEEDS if name not in found}
+    limits = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    left = [
+        headroom(limit) if row.attempt is not None and row.attempt.fits else (None, None)
+        for row, limit in zip(rows, limits, strict=True)
+    ]
+    return {
+        "limit_bytes": [limit_bytes(limit) for limit in limits],
+        "headroom_bytes": [free for free, _ in left],
+        "headroom_counter": [counter for _, counter in left],
+    }
+
+
+def _workload(point: Point) -> Mapping[str, Any]:
+    workload = point.values.get("workload")
+    return workload if isinstance(workload, Mapping) else {}
 
 
 def _joined_column(column: Column, planned: pa.Table, settled: pa.Table, computed: Mapping[str, list[Any]]) -> pa.Array:

@@ -19,6 +19,7 @@ from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS, Objective
 from sweeper.plan_lines import PLAN, RunLine, SearchedLine, read_plan
 from sweeper.quality import SAME
+from sweeper.requested import settings_of
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count, format_exact
 from sweeper.views.frontier_text import frontier_text, why
@@ -119,6 +120,7 @@ def _load(row: Row, at: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> di
         "point_id": row["point_id"],
         "device": row["device"],
         **{name: row[name] for name in ("model", "workload", "dtype", "allocator")},
+        "settings": {key: value for key, value in settings_of(row).items() if key not in at},
         "at": at,
         "status": row["status"],
         "why": None if row["fits"] else why(row),
@@ -245,7 +247,9 @@ def _status_lines(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _load_lines(load: Mapping[str, Any]) -> list[str]:
-    what = " ".join(str(load[name]) for name in ("device", "model", "workload", "dtype"))
+    settings = {key: value for key, value in load["settings"].items() if key not in columns.NAMED}
+    what = " ".join(str(load[name]) for name in ("device", *columns.NAMED) if load[name] is not None)
+    what = f"{what} {assignments(settings)}".rstrip()
     details = [load["why"]] if load["why"] and load["status"] not in NO_MEMORY else []
     details.append(f"phases passed: {', '.join(load['passed']) or 'none'}; failed: {load['failed'] or 'none'}")
     counters = [[name, format_bytes(count), f"({count:,} bytes)"] for name, count in load["counters"].items()]

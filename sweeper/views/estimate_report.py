@@ -103,11 +103,13 @@ def _plan_lines(found: PlanEstimate) -> Iterator[str]:
 def _estimate_lines(found: PlanEstimate) -> Iterator[str]:
     """For each model, workload and dtype: the terms of the largest point, and the lower bound of each point."""
     keys = [dimension.key for dimension in found.plan.dimensions]
+    settings = found.plan.settler.settings
     for family in _families(found.groups):
         points = [point for _, points in family for point in points]
         shared = [key for key in keys if len({canonical(point.get(key)) for point in points}) == 1]
         differing = [key for key in keys if key not in shared and key not in FAMILY]
-        heading = [key for key in dict.fromkeys([*FAMILY, *shared]) if points[0].get(key) is not None]
+        fixed = (key for key in settings.get(points[0].id, {}) if key not in keys)
+        heading = [key for key in dict.fromkeys([*FAMILY, *shared, *fixed]) if points[0].get(key) is not None]
         largest, points_of_largest = max(family, key=lambda group: _size(group[0]))
         yield ""
         yield f"estimate: {_values(points[0], heading)} ({format_count(len(points), 'point')})"

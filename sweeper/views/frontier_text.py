@@ -10,12 +10,13 @@ from math import prod
 from runners.device import CALCULATED, device_named
 from runners.outcome import Status
 from sweeper import columns as schema
-from sweeper.columns import NAMED, VARYING
+from sweeper.columns import NAMED
 from sweeper.frontier.edges import NO_MEMORY, FrontierGroup, groups_of, headroom
 from sweeper.frontier.evidence import At, covers
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
+from sweeper.requested import settings_text, value_in
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
 from sweeper.views.layout import handled
@@ -52,10 +53,20 @@ def frontier_text(
 
 
 def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
-    """The columns, apart from the usual ones, in which groups differ."""
-    columns = [*VARYING, *(name for name in (found[0].rows[0] if found else {}) if name not in schema.FIXED)]
-    searched = {schema.column_of(key) for group in found for key in group.along}
-    return tuple(c for c in columns if c not in searched and len({str(g.rows[0].get(c)) for g in found}) > 1)
+    """The keys in which groups differ, apart from those that every heading names."""
+    columns = found[0].rows[0] if found else {}
+    keys = [name.removeprefix("dim.") for name in columns if schema.is_key(name) and name not in NAMED]
+    searched = {key for group in found for key in group.along}
+    return tuple(k for k in keys if k not in searched and len({str(value_in(g.rows[0], k)) for g in found}) > 1)
+
+
+def _title(group: FrontierGroup, names: Sequence[str]) -> list[str]:
+    """The model, workload and dtype of a group, the values in which it differs from others, and its other settings."""
+    row = group.rows[0]
+    named = [*(["allocator"] if device_named(row["device"]).is_cpu and "allocator" not in names else []), *names]
+    title = [str(row[name]) for name in NAMED if row.get(name) is not None]
+    title += [f"{name}={value_in(row, name)}" for name in named]
+    return title + settings_text(row, (*named, *group.along, "budget"))
 
 
 def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective: Objective) -> list[str]:
@@ -65,9 +76,7 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
         return []
     alike: dict[str, list[FrontierGroup]] = defaultdict(list)
     for group in found:
-        row = group.rows[0]
-        words = [str(row[name]) for name in NAMED if row.get(name) is not None]
-        alike["  ".join([*words, *(f"{name}={row.get(name)}" for name in names)])].append(group)
+        alike["  ".join(_title(group, names))].append(group)
     lines = []
     for name, groups in alike.items():
         groups.sort(key=lambda group: (group.rows[0].get("device_total_bytes") or 0, group.rows[0]["device"]))
@@ -84,10 +93,7 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
 
 def _lines(group: FrontierGroup, names: Sequence[str], objective: Objective, margin: Margin) -> list[str]:
     row = group.rows[0]
-    title = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
-    if device_named(row["device"]).is_cpu and "allocator" not in names:
-        title.append(f"allocator={row.get('allocator')}")
-    title += [f"{name}={row.get(name)}" for name in names]
+    title = [row["device"], *_title(group, names)]
     title += _budget(next((each for each in group.rows if each.get("budget_bytes") is not None), row))
     if row["kind"] == CALCULATED:
         title.append("(calculated, not measured)")

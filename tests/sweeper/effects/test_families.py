@@ -23,6 +23,7 @@ from sweeper.effects.families import (
     PhaseKey,
     differences,
     families,
+    title,
 )
 from sweeper.effects.memory_fit import NotFitted, Size
 from sweeper.errors import Mistake
@@ -166,9 +167,32 @@ def test_points_that_also_differ_in_a_key_that_is_no_dimension_are_no_neighbours
 def test_keys_that_are_null_without_effect_may_change_with_the_varied_one() -> None:
     run = Run()
     run.add(method="full", rank=None, **{"workload.method": "full"})
-    run.add(method="lora", rank=8, **{"workload.method": "lora"})
+    run.add(method="lora", rank=8, changed="workload.method", **{"workload.method": "lora"})
     (found,) = run.differences()
     assert (found.dimension, found.step) == ("workload.method", ("full", "lora"))
+
+
+def follower(batch: int) -> dict[str, Any]:
+    """A point whose `ckpt` follows its batch, as the tables have it."""
+    path = f"/ckpt/fold_{batch}.pt"
+    settings = {"workload.ckpt": "/ckpt/fold_${batch}.pt", "batch": batch}
+    return {"batch": batch, "context": 512, "ckpt": path, "workload.ckpt": path, "settings": json.dumps(settings)}
+
+
+def test_points_with_a_key_that_follows_the_varied_one_are_neighbours_and_one_family() -> None:
+    run = Run()
+    for batch in (1, 2, 4, 8):
+        run.add(**follower(batch))
+    steps = run.differences()
+    assert [(step.dimension, step.step, step.at) for step in steps] == [
+        ("batch", (1, 2), {}),
+        ("batch", (2, 4), {}),
+        ("batch", (4, 8), {}),
+    ]
+    assert all(step.bytes["peak_tensor_bytes"] for step in steps)
+    family = run.family()
+    assert [size.batch for size in family.sizes] == [1, 2, 4, 8]
+    assert "workload.ckpt=/ckpt/fold_${batch}.pt" in title(family, [family])
 
 
 @pytest.mark.parametrize("status", [status.value for status in Status if status is not Status.OK])

@@ -73,6 +73,43 @@ def test_a_point_that_passed_only_after_refusals_is_on_neither_side_and_says_why
     assert text.startswith("cpu  no attempt decided what fits: 1 ok (undecided: the workload caught 3 refused")
 
 
+def follower(batch: int, status: str, **more: Any) -> dict[str, Any]:
+    """A point with a key that follows its batch, as the tables have it."""
+    return row(status, batch=batch, ckpt=f"fold_{batch}", settings=json.dumps({"ckpt": "fold_${batch}"}), **more)
+
+
+def test_points_with_a_key_that_follows_the_searched_one_are_one_group() -> None:
+    rows = [follower(batch, "ok" if batch <= 4 else "oom") for batch in (1, 2, 4, 8)]
+    fits, fails = frontier(rows)
+    assert (fits["side"], fits["batch"], fits["limit"]) == ("fits", 4, "memory")
+    assert (fails["side"], fails["batch"]) == ("fails", 8)
+    assert frontier_text(rows).count("largest that fits") == 1
+    assert "ckpt=fold_${batch}" in frontier_text(rows)
+
+
+def test_a_growing_key_that_follows_another_is_not_searched_along() -> None:
+    rows = [
+        row("ok" if batch <= 4 else "oom", batch=batch, context=batch, settings=json.dumps({"context": "${batch}"}))
+        for batch in (1, 2, 4, 8)
+    ]
+    fits, _ = frontier(rows)
+    assert (fits["along"], fits["batch"], fits["context"]) == ("batch", 4, 4)
+
+
+def test_a_value_from_outside_separates_what_was_measured_under_it() -> None:
+    settings = json.dumps({"ckpt": "/one/${oc.env:USER}"})
+    rows = [row("ok", batch=batch, ckpt=f"/one/{user}", settings=settings) for batch, user in ((1, "a"), (2, "b"))]
+    assert [edge["batch"] for edge in frontier(rows) if edge["largest"]] == [1, 2]
+
+
+def test_the_heading_of_a_group_has_every_setting_that_is_not_a_default() -> None:
+    settings = {"model.width": 64, "workload.method": "lora", "quantize": "nf4", "dtype": "bfloat16", "batch": 1}
+    text = frontier_text([row(dtype="bfloat16", settings=json.dumps(settings))])
+    title = text.splitlines()[0]
+    assert title.split("  ")[-3:] == ["model.width=64", "workload.method=lora", "quantize=nf4"]
+    assert "batch" not in title
+
+
 def test_where_nothing_fits_the_largest_is_null_and_not_a_number() -> None:
     edges = frontier(upto(0, (1, 2, 4)))
     none = largest(edges)

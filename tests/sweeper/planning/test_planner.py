@@ -154,6 +154,52 @@ def test_a_value_can_refer_to_another_key() -> None:
     assert along(plan("batch=${context}", "context=3,4"), "batch", "context") == [(3, 3), (4, 4)]
 
 
+def test_the_settings_of_a_point_are_its_values_that_are_not_defaults_and_the_expressions_that_follow_others(
+    mywork: Path,
+) -> None:
+    target = "workload.target=mywork:threshold"
+    sweep = plan(CUSTOM, target, "batch=1,2", "context=${batch}", "dtype=fp32", "warmup=0", "budget=1MiB")
+    typed = {"workload.target": "mywork:threshold", "context": "${batch}", "budget": 2**20}
+    assert [sweep.settler.settings[point.id] for point in sweep.points] == [typed, {**typed, "batch": 2}]
+
+
+def test_settings_are_compared_with_the_defaults_of_the_options_that_an_experiment_chose(
+    options: Callable[[str, str], str],
+) -> None:
+    text = """\
+        # @package _global_
+        defaults: [{override /model: mlp}, {override /workload: train}, {override /inputs: usual}]
+        dtype: bfloat16
+        workload: {optimizer: sgd}
+    """
+    folder = options("experiment/mine", text)
+    sweep = plan("-cd", folder, "experiment=mine", "inputs=synthetic", "model.width=64,512", "workload.lr=0.1")
+    fixed = {"workload.optimizer": "sgd", "workload.lr": 0.1, "dtype": "bfloat16"}
+    narrow, usual = (sweep.settler.settings[point.id] for point in sweep.points)
+    assert (narrow, usual) == ({**fixed, "model.width": 64}, fixed)
+    sweep = plan("inputs=limit", "model=gpt2")
+    assert sweep.settler.settings[sweep.points[0].id] == {
+        "inputs": "limit",
+        "context": 1024,
+    }
+
+
+def test_a_step_of_a_key_that_another_follows_is_one_change(mywork: Path) -> None:
+    sweep = plan(
+        CUSTOM, "workload.target=mywork:threshold", "workload.params.limit='${batch}','${context}'", "batch=1,2"
+    )
+    assert [each.changed for each in sweep.first_batch] == [(), ("batch",), ("workload.params.limit",), ("batch",)]
+
+
+def test_a_search_is_refused_where_another_key_shrinks_with_the_searched_one() -> None:
+    words = ("workload=generate", "model=gpt2", "inputs=limit", "workload.new_tokens=1,512")
+    assert refused("design=frontier", *words) == (
+        "design=frontier: context shrinks from 1023 to 512 while workload.new_tokens grows, so more of"
+        " workload.new_tokens need not take more memory; list its values with design=grid"
+    )
+    assert len(plan(*words).points) == 2
+
+
 def test_a_list_of_devices_is_one_value_however_it_is_typed() -> None:
     for typed in ("[cpu,cuda:0]", "cpu,cuda:0", "[cpu],[cuda]"):
         sweep = plan("batch=1,2", devices=typed)

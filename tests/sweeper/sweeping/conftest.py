@@ -85,6 +85,7 @@ class FakeEngine:
 
 class Settler:
     quality_references: Mapping[str, str] = {}
+    settings: Mapping[str, Mapping[str, Any]] = {}
 
     def settle(self, choice: Mapping[str, Any]) -> Point:
         return Point(values={"workload": {"name": "forward"}, "batch": 1, "context": 1, "start": "cold", **choice})

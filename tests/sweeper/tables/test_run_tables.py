@@ -3,20 +3,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from runners import journal
 from runners.device import device_named
 from runners.facts import Exit
 from runners.outcome import outcome_of
 from runners.point import Attempt, AttemptFolder, Point
+from sweeper import columns as schema
+from sweeper.cards import CONF
 from sweeper.columns import TABLES
+from sweeper.plan import dotted
 from sweeper.plan_lines import read_plan
+from sweeper.planning.schema import WORKLOAD_RULES
 from sweeper.tables import run_tables
 from sweeper.tables.run_tables import Tables
 
@@ -244,8 +250,57 @@ def test_a_swept_key_has_a_column_of_its_name_typed_by_its_values(written: Any) 
     assert points["model.width"].dtype == pd.Int64Dtype()
     assert points["workload.checkpointing"].dtype == pd.BooleanDtype()
     assert list(points["workload.lr"]) == [1.0, 0.5]
-    assert [value if value is not pd.NA else None for value in points.timeout] == [None, 5]
+    assert points.timeout.isna().tolist() == [True, False]
+    assert points.timeout[1] == 5.0
     assert json.loads(points.config[1])["workload"]["lr"] == 0.5
+
+
+def test_every_key_of_a_workload_is_a_typed_column_of_every_row_though_nothing_was_swept(written: Any) -> None:
+    run = written({"batch": [1]})
+    train = {"name": "train", "method": "lora", "rank": 16, "checkpointing": True, "mine": {"depth": 3}}
+    run.passes(run.ask(workload=train, quantize="nf4"))
+    run.passes(run.ask(workload={"name": "custom", "target": "own:run", "params": {"width": 512}}))
+    Tables(run.folder).write()
+    for name in ("points", "attempts"):
+        first, second = pq.read_table(run.folder / f"{name}.parquet").to_pylist()
+        expected = {"workload.method": "lora", "workload.rank": 16, "workload.checkpointing": True, "quantize": "nf4"}
+        assert {key: first[key] for key in expected} == expected
+        assert [second[key] for key in expected] == [None] * 4
+        assert (first["workload.mine.depth"], second["workload.params.width"]) == (3, 512)
+    edge, *_ = pq.read_table(run.folder / "frontier.parquet").to_pylist()
+    assert (edge["workload.method"], edge["workload.rank"], edge["quantize"]) == ("lora", 16, "nf4")
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "workload").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_key_of_conf_workload_has_a_declared_column_of_its_type(file: Path) -> None:
+    workload = yaml.safe_load(file.read_text())["workload"]
+    declared = {column.name: column.type for column in schema.DIMENSIONS}
+    choices = workload.get("choices", {})
+    for key, value in dotted(
+        {key: workload[key] for key in workload if key not in (*WORKLOAD_RULES, "name", "params")}
+    ):
+        type = declared[f"workload.{key}"]
+        known = [each for each in [value, *choices.get(key, [])] if each not in (None, "???")]
+        if known and not any(isinstance(each, list) for each in known):
+            assert schema.type_of(known) == type, key
+
+
+def test_the_peak_the_limit_and_what_is_left_of_it_are_columns(written: Any) -> None:
+    run = written({"batch": [1, 2, 4]}, devices=("cpu",))
+    one, two, four = (run.ask(batch=batch, budget=2**30) for batch in (1, 2, 4))
+    run.passes(one, peak=300 * MIB)
+    run.is_refused(two)
+    assert four
+    Tables(run.folder).write()
+    fits, refused, not_run = pq.read_table(run.folder / "points.parquet").to_pylist()
+    assert (fits["peak_counter"], fits["peak_bytes"]) == ("resident", 300 * MIB)
+    assert fits["limit_bytes"] == fits["budget_bytes"] == 14 * 2**30
+    (edge,) = (edge for edge in pq.read_table(run.folder / "frontier.parquet").to_pylist() if edge["side"] == "fits")
+    assert (fits["headroom_bytes"], fits["headroom_counter"]) == (edge["headroom_bytes"], edge["headroom_counter"])
+    assert fits["headroom_bytes"] == fits["limit_bytes"] - fits[fits["headroom_counter"]]
+    assert refused["peak_bytes"] == refused["peak_resident_bytes"]
+    assert (refused["limit_bytes"], refused["headroom_bytes"], refused["headroom_counter"]) == (14 * 2**30, None, None)
+    assert (not_run["peak_bytes"], not_run["peak_counter"], not_run["headroom_bytes"]) == (None, None, None)
 
 
 def test_values_of_mixed_types_are_kept_apart_as_json(written: Any) -> None:

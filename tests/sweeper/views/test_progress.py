@@ -41,6 +41,10 @@ class Settler:
     def settle(self, choice: Mapping[str, Any]) -> Point:
         return Point(values=dict(choice))
 
+    def settings(self) -> Mapping[str, Mapping[str, object]]:
+        return {}
+
+    @property
     def quality_references(self) -> Mapping[str, str]:
         return {}
 
