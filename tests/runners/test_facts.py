@@ -46,7 +46,10 @@ LINES: dict[str, tuple[Fact, dict[str, Any]]] = {
             "iterations": None,
             "completed": False,
             "counters": {
-                "cpu": {"baseline": HELD, "end": HELD, "peak": HELD, "alloc_retries": None, "num_ooms": 0},
+                "cpu": {
+                    **{"baseline": HELD, "end": HELD, "peak": HELD, "alloc_retries": None, "num_ooms": 0},
+                    **{"refusals": None, "refused_bytes": None},
+                },
             },
             "shapes": {},
             "metrics": {"loss": 1.5},
