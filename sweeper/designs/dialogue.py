@@ -25,6 +25,7 @@ class Answer:
     attempt: int | None
     budget_bytes: int | None
     used_bytes: int | None  # in the budget's counter; without a budget, the peak that the allocator reserved
+    peak_bytes: int | None = None  # the complete peak of the deciding counter; of a refused point only if calculated
 
 
 Design = Generator[list[PlannedPoint], list[Answer | None], None]
@@ -39,7 +40,15 @@ def answer(outcome: Outcome) -> Answer:
         attempt=outcome.attempt,
         budget_bytes=outcome.budget_bytes,
         used_bytes=outcome.budget_used_bytes if limited else outcome.peak("reserved"),
+        peak_bytes=_complete_peak(outcome),
     )
+
+
+def _complete_peak(outcome: Outcome) -> int | None:
+    if outcome.unlimited_peak_bytes is not None:
+        return outcome.unlimited_peak_bytes
+    is_complete = outcome.status is Status.OK and not outcome.peak_is_partial
+    return outcome.peak(outcome.device.deciding_counter) if is_complete else None
 
 
 @dataclass(frozen=True, slots=True)

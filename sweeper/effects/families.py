@@ -41,8 +41,8 @@ NEEDS = (
     *("run", "point_id", "device", "kind", "attempt"),
     *(column.name for column in columns.DIMENSIONS),
     *("config", "order", "changed", "status", "fits", "flaky", "contaminated", "failed_phase"),
-    "handled_refusals",
-    *("error_type", "error_message", "compute_dtype", "attention_used", *PEAKS, "peak_is_partial"),
+    *("handled_refusals", "error_type", "error_message", "compute_dtype", "attention_used", "tokens"),
+    *(*PEAKS, "peak_is_partial"),
 )
 NEEDS_OF_PHASES = (
     *("point_id", "device", "attempt", "phase_device", "phase", "run_index", "elapsed_s", "metrics"),
@@ -130,11 +130,11 @@ def _difference(
     because: dict[str, str] = {}
     changes: dict[str, int | None] = {}
     for column in PEAKS:
-        reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in pair)), None)
-        if reason is not None and None not in (unlimited := [_unlimited(row, column) for row in pair]):
-            reason, changes[column] = None, unlimited[1] - unlimited[0]
-        else:
-            changes[column] = None if reason else after[column] - before[column]
+        peaks = [peak_of(row, column) for row in pair]
+        known = [peak for peak in peaks if peak is not None]
+        changes[column] = known[1] - known[0] if len(known) == len(pair) else None
+        without = [row for row, peak in zip(pair, peaks, strict=True) if peak is None]
+        reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in without)), None)
         because |= {column: reason} if reason else {}
     times = [_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
     reason = next((time for time in times if isinstance(time, str)), None)
@@ -159,10 +159,15 @@ def _difference(
     )
 
 
-def _unlimited(row: Row, column: str) -> Any:
-    """The calculated peak with unlimited memory, which a refused point has too. None for other counters."""
+def peak_of(row: Row, column: str) -> int | None:
+    """A row's complete peak in bytes, None if it is not known.
+
+    A refused point has one on a calculated device, in the deciding counter: its peak with unlimited memory.
+    """
     deciding = f"peak_{device_named(row['device']).deciding_counter}_bytes"
-    return row.get("unlimited_peak_bytes") if column == deciding else None
+    unlimited: int | None = row.get("unlimited_peak_bytes") if column == deciding else None
+    peak: int | None = row[column]
+    return unlimited if unlimited is not None or why_not(row, column) else peak
 
 
 def why_not(row: Row, column: str = "") -> str | None:
@@ -232,14 +237,13 @@ class PeakRange(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A part of a measured peak: what it is, how it is known, and what would reduce it."""
+    """A part of a measured peak: what it is, and how it is known."""
 
     of: str
     bytes: int
     share: float
     kind: str
     known_by: str
-    lever: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,8 +432,7 @@ class Family:
             parts.append(("logits", logits[0], CALCULATED, logits[1]))
             grows -= logits[0]
         parts.append(("activations", grows, CALCULATED, "the peak less the other parts"))
-        levers = LEVERS | LEVERS_OF.get(str(self.rows[0]["workload"]), {})
-        shares = [Share(of, part, part / peak if peak else 0.0, kind, by, levers[of]) for of, part, kind, by in parts]
+        shares = [Share(of, part, part / peak if peak else 0.0, kind, by) for of, part, kind, by in parts]
         return sorted(shares, key=lambda share: -share.bytes)
 
     def held(self, size: Size) -> int | None:
@@ -468,22 +471,6 @@ class Family:
 
     def _phases(self, row: Row) -> Sequence[Row]:
         return self.phases_of.get((row["point_id"], row["device"]), ())
-
-
-LEVERS = {
-    "fixed costs": "another precision of the weights (dtype, quantize)",
-    "activations": "a shorter context, a smaller batch",
-    "logits": "logits of the last token only, or logits in chunks",
-    "cache": "a shorter context, fewer sequences (batch, workload.concurrency), another cache (workload.cache)",
-}
-LEVERS_OF = {
-    "train": {
-        "fixed costs": "an adapter (workload.method=lora), another precision (dtype, workload.precision, quantize)",
-        "activations": "a shorter context, a smaller batch (workload.accumulate), workload.checkpointing=true",
-        "logits": "a loss in chunks",
-    },
-    "generate": {"logits": "workload.logits=last"},
-}
 
 
 def families(points: Sequence[Row], phases: Iterable[Row]) -> list[Family]:

@@ -90,7 +90,7 @@ def _plan_lines(found: PlanEstimate) -> Iterator[str]:
     yield from (
         f"  {device.name} is unavailable: {device.unavailable}" for device in plan.devices if device.unavailable
     )
-    if plan.design == "frontier":
+    if plan.design in ("frontier", "levers"):
         yield "  these are the first points; the next ones depend on how they end"
     keys = [dimension.key for dimension in plan.dimensions]
     for order, each in enumerate(planned[:LISTED], 1):

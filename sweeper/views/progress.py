@@ -13,6 +13,7 @@ from typing import Any
 
 from runners.outcome import Outcome, Status
 from runners.point import Point
+from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.units import format_bytes, format_count, format_seconds
@@ -37,6 +38,7 @@ class Show:
 
     def __init__(self, plan: Plan) -> None:
         self._keys = [dimension.key for dimension in plan.dimensions]
+        self._design, self._dimensions = plan.design, plan.dimensions
         self._objective, self._margin = plan.run.objective, plan.run.margin
         self._total = 0
         self._done = 0
@@ -70,17 +72,21 @@ class Show:
         context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
-        """Print the number of points with each status, the frontier, and the place of the tables.
+        """Print the number of points with each status, the frontier or the levers, and the place of the tables.
 
         `rows`: the points that this sweep planned. `context`: all rows of the run. `searched`: its intervals.
         """
+        from sweeper.views import levers_text
         from sweeper.views.frontier_text import frontier_text
 
         statuses = Counter(str(row["status"]) for row in rows)
         tables = f"{_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier"
-        frontier = frontier_text(rows, self._objective, self._margin, context, searched)
+        if self._design == DESIGN:
+            found = levers_text.as_text(levers_text.as_json(levers_text.runs_of(rows, self._dimensions)))
+        else:
+            found = frontier_text(rows, self._objective, self._margin, context, searched)
         total = format_count(sum(statuses.values()), "point")
-        for text in ("", f"{total}: {counts(statuses)}", "", frontier, "", f"tables: {tables}"):
+        for text in ("", f"{total}: {counts(statuses)}", "", found, "", f"tables: {tables}"):
             self._line(text)
 
     def _named(self, device: str, point: Point) -> str:
