@@ -12,8 +12,8 @@ from runners.outcome import Status
 from runners.point import Point, canonical
 from sweeper.effects.added_levers import AddedLevers, Choice, Verdict, add_levers
 from sweeper.effects.levers import SAME_POINT, changed, impossible
-from sweeper.frontier.margins import without
 from sweeper.plan import Dimension, dotted
+from sweeper.requested import rest_of
 from sweeper.rows import Row
 
 DESIGN = "levers"
@@ -38,7 +38,7 @@ def lever_runs(rows: Iterable[Row], dimensions: Sequence[Dimension], devices: Ma
     all_tried = [_Tried(row, json.loads(row["config"])) for row in rows]
     following = _following(all_tried, list(values))
     for each in all_tried:
-        rest = without(each.row["config"], [*values, *following])
+        rest = rest_of(each.row, [*values, *following])
         together.setdefault((each.row["device"], rest), []).append(each)
     found = []
     for (name, _), tried in together.items():
