@@ -128,7 +128,6 @@ def killed(**facts: Any) -> dict[str, Any]:
         ([], {"code": 1, "signal": None}, "crashed", None, None, None),
         ([], {"unavailable": "no interpreter"}, "unavailable", None, None, None),
         ([BASELINE], None, "lost", None, None, None),
-        ([BASELINE], {}, "lost", None, None, None),
         ([BASELINE], {"lost": True, "reason": "the node is gone"}, "lost", None, None, None),
         (
             [BASELINE, failed(OOM)],
