@@ -26,7 +26,7 @@ from runners.failure_trace import FailureTrace
 from runners.journal import Journal, plain
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, Unavailable
-from runners.point import Attempt, AttemptFolder
+from runners.point import Attempt, AttemptFolder, Damaged
 from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def run_by_hand(arguments: list[str]) -> NoReturn:
         raise SystemExit(f"{folder.journal}: the attempt was made already; remove this file from a copy of its folder")
     try:
         attempt = folder.attempt()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"{folder.request}: cannot be read as a request ({type(error).__name__}: {error})") from None
+    except Damaged as damaged:
+        raise SystemExit(f"{folder.path}: {damaged}") from None
     try:
         os.chdir(attempt.cwd)
     except OSError as error:

@@ -12,7 +12,7 @@ it has no `began` line and starts where the phase before it ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 Bytes = Mapping[str, int]  # by counter
 
@@ -352,6 +352,7 @@ class Exit(NamedTuple):
     other_processes: int | None = None  # the most that the workload had started at once
     other_processes_resident_bytes: int | None = None  # their sum; pages that they share count in each
     leftover_processes: int | None = None  # that outlived the measured process and were killed
+    journal_bytes: int | None = None  # size of journal.jsonl: a smaller file has lost its end
     output_truncated: bool | None = None  # whether output.log has only the start and the end
     last_output: str | None = None  # the last line printed, or where faulthandler saw the crash
     available_memory_bytes_start: int | None = None
@@ -360,9 +361,8 @@ class Exit(NamedTuple):
     available_memory_bytes_end: int | None = None
     memory_pressure_end_us: int | None = None
     memory_pressure_end_avg10_percent: float | None = None
-    contaminated: str | bool | None = (
-        None  # the other processes on the device and when; false: none; None: not measured
-    )
+    # The other processes on the device and when; false: none; None: not measured
+    contaminated: str | bool | None = None
     contamination_told_by: str | None = None  # contamination.BY_PROCESSES or BY_BYTES
     contamination_waited_s: Mapping[str, float] | None = None  # before the start, after the end
     devices: Sequence[DeviceUse] = ()  # empty where nothing reads them, as on cpu
@@ -378,12 +378,36 @@ class Exit(NamedTuple):
 _ONLY_IF_KNOWN = Exit._fields[Exit._fields.index("contamination_told_by") :]
 
 
-def exit_from_json(content: Mapping[str, Any]) -> Exit:
+def exit_from_json(content: Any) -> Exit:
+    """Raises TypeError or ValueError for a content that no supervisor writes."""
+    if not isinstance(content, Mapping):
+        raise TypeError(f"a {type(content).__name__} and no object")
+    for name, types in _TYPES.items():
+        value = content.get(name)
+        if value is not None and not isinstance(value, types):
+            raise TypeError(f"{name} is {value!r:.50}")
     outside, devices = content.get("outside") or (), content.get("devices") or ()
-    return Exit._make(map(content.get, Exit._fields))._replace(
-        outside=tuple(OutsideReading(each["t"], each.get("resident")) for each in outside),
+    if not all(isinstance(each, Mapping) for each in (*outside, *devices)):
+        raise TypeError("outside and devices are lists of objects")
+    exit = Exit._make(map(content.get, Exit._fields))._replace(
+        outside=tuple(OutsideReading._make(map(each.get, OutsideReading._fields)) for each in outside),
         devices=tuple(DeviceUse._make(map(each.get, DeviceUse._fields)) for each in devices),
     )
+    if exit == Exit():
+        raise ValueError("it has no key of a supervisor")
+    return exit
+
+
+def _types(annotation: Any) -> tuple[type, ...]:
+    """The types that JSON gives a field with this annotation."""
+    found = [get_origin(each) or each for each in get_args(annotation) or (annotation,)]
+    if get_origin(annotation) in (Sequence, Mapping):
+        found = [get_origin(annotation)]
+    return tuple(each for kind in found for each in ((int, float) if kind is float else (kind,)))
+
+
+_TYPES = {name: _types(annotation) for name, annotation in get_type_hints(Exit).items()}
+UNRECORDED = 74  # exit code of a measured process that could not write its journal: EX_IOERR of sysexits.h
 
 
 def exit_to_json(exit: Exit) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class Outcome:
     instrumented: bool | None = None
     other_processes: int | None = None  # the most that the workload had running at once; no counter has their memory
     other_processes_resident_bytes: int | None = None  # their sum: pages that they share count in each
+    void: bool = False  # it never began, or its record is damaged or was never written: the point is measured again
 
     @property
     def fits(self) -> bool | None:
@@ -200,10 +201,15 @@ def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
             yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
 
 
-def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> Outcome:
-    """Decide how an attempt ended, from its journal and its supervisor's exit.json (None: the supervisor died)."""
+def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None, damage: str | None = None) -> Outcome:
+    """Decide how an attempt ended, from its journal and its supervisor's exit.json (None: the supervisor died).
+
+    `damage` is what is wrong with these files: no figure is taken from them then.
+    """
     if exit is None or exit == Exit():
         exit = Exit(lost=True)
+    if damage is not None:
+        journal = ()
     last: dict[type, Fact] = {type(fact): fact for fact in journal}  # of each kind
     baseline, environment = _last(last, Baseline), _last(last, facts.Environment)
     budget, model, unlimited = _last(last, facts.Budget), _last(last, facts.Model), _last(last, facts.Unlimited)
@@ -242,6 +248,8 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
     if baseline is None or not _is_of_program(baseline):  # the counters are those of a program's processes
         common["other_processes"] = exit.other_processes
         common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
+    if damage is not None:
+        return Outcome(status=Status.LOST, void=True, error_message=f"its record is damaged: {damage}", **common)
     refusals = _refusals(attempt, phases)
     if finished is not None:
         common |= _handled(refusals, phases)
@@ -257,7 +265,11 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
         common |= _handled(max(0, refusals - uncaught) if refusals else refusals, phases)
         return Outcome(**raised, **common)
     common |= _handled(refusals, phases)
-    return Outcome(**_ended(exit, is_unified=bool(common["environment"].get("device_integrated"))), **common)
+    if failed is None and exit.code == facts.UNRECORDED:
+        why = exit.last_output or "the journal could not be written"
+        return Outcome(status=Status.LOST, void=True, error_message=why, **common)
+    is_unified = bool(common["environment"].get("device_integrated"))
+    return Outcome(**_ended(exit, is_unified), void=bool(exit.lost) and not journal, **common)
 
 
 def _last(journal: Mapping[type, Fact], kind: type[F]) -> F | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
+import fcntl
 import os
 import platform
 import resource
@@ -20,6 +22,7 @@ PR_SET_CHILD_SUBREAPER = 36
 PF_FORKNOEXEC = 0x40  # a flag in /proc/PID/stat: forked, without an exec since
 KCMP = {"x86_64": 312, "aarch64": 272}  # the number of the system call kcmp(2)
 KCMP_VM = 1
+LIMITS = {errno.EMFILE: ("ulimit -n", resource.RLIMIT_NOFILE), errno.EAGAIN: ("ulimit -u", resource.RLIMIT_NPROC)}
 
 
 def die_with(parent: int | None) -> None:
@@ -44,6 +47,23 @@ def die_of(number: int) -> None:
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def duplicate(descriptor: int, number: int) -> int:
+    """A duplicate that is not inherited, numbered `number` or more, or as high as the limit of open files allows."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, number if number < soft else soft // 2)
+
+
+def why_refused(error: OSError) -> str:
+    """Why the system refused something, with the name and the value of the limit that it reports, if it is one."""
+    reason = error.strerror or str(error)
+    name, limit = LIMITS.get(error.errno or 0, (None, 0))
+    return reason if name is None else f"{reason} ({name} is {_as_typed(resource.getrlimit(limit)[0])})"
+
+
+def _as_typed(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
 @contextlib.contextmanager

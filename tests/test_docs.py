@@ -17,6 +17,14 @@ README = (ROOT / "README.md").read_text()
 # What makes the fault, in the code of the test: a workload of faulty.py or wl.py, a script, a signal, or the bytes of a
 # file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
+    "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",
+    "test_a_phase_called_between_is_an_error": "faulty:calls_its_phase_between",
+    "test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them": "faulty:fills_its_disk",
+    "test_a_limit_of_open_files_that_is_too_low_is_refused_with_its_value": "ulimit -n 20",
+    "test_an_attempt_for_which_the_system_has_no_process_is_unavailable_with_the_limit": "refusals=1000",
+    "test_an_attempt_that_no_supervisor_begins_is_lost_after_some_and_void": "exit 3",
+    "test_a_point_with_a_damaged_file_is_measured_again_and_the_frontier_stays": "damage(",
+    "test_a_plan_that_lost_its_end_anywhere_costs_no_outcome": "cuts(",
     "test_facts_reach_the_journal_whatever_a_workload_does_to_its_process": "closes_everything",
     "test_a_workload_that_reads_stdin_finds_it_empty": "faulty:reads_stdin",
     "test_a_workload_that_removes_its_own_folder_loses_nothing": "faulty:removes_folder",

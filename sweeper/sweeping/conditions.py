@@ -1,13 +1,28 @@
-"""The environment variables of a measured process, and the locks of its device."""
+"""The limits of open files, the environment variables of a measured process, and the locks of its device."""
 
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from pathlib import Path
 
 from runners.device import Device
 from runners.point import Point
+from sweeper.errors import Mistake
+
+# A sweep on one device ran with 16 at a time. Each further device has two pipes, and libraries open a few more.
+OPEN_FILES, OPEN_FILES_PER_DEVICE = 28, 4
+
+
+def check_limits(devices: int) -> None:
+    """Raises Mistake if this process may open fewer files than a sweep on so many devices."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OPEN_FILES + OPEN_FILES_PER_DEVICE * devices
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        on = "a device" if devices == 1 else f"{devices} devices"
+        raise Mistake(f"ulimit -n is {allowed}: a sweep on {on} opens up to {needed} files; raise the limit")
+
 
 AMD_DRIVER = Path("/dev/kfd")
 

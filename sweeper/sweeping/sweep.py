@@ -11,7 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
+from runners.record import outcome_in
 from sweeper.columns import NAMED
 from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer
 from sweeper.designs.frontier import grows, searched
@@ -29,9 +30,9 @@ from sweeper.errors import Mistake
 from sweeper.plan import Plan, PlannedPoint, typed
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.sweeping.conditions import environ_of, locks_of
+from sweeper.sweeping.conditions import check_limits, environ_of, locks_of
 from sweeper.sweeping.lane import Lane
-from sweeper.sweeping.recall import Fingerprint, current_fingerprint, outcome_in, recall
+from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
 from sweeper.units import format_bytes
@@ -63,6 +64,7 @@ def sweep(plan: Plan) -> int:
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
     SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
     """
+    check_limits(len(plan.devices))
     fingerprint = current_fingerprint(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
@@ -191,6 +193,7 @@ class Sweep:
                 self._add_line(SkippedLine(id=id, device=device, because=each.because))
             elif not each.later:
                 self.show.planned(device, each.point)
+        self.run_folder.sync()
 
     # -- the measuring ------------------------------------------------------------------------------------------------
 
@@ -252,12 +255,22 @@ class Sweep:
             lane.forked.clear()
         if not attempt.device.is_calculated:
             lane.forked.add(attempt.point.id)
-        folder = self.run_folder.attempt_folder(attempt)
         self.run_folder.check()
-        folder.create(attempt)
+        attempt, folder = self._created(attempt)
         engine.start(attempt, folder, lane.engine_lane)
         lane.running = attempt
         self.show.began(lane.device.name, attempt.point)
+
+    def _created(self, attempt: Attempt) -> tuple[Attempt, AttemptFolder]:
+        """The attempt in a new folder. Its number is the next free one where an earlier folder was lost."""
+        while True:
+            folder = self.run_folder.attempt_folder(attempt)
+            try:
+                folder.create(attempt)
+            except FileExistsError:
+                attempt = replace(attempt, number=attempt.number + 1)
+            else:
+                return attempt, folder
 
     def _engine_lane(self, attempt: Attempt) -> str | None:
         """The engine's lane for an attempt, None if it has to wait.

@@ -25,10 +25,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from runners import journal
 from runners.device import device_named
-from runners.outcome import Outcome, Status, outcome_of
-from runners.point import Attempt, AttemptFolder, Point, canonical
+from runners.outcome import Outcome, Status
+from runners.point import Attempt, AttemptFolder, Damaged, Point, canonical
+from runners.record import outcome_in
 from sweeper import columns, quality, run_folder
 from sweeper.columns import Column
 from sweeper.frontier.edges import HEADROOM_NEEDS, NEEDS, frontier, headroom, limit_bytes
@@ -483,15 +483,14 @@ def _settled_in(points: Path, unsettled: bool) -> Iterator[tuple[Attempt, Outcom
     """The attempts on disk, in a fixed order. One whose request cannot be read is skipped with a warning."""
     for path in attempt_folders(points):
         folder = AttemptFolder(path)
-        exit = folder.settled()
-        if exit is None and not unsettled:
+        if not (folder.began() if unsettled else folder.exit.exists()):
             continue
         try:
             attempt = folder.attempt()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            warn(f"{path}: skipped, its point.json cannot be read ({type(error).__name__}: {error})")
+        except Damaged as damaged:
+            warn(f"{path}: skipped, its {damaged}")
             continue
-        yield attempt, outcome_of(attempt, journal.read(folder.journal), exit)
+        yield attempt, outcome_in(folder, attempt)
 
 
 def attempt_folders(points: Path) -> Iterator[Path]:

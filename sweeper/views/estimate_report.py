@@ -56,7 +56,7 @@ def _has_ended(folder: Path, first: Attempt) -> bool:
     """Whether any attempt ended. Attempts are numbered from 1 without a gap; one that was cut off is made again."""
     attempt = first
     while (found := AttemptFolder(folder / attempt.name)).path.exists():
-        if found.settled() is not None:
+        if found.exit.exists():
             return True
         attempt = replace(attempt, number=attempt.number + 1)
     return False

@@ -340,6 +340,19 @@ def calls_its_phase_between(*, phase, **_):
         pass
 
 
+def fills_its_disk(*, phase, mib=64, **_):
+    """Cannot write to a file any more, as on a full disk, and handles the error."""
+    import contextlib
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with contextlib.suppress(OSError), phase("work"):
+        touch(mib)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    return {"bytes": 0}
+
+
 def wait_for_a_reading():
     """Waits for a heartbeat and a reading of the supervisor, of which no event reaches this process."""
     import time

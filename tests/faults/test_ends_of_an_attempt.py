@@ -149,6 +149,12 @@ def test_facts_reach_the_journal_whatever_a_workload_does_to_its_process(lab: La
     assert measured.outcome.metrics == {"bytes": 64 * MIB}
 
 
+def test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them(lab: Lab) -> None:
+    outcome = lab.measure("faulty:fills_its_disk").outcome
+    assert (outcome.status, outcome.void, outcome.metrics) == (Status.LOST, True, {})
+    assert "journal.jsonl cannot be written: File too large" in (outcome.error_message or "")
+
+
 def test_a_workload_that_reads_stdin_finds_it_empty(lab: Lab) -> None:
     measured = lab.measure("faulty:reads_stdin")
     assert_ended(measured, Status.OK, True, None, 64)

@@ -129,8 +129,23 @@ def test_an_exit_has_every_key_of_a_measured_process_and_those_that_apply() -> N
     assert facts.exit_from_json(content) == exit
 
 
-def test_an_exit_file_without_content_leaves_every_field_unknown() -> None:
-    assert facts.exit_from_json({"format": 1}) == Exit()
+def test_a_key_that_an_exit_file_does_not_have_is_unknown() -> None:
+    assert facts.exit_from_json({"format": 1, "code": 0, "outside": [{"t": 1.5}]}) == Exit(
+        code=0, outside=(OutsideReading(1.5, None),)
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [], 5, None, "code", {}, {"format": 1}, {"code": "x"}, {"code": 0, "outside": 5}, {"code": 0, "outside": [5]},
+        {"code": 0, "devices": {"uuid": 1}}, {"duration_s": "long"}, {"lost": "yes"}, {"reason": 5},
+        {"contamination_waited_s": [1]},
+    ],
+)  # fmt: skip
+def test_what_no_supervisor_writes_is_refused(content: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        facts.exit_from_json(content)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,6 @@ def test_a_library_that_cannot_start_is_out_of_memory_where_the_driver_found_the
         ([], {"code": 1, "signal": None}, "crashed", None, None, None),
         ([], {"unavailable": "no interpreter"}, "unavailable", None, None, None),
         ([BASELINE], None, "lost", None, None, None),
-        ([BASELINE], {}, "lost", None, None, None),
         ([BASELINE], {"lost": True, "reason": "the node is gone"}, "lost", None, None, None),
         (
             [BASELINE, failed(OOM)],

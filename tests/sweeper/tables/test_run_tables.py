@@ -423,9 +423,33 @@ def test_a_torn_line_loses_only_that_line(written: Any) -> None:
         plan.write('{"kind": "asked", "id": "0123')
     torn = AttemptFolder(run.folder / "points" / attempt.name).journal
     torn.write_bytes(torn.read_bytes()[:-20])  # the `finished` line
+    (torn.parent / "exit.json").write_text('{"code": null, "signal": 9}')
     points = written_points(run)
-    assert list(points.status) == ["crashed"]
+    assert list(points.status) == ["killed"]
     assert points.peak_resident_bytes[0] == 283 * MIB
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("exit.json", "{}", "exit.json cannot be read (ValueError: it has no key of a supervisor)"),
+        ("exit.json", "[]", "exit.json cannot be read (TypeError: a list and no object)"),
+        ("exit.json", "\0" * 7, "exit.json cannot be read (UnicodeDecodeError"),
+        ("journal.jsonl", "", "journal.jsonl has no end, although its process ended with exit code 0"),
+        ("journal.jsonl", '{"kind": "ended"}\n', "journal.jsonl has lines that cannot be read"),
+    ],
+)
+def test_a_damaged_attempt_is_lost_with_the_reason_and_without_figures(
+    written: Any, file: str, content: str, reason: str
+) -> None:
+    run = written({"batch": [1]})
+    attempt = run.passes(run.ask(batch=1))
+    (run.folder / "points" / attempt.name / file).write_text(content)
+    points = written_points(run)
+    assert list(points.status) == ["lost"]
+    assert points.error_message[0].startswith(f"its record is damaged: {reason}")
+    assert points.fits.isna().all()
+    assert points.peak_resident_bytes.isna().all()
 
 
 def test_an_attempt_outside_the_plan_has_a_row(written: Any) -> None:
@@ -447,10 +471,11 @@ def test_an_attempt_whose_request_is_torn_is_skipped_with_a_warning(
     assert capsys.readouterr().err.startswith("sweeper: ")
 
 
-def test_an_attempt_without_an_exit_file_is_lost(written: Any) -> None:
-    run = written({"batch": [1]})
-    run.attempt(run.ask(batch=1), [], None)
-    assert list(written_points(run).status) == ["lost"]
+def test_an_attempt_without_an_exit_file_is_lost_once_it_began(written: Any) -> None:
+    run = written({"batch": [1, 2]})
+    run.attempt(run.ask(batch=1), [{"kind": "baseline", "counters": {}}], None)
+    run.attempt(run.ask(batch=2), [], None)
+    assert list(written_points(run).status) == ["lost", "not_run"]
 
 
 def test_tables_are_written_again_after_growing_by_a_tenth(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
