@@ -410,11 +410,19 @@ LIMITS = (
     Column("headroom_counter", TEXT, "column whose peak is compared with limit_bytes"),
     Column("device_uuid", TEXT, "unique id of the device", None, lambda settled: settled.attempt.device.uuid),
     Column(
+        "context_bytes",
+        INT,
+        "calculated cards only: memory taken off the total for the context and libraries, from the card's file, "
+        "which has the range that was published too",
+        "bytes",
+        lambda settled: settled.context_bytes,
+    ),
+    Column(
         "used_by_others_bytes",
         INT,
         "used memory of the device before the attempt began, as the driver counts: by other processes, with old "
         "drivers and libraries (before version 2 of NVML's structure) by the driver itself too; calculated: the "
-        "figure in the card's file; null on cpu and where it is not known",
+        "key used_by_others, or the figure in the card's file; null on cpu and where it is not known",
         "bytes",
         lambda settled: settled.used_by_others,
     ),

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runners.device import SIM, Device
+from runners.device import SIM, Card, Device
 from runners.meters import cpu
+from runners.point import Point
 from runners.simulation.allocator import Settings
 from sweeper.cards import ALL, Cards
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
+from sweeper.units import format_bytes
 
 # Created by the kernel driver of a GPU (NVIDIA, AMD, either of them under WSL). Without any of them the probe is not
 # started: importing torch takes two seconds.
@@ -99,6 +101,49 @@ def _sim(card: str, cards: Cards) -> list[Device]:
         raise Mistake(f"devices=sim:{card}: {error}") from None
     described = replace(found, settings=settings)
     return [Device(name=f"{SIM}{card}", total_bytes=found.total_bytes, card=described)]
+
+
+def check_others(devices: Sequence[Device], points: Iterable[Point], budget_of_card: bool) -> None:
+    """Raise Mistake for `used_by_others` where it changes nothing, or leaves a card no room."""
+    values = {others: None for point in points if (others := point.get("used_by_others")) is not None}
+    for others in values:
+        for device in devices:
+            if device.card is None or device.card.is_host:
+                if not budget_of_card:
+                    rule = "it is of calculated cards (devices=[sim:CARD]) and of budget=card:NAME"
+                    raise Mistake(f"used_by_others={others}: {device.name} has what it has; {rule}")
+            elif others >= device.card.usable_bytes:
+                room = device.card.usable_bytes
+                raise Mistake(f"used_by_others={others}: {device.name} has {room} bytes without them; give less")
+
+
+MOST_LINES = 3  # of cards; sim:all has 42
+DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of it"
+
+
+def assumptions(devices: Sequence[Device], points: Iterable[Point]) -> list[str]:
+    """A line for each calculated card: what is taken off its total, and how sure that is."""
+    cards = [device for device in devices if device.card is not None and not device.card.is_host]
+    if len(cards) > MOST_LINES:
+        return [f"{len(cards)} calculated cards: context_bytes and used_by_others_bytes are taken off their totals"]
+    given = frozenset(point.get("used_by_others") for point in points)
+    return [_assumption(device.name, device.card, given) for device in cards if device.card is not None]
+
+
+def _assumption(name: str, card: Card, given: frozenset[int | None]) -> str:
+    assert card.total_bytes is not None
+    text = (
+        f"{name}: of {format_bytes(card.total_bytes)}, {format_bytes(card.context_bytes)} are for context and libraries"
+    )
+    if card.context_range_bytes is not None:
+        least, most = map(format_bytes, card.context_range_bytes)
+        text += f" (published: {least} to {most})"
+    others = {card.used_by_others_bytes or 0 if each is None else each for each in given} or {0}
+    if len(others) == 1:
+        text += f" and {format_bytes(others.pop())} for other processes"
+    if card.has_display and given <= {None}:
+        text += f"; {DESKTOP}: used_by_others=1GiB"
+    return text
 
 
 def _cpu() -> Device:

@@ -18,6 +18,7 @@ from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import dotted, typed
 from sweeper.planning.schema import (
     CHOICES,
+    LATER_KEYS,
     MAXIMUM,
     MINIMUM,
     NULLABLE,
@@ -89,15 +90,22 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     if "inputs" in uses and values["inputs"].get("of_positions") is not None:
         values["context"] = _share_of_positions(values, rules.given)
     values["quality"] = {"target": _quality(values, uses, rules)}
+    others = values["used_by_others"]
+    if others is not None:
+        values["used_by_others"] = others = size_in_bytes("used_by_others", others, 0)
     if values["budget"] is not None:
-        values["budget"] = _budget(values["budget"], rules.cards)
+        values["budget"] = _budget(values["budget"], rules.cards, others or 0)
     for key in WORKLOAD_KEYS:
         if key not in uses:
             values[key] = None
         elif (values[key] is None and key not in NULLABLE) or (key == "model" and "name" not in values[key]):
             example = "model=tiny-llama" if key == "model" else f"{key}={MINIMUM.get(key, 1)}"
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
-    return Point(values=_as_json(values))
+    return Point(values=_as_json({key: value for key, value in values.items() if not _is_later_null(key, value)}))
+
+
+def _is_later_null(key: str, value: Any) -> bool:
+    return value is None and key in LATER_KEYS
 
 
 def _checked(key: str, value: Any) -> Any:
@@ -165,13 +173,19 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _budget(value: Any, cards: Mapping[str, Card]) -> int:
-    """In bytes, so that 1GiB, 1024MiB and a card with that much usable memory are the same point."""
+def _budget(value: Any, cards: Mapping[str, Card], others: int) -> int:
+    """In bytes, so that 1GiB, 1024MiB and a card with that much usable memory are the same point.
+
+    `others` is what other processes use of the card that the budget is named after.
+    """
     if isinstance(value, str) and value.startswith("card:"):
         card = value.removeprefix("card:")
         if card not in cards:
             raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
-        return cards[card].usable_bytes
+        usable = cards[card].usable_bytes
+        if usable - others < MINIMUM_BUDGET_BYTES:
+            raise Mistake(f"used_by_others={others}: budget={value} has {usable} bytes without them; give less")
+        return usable - others
     return size_in_bytes("budget", value, MINIMUM_BUDGET_BYTES)
 
 

@@ -36,6 +36,7 @@ class Keys:
     tensors: bool = True
     timeout: float | None = None
     budget: Any = None
+    used_by_others: Any = None
     quality: dict[str, Any] = field(default_factory=dict)
 
     devices: Any = "auto"
@@ -89,6 +90,10 @@ MINIMUM = {
 }  # fmt: skip
 MAXIMUM = 2**63 - 1  # the largest int64
 TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+
+
+# Keys that came later. A point leaves out their null, so that the ids of earlier points stay as they were.
+LATER_KEYS = ("used_by_others",)
 
 
 def expected_type(key: str) -> str:

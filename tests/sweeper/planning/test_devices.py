@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from runners import cgroups
-from runners.device import Device
+from runners.device import CPU_CARD, Device
+from runners.point import Point
 from sweeper.cards import Cards
 from sweeper.errors import Mistake
 from sweeper.planning import devices
@@ -244,3 +245,58 @@ def test_an_allocator_variable_that_is_set_to_nothing_hides_the_others(monkeypat
     (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
     assert device.card is not None
     assert device.card.settings == ""
+
+
+SIM = Device(name="sim:h100", card=CARDS["h100"])
+HOME = Cards(("home",), lambda name: {**H100, "has_display": True, "context_range_bytes": [GIB, 2 * GIB]})
+
+
+def with_others(*values: int | None) -> list[Point]:
+    return [Point(values={} if value is None else {"used_by_others": value}) for value in values]
+
+
+@pytest.mark.parametrize("device", [Device(name="cuda:0"), Device(name="cpu"), Device(name="sim:cpu", card=CPU_CARD)])
+def test_what_others_use_is_refused_where_it_would_change_nothing(device: Device) -> None:
+    with pytest.raises(
+        Mistake, match=rf"^used_by_others=1024: {device.name} has what it has; it is of calculated cards"
+    ):
+        devices.check_others([SIM, device], with_others(1024), budget_of_card=False)
+    devices.check_others([SIM, device], with_others(None), budget_of_card=False)
+    devices.check_others([device], with_others(1024), budget_of_card=True)
+
+
+def test_others_that_leave_a_card_no_room_are_refused() -> None:
+    devices.check_others([SIM], with_others(78 * GIB), budget_of_card=False)
+    with pytest.raises(Mistake, match=rf"^used_by_others={79 * GIB}: sim:h100 has {79 * GIB} bytes without them; give"):
+        devices.check_others([SIM], with_others(79 * GIB), budget_of_card=False)
+
+
+def test_a_calculated_card_says_what_is_taken_off_its_total_and_how_sure_that_is() -> None:
+    assert devices.assumptions([SIM], with_others(None)) == [
+        "sim:h100: of 80.00 GiB, 1.00 GiB are for context and libraries and 0 bytes for other processes"
+    ]
+    home = Device(name="sim:home", card=HOME["home"])
+    said = "sim:home: of 80.00 GiB, 1.00 GiB are for context and libraries (published: 1.00 GiB to 2.00 GiB)"
+    desktop = "; a desktop takes some 0.5 to 1.5 GiB of it: used_by_others=1GiB"
+    assert devices.assumptions([home], with_others(None)) == [said + " and 0 bytes for other processes" + desktop]
+    assert devices.assumptions([home], with_others(GIB)) == [said + " and 1.00 GiB for other processes"]
+    assert devices.assumptions([home], with_others(0, GIB)) == [said]
+    assert devices.assumptions([home] * 4, with_others(None)) == [
+        "4 calculated cards: context_bytes and used_by_others_bytes are taken off their totals"
+    ]
+    assert devices.assumptions([Device(name="cpu"), Device(name="sim:cpu", card=CPU_CARD)], with_others(None)) == []
+
+
+@pytest.mark.parametrize("wrong", [[GIB], [2 * GIB, 3 * GIB], [0, 1], "1GiB", [None, GIB]])
+def test_a_range_of_contexts_has_the_context_in_it(wrong: Any) -> None:
+    cards = Cards(("mine",), lambda name: {**H100, "context_range_bytes": wrong})
+    with pytest.raises(
+        Mistake, match=r"^card/mine.yaml: context_range_bytes=.*: must be null, or two numbers of bytes"
+    ):
+        devices.resolve(("sim:mine",), never, print, cards)
+
+
+def test_whether_a_card_has_a_display_is_yes_or_no() -> None:
+    cards = Cards(("mine",), lambda name: {**H100, "has_display": "two"})
+    with pytest.raises(Mistake, match=r"^card/mine.yaml: has_display=two: must be true or false$"):
+        devices.resolve(("sim:mine",), never, print, cards)

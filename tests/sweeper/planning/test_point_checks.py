@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "attention": None, "quantize": "none",
     "dtype": "float32", "batch": 1, "context": 64, "warmup": 1, "repeats": 2, "seed": 0,
     "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
-    "timeout": None, "budget": None,
+    "timeout": None, "budget": None, "used_by_others": None,
     "quality": {"target": None, "reference": {}, "tolerance": None, "better": "higher"},
 }  # fmt: skip
 
@@ -94,6 +94,19 @@ def test_no_warmup_is_a_value() -> None:
 )  # fmt: skip
 def test_a_budget_is_whole_bytes_or_a_card(written: Any, size: Any) -> None:
     assert point(budget=written)["budget"] == size
+
+
+def test_what_others_use_is_part_of_a_points_id_and_without_it_a_point_has_the_id_it_always_had() -> None:
+    assert "used_by_others" not in point().values
+    assert point(used_by_others="1GiB").id == point(used_by_others=2**30).id != point().id
+    assert point(used_by_others=0).id != point().id, "a card's own file may say otherwise"
+    assert refused(point, used_by_others="much").startswith("used_by_others=much: must be a size")
+    assert refused(point, used_by_others=-1).startswith("used_by_others=-1: ")
+
+
+def test_what_others_use_is_taken_off_a_budget_named_after_a_card() -> None:
+    assert point(budget="card:rtx-4090", used_by_others="1GB")["budget"] == 23_500_000_000
+    assert refused(point, budget="card:rtx-4090", used_by_others="24.5GB").startswith("used_by_others=24500000000: ")
 
 
 @pytest.mark.parametrize("written", ["24G", "24", 24, 0, -1, 1e9, True, "GiB", "card:nosuch", [1], "1GiB 2"])
