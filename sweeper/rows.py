@@ -90,7 +90,12 @@ class SettledAttempt:
 
     @cached_property
     def lengths(self) -> Mapping[str, Any]:
-        """Token counts, from the metrics of the phase that made the inputs (`whole` if phases are not separated)."""
+        """Token counts, from the metrics of the phase that made the inputs (`whole` if phases are not separated).
+
+        None of a custom workload, whose metrics and phases are the user's.
+        """
+        if self.attempt.point.get("workload") == "custom":
+            return {}
         return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
 
 

@@ -462,6 +462,8 @@ class Family:
         return phase.phase.endswith(("forward", "loss", "backward", "warmup", "evaluation", "whole"))
 
     def _cache(self, size: Size, phase: PhaseKey) -> int | None:
+        if self.rows[0]["workload"] == "custom":  # its metrics are the user's
+            return None
         metrics = [
             json.loads(p["metrics"] or "{}") for p in self._phases(self.passed[size]) if p["phase"] == phase.phase
         ]

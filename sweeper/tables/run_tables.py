@@ -87,8 +87,10 @@ class Tables:
         with _no_garbage_collector():
             for line in read_plan(self.folder):
                 self.planned(line)
-            for attempt, outcome in _settled_in(self.folder / run_folder.POINTS, unsettled):
-                self.settled(attempt, outcome)
+            for path in attempt_folders(self.folder / run_folder.POINTS):
+                found = AttemptFolder(path)
+                if found.began() if unsettled else found.exit.exists():
+                    self._read(found)
 
     def planned(self, line: PlanLine) -> None:
         """Add a line of plan.jsonl."""
@@ -175,6 +177,33 @@ class Tables:
         return len(self._plan) + len(self._results) + len(self._skipped) + len(self._devices)
 
     # Adding
+
+    def _read(self, folder: AttemptFolder) -> None:
+        """Add an attempt on disk. One without a request that can be read is known by its name, if it was planned."""
+        try:
+            attempt = folder.attempt()
+        except Damaged as damaged:
+            found = self._named_after(folder.path)
+            if found is None:
+                warn(f"{folder.path}: skipped, its {damaged}")
+                return
+            why = f"its record is damaged: {damaged}"
+            lost = Outcome(status=Status.LOST, void=True, device=found.device, attempt=found.number, error_message=why)
+            self.settled(found, lost)
+        else:
+            self.settled(attempt, outcome_in(folder, attempt))
+
+    def _named_after(self, path: Path) -> Attempt | None:
+        """The planned attempt whose folder has this name."""
+        id, number = path.name.partition(".")[0], path.name.rpartition(".")[2]
+        for name in self._devices:
+            planned = self._plan_row(id, name)
+            if planned is not None and number.isdigit():
+                point = Point(values=json.loads(self._plan.table()["config"][planned].as_py()))
+                attempt = Attempt(point=point, device=device_named(name), number=int(number))
+                if path.parent.parent / attempt.name == path:
+                    return attempt
+        return None
 
     def _plan_point(self, line: PlannedLine) -> None:
         key, id, point = (line.id, line.device), line.id, line.point
@@ -477,20 +506,6 @@ def _no_garbage_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _settled_in(points: Path, unsettled: bool) -> Iterator[tuple[Attempt, Outcome]]:
-    """The attempts on disk, in a fixed order. One whose request cannot be read is skipped with a warning."""
-    for path in attempt_folders(points):
-        folder = AttemptFolder(path)
-        if not (folder.began() if unsettled else folder.exit.exists()):
-            continue
-        try:
-            attempt = folder.attempt()
-        except Damaged as damaged:
-            warn(f"{path}: skipped, its {damaged}")
-            continue
-        yield attempt, outcome_in(folder, attempt)
 
 
 def attempt_folders(points: Path) -> Iterator[Path]:

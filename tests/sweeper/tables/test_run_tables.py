@@ -452,6 +452,22 @@ def test_a_damaged_attempt_is_lost_with_the_reason_and_without_figures(
     assert points.peak_resident_bytes.isna().all()
 
 
+@pytest.mark.parametrize(("workload", "tokens"), [("custom", None), ("forward", 5)])
+def test_metrics_of_a_custom_workload_fill_no_column_of_the_product(
+    written: Any, workload: str, tokens: int | None
+) -> None:
+    run = written({"batch": [1]})
+    point = run.ask(batch=1, workload={"name": workload})
+    inputs = {"kind": "ended", "phase": "inputs", "completed": True, "metrics": {"real_tokens": 5, "quality": 1.0}}
+    finished = {"kind": "finished", "metrics": {"quality": 1.0, "status": "oom", "fits": False}}
+    counters = {"counters": {"cpu": {"peak": {"resident": 5}}}}
+    run.attempt(point, [{"kind": "baseline", "counters": {}}, inputs | counters, finished], {"code": 0})
+    row = written_points(run).iloc[0]
+    assert (row["status"], bool(row["fits"])) == ("ok", True)
+    assert (None if pd.isna(row["real_tokens"]) else row["real_tokens"]) == tokens
+    assert pd.isna(row["quality"])
+
+
 def test_an_attempt_outside_the_plan_has_a_row(written: Any) -> None:
     run = written({"batch": [1]})
     run.passes(Point(values={"model": {"name": "mlp"}, "workload": {"name": "custom"}, "batch": 7, "context": 1}))
@@ -460,14 +476,25 @@ def test_an_attempt_outside_the_plan_has_a_row(written: Any) -> None:
     assert points.order.isna().all()
 
 
-def test_an_attempt_whose_request_is_torn_is_skipped_with_a_warning(
-    written: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = written({"batch": [1, 2]})
-    torn = run.passes(run.ask(batch=1))
+def test_an_attempt_whose_request_is_torn_is_lost_in_its_planned_row(written: Any) -> None:
+    run = written({"batch": [1, 2]}, devices=("cuda:0", "cpu"))
+    torn = run.passes(run.ask(batch=1), number=2)
     run.passes(run.ask(batch=2))
     (run.folder / "points" / torn.name / "point.json").write_text('{"form')
-    assert list(written_points(run).status) == ["not_run", "ok"]
+    points = written_points(run).query("device == 'cpu'").reset_index()
+    assert list(points.status) == ["lost", "ok"]
+    assert list(points.attempt) == [2, 1]
+    assert points.error_message[0].startswith("its record is damaged: point.json cannot be read (JSONDecodeError")
+
+
+def test_an_attempt_outside_the_plan_whose_request_is_torn_is_skipped_with_a_warning(
+    written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written({"batch": [1]})
+    torn = run.passes(Point(values={"model": {"name": "mlp"}, "workload": {"name": "custom"}, "batch": 7}))
+    run.passes(run.ask(batch=1))
+    (run.folder / "points" / torn.name / "point.json").write_text('{"form')
+    assert list(written_points(run).status) == ["ok"]
     assert capsys.readouterr().err.startswith("sweeper: ")
 
 
