@@ -10,6 +10,8 @@ Version (in each file's metadata, `sweeper.schema`):
     5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
         counts the values of an interval
     6   new in estimates: alive. The sum of all terms of a point has no meaning: they are not alive at the same time
+    7   new in points and attempts: started_cold_because, peak_graph_pools_bytes, context_bytes; in phases: graph_pools.
+        contaminated is about change: a process that was there before and stayed as it was is none
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -31,7 +33,7 @@ import pyarrow as pa
 from sweeper import quality
 from sweeper.rows import MeasuredPhase, PlannedRow
 
-VERSION = 6
+VERSION = 7
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
