@@ -15,7 +15,7 @@ from runners.device import Device
 from runners.facts import Baseline, Began, Cause, Ended, Exit, Fact, Heartbeat, highest
 from runners.journal import BETWEEN, QUALITY
 from runners.point import Attempt
-from runners.refusals import Refusal, gave_up, refusal_in
+from runners.refusals import Refusal, gave_up, large_segment_bytes, refusal_in
 
 F = TypeVar("F", bound=Fact)
 
@@ -25,7 +25,7 @@ START = "start"  # the failed phase of an attempt that did not reach its baselin
 
 UNAVAILABLE = "runners.phases.Unavailable"  # the qualified name: a user's class may have the same short one
 # Of CUDA and ROCm: torch was built without code for this kind of device; another process has the device for itself
-NOT_TO_BE_HAD = re.compile(r"no kernel image is available|invalid device function|devices are busy or unavailable")
+NOT_TO_BE_HAD = re.compile(r"no kernel image is available|invalid device function|busy or unavailable")
 
 
 class Status(str, enum.Enum):
@@ -330,7 +330,8 @@ def _raised(
         "error_message": outermost.message,
         "traceback": failed.traceback,
     }
-    refusal = refusal_in(failed.chain, failed.traceback, _free_bytes(phases, environment))
+    segment = large_segment_bytes(environment.get("allocator_settings"))
+    refusal = refusal_in(failed.chain, failed.traceback, _free_bytes(phases, environment), segment)
     if any(_is_unavailable(cause) for cause in failed.chain):
         found["status"] = Status.UNAVAILABLE
     elif refusal is not None:

@@ -15,6 +15,7 @@ from decimal import ROUND_CEILING, Decimal
 from runners.facts import Cause
 
 MIB = 2**20
+LARGE_SEGMENT = 20 * MIB
 BLOCK = 512  # bytes: the unit of the caching allocator's blocks
 POWERS = {"bytes": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}  # of 1024, whether printed as GiB or as GB
 
@@ -94,11 +95,16 @@ class Refusal:
     needs_bytes: int | None = None
 
 
-def refusal_in(chain: Sequence[Cause], traceback: str | None = None, free_bytes: int | None = None) -> Refusal | None:
+def refusal_in(
+    chain: Sequence[Cause],
+    traceback: str | None = None,
+    free_bytes: int | None = None,
+    large_segment: int = LARGE_SEGMENT,
+) -> Refusal | None:
     """The refused allocation behind an exception: the first among its causes, the outermost first.
 
     `traceback` is the exception's with those of its causes. `free_bytes` was free on the device when it failed; None
-    if that is not known.
+    if that is not known. `large_segment` is that of the allocator's settings, in bytes.
     """
     is_full = free_bytes is not None and free_bytes < FULL_BELOW_BYTES
     for cause in chain:
@@ -109,7 +115,7 @@ def refusal_in(chain: Sequence[Cause], traceback: str | None = None, free_bytes:
             if name in names and re.search(text, message):
                 past_the_allocator = scope == "device" and "OutOfMemoryError" not in names
                 is_pinned = past_the_allocator and _pins(cause, traceback or "")
-                return Refusal("host" if is_pinned else scope, requested_in(message), _needs_in(message))
+                return Refusal("host" if is_pinned else scope, requested_in(message), _needs_in(message, large_segment))
     return None
 
 
@@ -169,22 +175,28 @@ def requested_in(message: str) -> int | None:
     return None if printed is None else _least(printed, in_segments=CACHING.search(message) is not None)
 
 
-def least_block_bytes(segment: int) -> int:
+def least_block_bytes(segment: int, large_segment: int = LARGE_SEGMENT) -> int:
     """The least that the caching allocator hands out of a segment that it requests from the driver, in bytes.
 
-    It requests 2 MiB for up to 1 MiB, 20 MiB for less than 10 MiB, else the block's size rounded up to 2 MiB
+    It requests 2 MiB for up to 1 MiB, a large segment for less than 10 MiB, else the block's size rounded up to 2 MiB
     (get_allocation_size in c10/cuda/CUDACachingAllocator.cpp). Blocks are multiples of 512 bytes.
     """
     if segment <= 2 * MIB:
         return BLOCK
-    return MIB + BLOCK if segment == 20 * MIB else segment - 2 * MIB + BLOCK
+    return MIB + BLOCK if segment == large_segment else segment - 2 * MIB + BLOCK
 
 
-def _needs_in(message: str) -> int | None:
+def large_segment_bytes(settings: str | None) -> int:
+    """The size of a large segment by the caching allocator's settings, which can change it since torch 2.13."""
+    found = re.search(r"large_segment_size_mb\s*:\s*(\d+)", settings or "")
+    return LARGE_SEGMENT if found is None else int(found[1]) * MIB
+
+
+def _needs_in(message: str, large_segment: int) -> int | None:
     held, requested = HELD.search(message), requested_in(message)
     if held is None or requested is None:
         return None
-    block = least_block_bytes(requested) if CACHING.search(message) else requested
+    block = least_block_bytes(requested, large_segment) if CACHING.search(message) else requested
     return _least(held, in_segments=False) + block
 
 

@@ -10,10 +10,11 @@ Version (in each file's metadata, `sweeper.schema`):
     5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
         counts the values of an interval
     6   new in estimates: alive. The sum of all terms of a point has no meaning: they are not alive at the same time
-    7   new in points and attempts: handled_refusals, handled_refusal_bytes; in phases: refusals, refused_bytes;
-         new in points, attempts and frontier: the keys of every workload, attention, quantize, inputs, tensors, timeout
+    7   new in points, attempts and frontier: the keys of every workload, attention, quantize, inputs, tensors, timeout
         and budget, whether or not they were swept; in points and attempts: settings, peak_bytes, peak_counter,
-        limit_bytes, headroom_bytes, headroom_counter
+        limit_bytes, headroom_bytes, headroom_counter, handled_refusals, handled_refusal_bytes, started_cold_because,
+        peak_graph_pools_bytes, context_bytes; in phases: refusals, refused_bytes, graph_pools. contaminated is about
+        change: a process that was there before and stayed as it was is none
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`

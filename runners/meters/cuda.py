@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from runners.meters.cuda_statistics import NATIVE, UNCACHED, Statistics, allocator_backend
+from runners.meters.cuda_statistics import NATIVE, UNCACHED, Statistics, allocator_backend, allocator_settings
 from runners.meters.nvml import driver_version, others_on
 from runners.phases import Meter, Reading, Unavailable
 from runners.refusals import RefusalCount
@@ -215,7 +215,7 @@ def describe(index: int) -> dict[str, str | int | bool | None]:
         "device_total_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
         "allocator_backend": allocator_backend(),
-        "allocator_settings": _allocator_settings(),
+        "allocator_settings": allocator_settings(),
         "device_integrated": bool(getattr(properties, "is_integrated", False)),
         "driver": driver_version(),
         "backend": "cuda" if torch.version.hip is None else "hip",
@@ -263,20 +263,6 @@ def limit(name: str, index: int, budget_bytes: int) -> int:
         with suppress(Exception):  # setMemoryFraction makes its device the current one, and plain `cuda` means that
             torch.cuda.set_device(current)
     return int(fraction * total)
-
-
-def _allocator_settings() -> str | None:
-    """The settings in force; None where there are none.
-
-    torch has read the first of these variables that is set, even if it is empty (as tried with 2.13); before 2.9 the
-    last was not read.
-    """
-    try:
-        return str(torch._C._accelerator_getAllocatorSettings()) or None
-    except Exception:
-        is_amd = torch.version.hip is not None
-        names = ("PYTORCH_CUDA_ALLOC_CONF", *(("PYTORCH_HIP_ALLOC_CONF",) if is_amd else ()))
-        return next((os.environ[name] for name in names if name in os.environ), None) or None
 
 
 def _first_line(error: Exception) -> str:

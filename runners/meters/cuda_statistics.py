@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from runners import facts
-from runners.refusals import least_block_bytes
+from runners.refusals import large_segment_bytes, least_block_bytes
 
 NATIVE = "native"  # PyTorch's own caching allocator, the only one that keeps every counter
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"  # set to anything, the empty text included, it disables the allocator
@@ -120,7 +120,7 @@ class Statistics:
         with suppress(Exception):  # an exception from here would replace the refusal
             stats = self._stats(device)
             held = {counter: stats[f"{counter}_bytes"]["all"]["current"] for counter in STATISTICS}
-            needs = held["allocated"] + least_block_bytes(requested)
+            needs = held["allocated"] + least_block_bytes(requested, large_segment_bytes(allocator_settings()))
             self._refused[device] = facts.Refused(requested, held, needs)
 
     # What the workload calls
@@ -175,6 +175,20 @@ class Statistics:
 def allocator_backend() -> str:
     """`native`, `cudaMallocAsync` as PYTORCH_ALLOC_CONF chooses it, or `pluggable`."""
     return str(torch.cuda.memory.get_allocator_backend())
+
+
+def allocator_settings() -> str | None:
+    """The settings in force; None where there are none.
+
+    torch has read the first of these variables that is set, even if it is empty (as tried with 2.13); before 2.9 the
+    last was not read.
+    """
+    try:
+        return str(torch._C._accelerator_getAllocatorSettings()) or None
+    except Exception:
+        is_amd = torch.version.hip is not None
+        names = ("PYTORCH_CUDA_ALLOC_CONF", *(("PYTORCH_HIP_ALLOC_CONF",) if is_amd else ()))
+        return next((os.environ[name] for name in names if name in os.environ), None) or None
 
 
 def _store(stored: dict[Path, int], stats: Mapping[str, Any]) -> None:

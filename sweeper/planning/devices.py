@@ -24,7 +24,8 @@ from sweeper.units import format_bytes
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
 # These change CUDA's memory use and are not simulated.
-UNSUPPORTED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+UNSUPPORTED_VARIABLES = (UNCACHED, "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
 # torch reads the first that is set, even if it is empty (tried with 2.13: _accelerator_getAllocatorSettings)
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -115,6 +116,20 @@ def check_others(devices: Sequence[Device], points: Iterable[Point], budget_of_c
             elif others >= device.card.usable_bytes:
                 room = device.card.usable_bytes
                 raise Mistake(f"used_by_others={others}: {device.name} has {room} bytes without them; give less")
+
+
+def check_budgets(devices: Sequence[Device], points: Iterable[Point]) -> None:
+    """Raise Mistake for a budget on a GPU whose allocator would not keep to it, by the variables that torch reads."""
+    measured = [each.name for each in devices if not each.is_cpu and not each.is_calculated and not each.unavailable]
+    name = next((name for name in ALLOCATOR_VARIABLES if name in os.environ), None)
+    backend = None if name is None else re.search(r"(?:^|,)backend:(\w+)", "".join(os.environ[name].split()))
+    if UNCACHED in os.environ:
+        name = UNCACHED
+    elif backend is None or backend[1] == "native":
+        return
+    if measured and any(point.get("budget") is not None for point in points):
+        limits = "a budget limits what PyTorch's own caching allocator reserves"
+        raise Mistake(f"{name}={os.environ[str(name)]}: {limits}, and {measured[0]} would not use it; unset it")
 
 
 MOST_LINES = 3  # of cards; sim:all has 42

@@ -90,6 +90,7 @@ class _Planner:
         _check_objective(run.objective, plan.points)
         _check_references(reference, plan)
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.report, self.cards)
+        devices.check_budgets(here, plan.points)
         devices.check_others(here, plan.points, str(config["budget"]).startswith("card:"))
         for line in devices.assumptions(here, plan.points):
             self.report(line)

@@ -27,7 +27,8 @@ from sweeper.views.layout import assignments, counts, indent, more, table
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes", "peak_used_bytes"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes", "peak_graph_pools_bytes"),
+    "peak_used_bytes",
     *("budget_bytes", "budget_used_bytes", "device_total_bytes"),
 )
 ASSESSED = (

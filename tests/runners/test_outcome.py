@@ -139,7 +139,7 @@ def test_a_library_that_cannot_start_is_out_of_memory_where_the_driver_found_the
             None,
         ),
         (
-            [BASELINE, failed(raised("RuntimeError", "CUDA error: all CUDA-capable devices are busy or unavailable"))],
+            [BASELINE, failed(raised("RuntimeError", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"))],
             EXITED,
             "unavailable",
             None,
@@ -567,6 +567,20 @@ def test_the_message_of_a_refusal_says_what_was_held_when_the_exception_has_free
     found = refused("cuda:0", refusal, "allocated", **{"cuda:0": MIB})
     assert found.needs_at_least_bytes is not None
     assert least < found.needs_at_least_bytes <= most
+
+
+def test_a_large_segment_of_another_size_is_no_large_need() -> None:
+    message = (
+        "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 1.00 GiB of which 4.00 MiB is "
+        "free. Of the allocated memory 512.00 MiB is allocated by PyTorch, and 0 bytes is reserved"
+    )
+    refusal = failed(raised("torch.OutOfMemoryError", message, "RuntimeError"))
+    left = ended("fill", 2.0, False, **{"cuda:0": read(MIB, GIB, "allocated")})
+    record = {"allocator_settings": "expandable_segments:True,large_segment_size_mb:64"}
+    environment = {"kind": "environment", "pid": 1, "at": None, "record": record}
+    found = outcome(environment, BASELINE, left, refusal, device="cuda:0")
+    assert found.needs_at_least_bytes is not None
+    assert 512 * MIB < found.needs_at_least_bytes < 514 * MIB
 
 
 def test_what_a_device_still_held_after_the_exception_is_not_taken_for_what_it_held() -> None:

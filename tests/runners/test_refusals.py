@@ -164,7 +164,26 @@ NVML_FAILED = '{} INTERNAL ASSERT FAILED at "{}":1016, please report a bug to Py
     ids=lambda value: (value.message or value.type)[:40] if isinstance(value, Cause) else None,
 )
 def test_a_refused_allocation_is_recognised(failure: Cause, scope: str, requested: int | None) -> None:
-    assert _scope_and_size(refusal_in([failure])) == (scope, requested)
+    refusal = refusal_in([failure])
+    assert refusal is not None
+    assert (refusal.scope, refusal.requested_bytes) == (scope, requested)
+
+
+@pytest.mark.parametrize(
+    ("message", "least", "most"),
+    [  # what was handed out (78.41, 14.56 or 9.43 GiB), with the least of a segment
+        (CUDA.format("20.00 MiB"), 78.40 * GIB, 78.415 * GIB + MIB + 512),
+        (CUDA.format("2.00 MiB"), 78.40 * GIB, 78.415 * GIB + 512),
+        (CUDA.format("64.00 MiB"), 78.40 * GIB + 62 * MIB, 78.415 * GIB + 62 * MIB + 512),
+        (OLD_CUDA.format("64.00 MiB"), 14.55 * GIB + 62 * MIB, 14.565 * GIB + 62 * MIB + 512),
+        (ASYNC.format("640.00 MiB"), 9.42 * GIB + 639 * MIB, 9.435 * GIB + 640 * MIB),
+    ],
+)
+def test_a_message_with_what_was_handed_out_gives_a_lower_bound(message: str, least: float, most: float) -> None:
+    refusal = refusal_in([cause("torch.OutOfMemoryError", message, "RuntimeError")])
+    assert refusal is not None
+    assert refusal.needs_bytes is not None
+    assert least < refusal.needs_bytes <= most
 
 
 @pytest.mark.parametrize(
@@ -238,8 +257,9 @@ def test_pinned_memory_is_the_hosts_though_its_refusal_has_the_words_of_the_devi
         "torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaError...'\n"
     )
     assert refusal_in([failure], traceback) == Refusal(scope, None)
-    refused = cause("torch.OutOfMemoryError", CUDA.format("2.00 MiB"), "RuntimeError")
-    assert _scope_and_size(refusal_in([refused], traceback)) == ("device", 2 * MIB)
+    refused = refusal_in([cause("torch.OutOfMemoryError", CUDA.format("2.00 MiB"), "RuntimeError")], traceback)
+    assert refused is not None
+    assert refused.scope == "device"
 
 
 def test_a_message_that_is_missing_is_no_obstacle() -> None:
@@ -252,7 +272,9 @@ def test_a_refusal_is_found_behind_the_exception_that_it_caused() -> None:
         runtime_error("step 3"),
         cause("torch.OutOfMemoryError", CUDA.format("64.00 MiB"), "RuntimeError"),
     ]
-    assert _scope_and_size(refusal_in(chain)) == ("device", 64 * MIB)
+    refusal = refusal_in(chain)
+    assert refusal is not None
+    assert (refusal.scope, refusal.requested_bytes) == ("device", 64 * MIB)
 
 
 def test_the_outermost_of_two_refusals_counts() -> None:
@@ -349,11 +371,6 @@ def test_the_text_of_the_numpy_that_is_installed_is_a_lower_bound() -> None:
         requested = requested_in(str(refused.value))
         assert requested is not None
         assert 0.99 * 8 * size < requested <= 8 * size
-
-
-def _scope_and_size(refusal: Refusal | None) -> tuple[str, int | None]:
-    assert refusal is not None
-    return refusal.scope, refusal.requested_bytes
 
 
 # -- refusals that the workload catches --------------------------------------------------------------------------------

@@ -44,14 +44,16 @@ def run(batch, device, phase):
 """
 
 
-def swept(folder: Path, workload: str, words: str, library: str = TORCH) -> tuple[pd.DataFrame, pd.DataFrame, str]:
+def swept(
+    folder: Path, workload: str, words: str, library: str = TORCH, code: int = 0
+) -> tuple[pd.DataFrame, pd.DataFrame, str]:
     """The points by batch, the phases, and what was printed."""
     (folder / "torch.py").write_text(library)
     (folder / "mywork.py").write_text(workload)
     environ = {**os.environ, "PYTHONPATH": str(folder)}
     words = f"workload=custom workload.target=mywork:run start=warm name=run {words}"
     done = command_line.run(words.split(), folder, environ)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     run = folder / "outputs" / "run"
     points = pd.read_parquet(run / "points.parquet").set_index("batch")
     return points, pd.read_parquet(run / "phases.parquet"), done.stdout
@@ -108,3 +110,16 @@ def test_libraries_that_a_template_imports_count_devices_through_nvml_and_the_wo
     assert json.loads(points.metrics[1]) == {"import": "1", "workload": None}
     assert points.isna().started_cold_because[1]
     assert "cold" not in printed
+
+
+def test_a_process_that_sees_another_gpu_than_planned_has_a_row_without_figures(tmp_path: Path) -> None:
+    """As where the variable that hides GPUs is not the one that the driver reads."""
+    another = "ffffffff-0000-4b7e-9d67-2f5a0c1b9e11"
+    moved = f"import os\nif os.environ.get('CUDA_VISIBLE_DEVICES'): devices[0].uuid = {another!r}\n"
+    points, _, printed = swept(tmp_path, REPORTS_IT, "batch=1 devices=[cuda:0]", TORCH + WHAT_NVML_IS_ASKED + moved, 2)
+    assert points.status[1] == "unavailable"
+    assert points.error_message[1] == (
+        f"cuda:0: this process was given GPU-{another} where GPU-00000000-0000-4b7e-9d67-2f5a0c1b9e11 was planned"
+    )
+    assert points.filter(regex="^peak_.*_bytes$").isna().all(axis=None)
+    assert "was planned" in printed

@@ -287,6 +287,27 @@ def test_a_small_tensor_is_not_said_to_need_its_whole_segment(
     assert outcome.needs_at_least_bytes <= 64 * MIB + -(-size // 512) * 512, "never more than it needs"
 
 
+def test_a_large_segment_of_another_size_is_known_by_the_settings(
+    install: Any, measure: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "large_segment_size_mb:20")
+    torch = install(device := Device())
+    measured = measure()
+    cuda.limit("cuda:0", 0, 64 * MIB)
+    device.take(64 * MIB)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "large_segment_size_mb:64")
+
+    def refuse() -> None:
+        with measured.phase("fill"):
+            torch.observers[0](0, 64 * MIB, 64 * MIB, 0)
+            raise stand_in.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+
+    with pytest.raises(RuntimeError) as refused:
+        refuse()
+    measured.fail(refused.value)
+    assert measured.outcome.needs_at_least_bytes == 65 * MIB + 512
+
+
 def test_a_request_above_one_gib_is_exact_and_not_the_message_with_two_decimals(install: Any, measure: Any) -> None:
     install(device := Device(total=8 * GIB))
     outcome = fill(device, measure(), 1, 9 * GIB + 3 * MIB)
@@ -719,6 +740,14 @@ def test_every_rocm_device_declares_bfloat16(install: Any) -> None:
     torch = install(Device(capability=(6, 0)), built_for=None)
     torch.version.hip = "6.4"
     cuda.check("cuda:0", 0, "bfloat16")
+
+
+def test_a_device_that_only_nvml_counts_is_missing(install: Any) -> None:
+    """In MIG mode NVML counts every card until CUDA is initialised, and CUDA gives a process one slice."""
+    torch = install(Device(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb"), counted_by_nvml=8)
+    assert torch.cuda.device_count() == 8
+    with pytest.raises(Unavailable, match=r"^cuda:1: there is no such device, torch sees cuda:0$"):
+        cuda.check("cuda:1", 1, "float32")
 
 
 def test_checking_touches_no_device(install: Any) -> None:

@@ -362,6 +362,78 @@ def test_a_program_without_a_device_has_no_count_of_refusals(run: Any) -> None:
     assert (outcome.fits, outcome.handled_refusals) == (True, None)
 
 
+PACKAGE = {
+    "torch/__init__.py": """
+        import types
+        class C: pass
+        _C = C()
+        peak, count = {}, {}
+        def stats(index):
+            amounts = {"current": 1, "peak": peak.get(index, 0)}
+            names = ("allocated", "reserved", "requested", "active")
+            counts = {"num_alloc_retries": 0, "num_ooms": count.get(index, 0)}
+            return counts | {f"{name}_bytes": {"all": amounts} for name in names}
+        _C._cuda_memoryStats = stats
+        _C._cuda_resetPeakMemoryStats = _C._accelerator_resetPeakStats = lambda index: peak.pop(index, None)
+        _C._cuda_resetAccumulatedMemoryStats = lambda index: count.pop(index, None)
+        __version__ = "2.13.0"
+        from torch import cuda
+        """,
+    "torch/cuda/__init__.py": """
+        import types, torch
+        from . import memory
+        is_initialized, device_count = (lambda: True), (lambda: 1)
+        get_device_properties = lambda index: types.SimpleNamespace(uuid=f"0000000{index}-aaaa")
+        memory_stats = memory.memory_stats
+        """,
+    "torch/cuda/memory.py": """
+        import torch
+        get_allocator_backend = lambda: "native"
+        def memory_stats(index):
+            nested = torch._C._cuda_memoryStats(index)
+            flat = {name: value for name, value in nested.items() if isinstance(value, int)}
+            for name in set(nested) - set(flat):
+                flat.update({f"{name}.all.{moment}": value for moment, value in nested[name]["all"].items()})
+            return flat
+        """,
+}
+
+
+def put_package(folder: Path) -> None:
+    for name, text in PACKAGE.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
+
+
+def test_a_program_that_resets_the_peaks_does_not_shrink_its_own_figure(run: Any, tmp_path: Path) -> None:
+    put_package(tmp_path)
+    code = """
+    import torch
+    torch.peak[0], torch.count[0] = 8 * 2**30, 2
+    torch._C._cuda_resetPeakMemoryStats(0)
+    assert torch.cuda.memory_stats(0)["allocated_bytes.all.peak"] == 0, "the program reads what torch gives it"
+    torch.peak[0] = 2**20
+    torch._C._accelerator_resetPeakStats(0)
+    torch._C._cuda_resetAccumulatedMemoryStats(0)
+    torch.peak[0], torch.count[0] = 2**20, 1
+    """
+    outcome = run(code, device="cuda:0", device_uuid="GPU-00000000-aaaa").outcome
+    assert outcome.status is Status.OK, outcome.error_message
+    (phase,) = [phase for phase in outcome.phases if phase.name == "run"]
+    assert {name: phase.peak[name] for name in ("allocated", "reserved")} == {"allocated": 2**33, "reserved": 2**33}
+    assert phase.num_ooms == 3
+
+
+def test_a_program_without_caching_has_no_counters(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_package(tmp_path)
+    environ = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    outcome = run("import torch", device="cuda:0", device_uuid="GPU-00000000-aaaa", environ=environ).outcome
+    assert outcome.status is Status.OK, outcome.error_message
+    (phase,) = [phase for phase in outcome.phases if phase.name == "run"]
+    assert "allocated" not in phase.peak
+    assert phase.num_ooms is None
+
+
 def test_a_refusal_on_a_device_has_the_scope_device(run: Any, torch_with_devices: Any) -> None:
     message = "CUDA out of memory. Tried to allocate 512.00 MiB. Of the allocated memory 100.00 MiB is allocated"
     code = f"import torch; raise torch.OutOfMemoryError({message!r})"

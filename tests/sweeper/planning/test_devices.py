@@ -300,3 +300,32 @@ def test_whether_a_card_has_a_display_is_yes_or_no() -> None:
     cards = Cards(("mine",), lambda name: {**H100, "has_display": "two"})
     with pytest.raises(Mistake, match=r"^card/mine.yaml: has_display=two: must be true or false$"):
         devices.resolve(("sim:mine",), never, print, cards)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:100, backend: cudaMallocAsync"),
+        ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0"),
+    ],
+)
+def test_a_budget_that_no_allocator_would_keep_to_is_refused_before_anything_starts(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, missing = Device(name="cuda:0"), Device(name="cuda:1", unavailable="it is gone")
+    with_budget = [Point(values={"budget": None}), Point(values={"budget": GIB})]
+    for variable in (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        monkeypatch.delenv(variable, raising=False)
+    devices.check_budgets([gpu], with_budget)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(Mistake, match=rf"^{name}={value}: a budget limits .*, and cuda:0 would not use it; unset it$"):
+        devices.check_budgets([Device(name="cpu"), gpu], with_budget)
+    devices.check_budgets([gpu], with_budget[:1])
+    devices.check_budgets([Device(name="cpu"), SIM, missing], with_budget)
+
+
+def test_the_native_allocator_takes_a_budget_whatever_its_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native,expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")  # torch does not read it
+    devices.check_budgets([Device(name="cuda:0")], [Point(values={"budget": GIB})])
