@@ -77,7 +77,7 @@ def _files(folder: Path) -> dict[str, pa.Table]:
 
 
 def _table(content: bytes) -> pa.Table:
-    """One table, from a file that was opened once: pyarrow opens a path twice, and a sweep may replace it in between."""
+    """One table, from a file that was opened once: pyarrow opens a path twice, and it may be replaced in between."""
     return pq.ParquetFile(pa.BufferReader(content)).read()
 
 
