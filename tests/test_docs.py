@@ -62,6 +62,7 @@ MAKERS = {
     "test_a_folder_that_cannot_be_written_is_refused_before_anything_starts": "outputs=file/below",
     "test_a_device_is_left_alone_after_the_same_error_as_often_as_stop_after_same_error_says": "faulty:raises",
     "test_a_torn_line_loses_only_that_line": ".read_bytes()[:-20]",
+    "test_a_kill_between_two_renames_leaves_no_tables_of_two_moments": "KILLED_AT_A_RENAME",
     "test_missing_or_torn_tables_are_rebuilt_from_the_journals": ".read_bytes()[:-100]",
 }
 

@@ -80,6 +80,11 @@ class Configurations:
         settings |= _changed(_raw(composed), base.defaults)
         return Configuration(resolved(composed), settings, base.defaults)
 
+    def interpolated_run_keys(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+        """The keys of the run that have an interpolation, as they were written."""
+        base = self._base(self.fixed_groups | {key: choice[key] for key in choice if key in self._composer.groups})
+        return {key: value for key, value in dotted(_raw(base.config)) if is_run_key(key) and not _stands_alone(value)}
+
     def _base(self, groups: Mapping[str, Any]) -> _Base:
         known = as_text(groups)
         if known not in self._bases:

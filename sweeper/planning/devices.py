@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,15 @@ def resolve(names: Sequence[str], answer: Answer, report: Callable[[str], None],
         else:
             found.append(_cpu() if name == "cpu" else _cuda(name, answer()))
     return tuple({device.name: device for device in found}.values())
+
+
+def check_variables(found: Sequence[Device], variables: Collection[str]) -> None:
+    """Raises Mistake if a point sets a variable of CUDA's allocator and is calculated, where it has no effect."""
+    calculated = next((device.name for device in found if device.is_calculated), None)
+    for name in (*ALLOCATOR_VARIABLES, *UNSUPPORTED_VARIABLES):
+        if calculated is not None and name in variables:
+            cure = "set it in the shell, for all points" if name in ALLOCATOR_VARIABLES else "leave one of them out"
+            raise Mistake(f"env.{name}: has no effect on devices={calculated}, which is calculated; {cure}")
 
 
 def _sim(card: str, cards: Cards) -> list[Device]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from sweeper.planning.schema import (
     MINIMUM,
     NULLABLE,
     POINT_KEYS,
+    REFUSED_VARIABLES,
     TYPE_NAMES,
     WORKLOAD_KEYS,
     at_least,
@@ -63,7 +65,12 @@ class Rules:
     swept: Collection[str]  # keys with more than one value
     signature: Callable[[str, str], Signature]  # (key, target) -> that function's; raises Mistake
     cards: Mapping[str, Card]  # by name, from conf/card
+    listed: Collection[str] = ()  # keys in which listed points differ
     given: Collection[str] = ()  # keys that the user gave one or more values
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        return (*self.swept, *self.listed)
 
 
 def settled(config: Mapping[str, Any], rules: Rules) -> Point:
@@ -74,7 +81,8 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     uses = set(workload.pop("uses", WORKLOAD_KEYS))
     _check_choices(workload, workload.pop("choices", {}))
     _check_ranges(workload, workload.pop("at_least", {}))
-    _null_where_unused(workload, workload.pop("only_with", {}), rules.swept)
+    _null_where_unused(workload, workload.pop("only_with", {}), rules)
+    _check_division(workload, workload.pop("divides", {}), config)
     if "target" in workload:
         signature = rules.signature("workload.target", workload["target"])
         uses = {key for key in uses if signature.takes(key)}
@@ -84,9 +92,12 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         signature = _placeholders(workload)
         uses = {key for key in uses if signature.takes(key)}
         _check_parameters(workload, signature)
-    _check_swept_keys(rules.swept, uses, workload)
+    _check_unused_keys(rules, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
+    values.pop("env")
+    if config["env"]:  # absent where there is none: the id of such a point is that of earlier versions
+        values["env"] = _environment(config["env"])
     if "inputs" in uses and values["inputs"].get("of_positions") is not None:
         values["context"] = _share_of_positions(values, rules.given)
     values["quality"] = {"target": _quality(values, uses, rules)}
@@ -106,6 +117,18 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
 
 def _is_later_null(key: str, value: Any) -> bool:
     return value is None and key in LATER_KEYS
+
+
+def _environment(variables: Mapping[str, Any]) -> dict[str, str | None]:
+    """Environment variables as text; None removes one. Raises Mistake."""
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise Mistake(f"env.{name}: must be the name of an environment variable, of letters, digits and _")
+        if name in REFUSED_VARIABLES:
+            raise Mistake(f"env.{name}: {REFUSED_VARIABLES[name]}")
+        if isinstance(value, (list, Mapping)) or "\0" in typed(value):
+            raise Mistake(f"env.{name}={typed(value)}: must be a word, a number or null, in quotes if it has a comma")
+    return {name: None if value is None else typed(value) for name, value in variables.items()}
 
 
 def _checked(key: str, value: Any) -> Any:
@@ -207,17 +230,29 @@ def _check_ranges(workload: Mapping[str, Any], minimum: Mapping[str, float]) -> 
         raise Mistake(f"workload.{key}={typed(value)}: must be {TYPE_NAMES[type(bound).__name__]}, {bound:g} or more")
 
 
-def _null_where_unused(
-    workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], swept: Collection[str]
-) -> None:
-    """Set keys to null that have no effect with the other values, so that their values settle to one point."""
+def _null_where_unused(workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], rules: Rules) -> None:
+    """Set keys to null that have no effect with the other values, so that their values settle to one point.
+
+    Raises Mistake for such a key if it was given, and the other values are the same in every point.
+    """
     for key, others in only_with.items():
         if all(workload[other] == value for other, value in others.items()):
             continue
-        if f"workload.{key}" in swept and not any(f"workload.{other}" in swept for other in others):
+        name, vary = f"workload.{key}", any(f"workload.{other}" in rules.varied for other in others)
+        if not vary and (name in rules.swept or name in rules.given):
             needed = " ".join(f"workload.{other}={typed(value)}" for other, value in others.items())
-            raise Mistake(f"workload.{key} has several values, and has an effect only with {needed}")
+            given = f"{name} has several values, and" if name in rules.swept else f"{name}={typed(workload[key])}"
+            raise Mistake(f"{given} has an effect only with {needed}")
         workload[key] = None
+
+
+def _check_division(workload: Mapping[str, Any], divides: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Raises Mistake if a key of the workload is not a divisor of the key of the point that it divides."""
+    for key, other in divides.items():
+        parts, whole = workload[key], config[other]
+        if parts and whole is not None and whole % parts:
+            cure = f"{other} must be a multiple of {parts}, in an interval by resolution.{other}={parts}"
+            raise Mistake(f"workload.{key}={parts}: {other}={whole} cannot be split into equal parts; {cure}")
 
 
 def _check_parameters(workload: Mapping[str, Any], signature: Signature) -> None:
@@ -260,16 +295,22 @@ def _placeholders(workload: Mapping[str, Any]) -> Signature:
     return Signature(parameters=names, required=(), takes_any=False)
 
 
-def _check_swept_keys(swept: Collection[str], uses: Collection[str], workload: Mapping[str, Any]) -> None:
-    """Raises Mistake for a swept key without effect: its values would be equal points, each measured again."""
-    for key in swept:
+def _check_unused_keys(rules: Rules, uses: Collection[str], workload: Mapping[str, Any]) -> None:
+    """Raises Mistake for a key without effect that was swept or given.
+
+    The values of a swept one would be equal points, each measured again. One that was given once may have its effect in
+    the points of another workload.
+    """
+    workload_varies = any(key.partition(".")[0] == "workload" for key in rules.varied)
+    for key in [*rules.swept, *(() if workload_varies else sorted(rules.given))]:
         root = key.partition(".")[0]
         if root in WORKLOAD_KEYS and root not in uses:
+            given = f"{key} has several values, and" if key in rules.swept else f"{key} was given, and"
             if "target" in workload and root in CALLED_WITH:
-                raise Mistake(f"{key} has several values, and {workload['target']} takes no {root}")
+                raise Mistake(f"{given} {workload['target']} takes no {root}")
             if "argv" in workload and root in CALLED_WITH:
-                raise Mistake(f"{key} has several values, and workload.argv has no {{{root}}}")
-            raise Mistake(f"{key} has several values, and workload={workload['name']} does not use it")
+                raise Mistake(f"{given} workload.argv has no {{{root}}}")
+            raise Mistake(f"{given} workload={workload['name']} does not use it")
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def environ_of(point: Point, device: Device) -> dict[str, str | None]:
             environ["MKL_ENABLE_INSTRUCTIONS"] = "AVX2"
     if point.get("start") == "warm" and "OPENBLAS_NUM_THREADS" not in os.environ:
         environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts threads on import, and threads are lost in a fork
-    return environ
+    return environ | (point.values.get("env") or {})
 
 
 def _visible(device: Device) -> dict[str, str | None]:

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,8 @@ from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of, wa
 PENDING_ATTEMPTS = 64  # attempts that wait to be packed: each holds its whole outcome
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # these repeat exactly
 REST = 9  # pause between writes, in durations of the last one: a small run grows by a tenth with every attempt
-PLAN_BYTES = "sweeper.plan_bytes"  # key in the metadata of points.parquet: the size of plan.jsonl it was written from
+# Keys in the metadata of every file: the writing it belongs to, and the size of plan.jsonl that it was written from.
+GENERATION, PLAN_BYTES = "sweeper.generation", "sweeper.plan_bytes"
 
 # malloc, because Arrow's own pools keep freed memory: after 2,000 attempts the orchestrator was 58 MiB larger than
 # after 200, and 18 MiB larger with malloc.
@@ -137,13 +139,25 @@ class Tables:
             self.write()
 
     def write(self) -> None:
-        """Write every file aside, then rename it: readers see the old file or the new one, never a part."""
+        """Write every file aside, then rename them all: readers see an old file or a new one, never a part.
+
+        The files of one writing have the same generation: after a kill between two renames, they differ.
+        """
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _no_garbage_collector():
-            for name, declared, slices in self._tables():
-                metadata = {PLAN_BYTES: str(file_size(self.folder / PLAN))} if name == "points" else None
-                _write(table_file(self.folder, name), columns.schema_of(declared, metadata), slices)
+        metadata = {GENERATION: uuid.uuid4().hex, PLAN_BYTES: str(file_size(self.folder / PLAN))}
+        asides: dict[Path, Path] = {}
+        try:
+            with _no_garbage_collector():
+                for name, declared, slices in self._tables():
+                    file = table_file(self.folder, name)
+                    aside = asides[file] = file.with_name(f".{file.name}.tmp")  # no match for *.parquet
+                    _write(aside, columns.schema_of(declared, metadata), slices)
+            for file, aside in asides.items():
+                os.replace(aside, file)
+        finally:
+            for aside in asides.values():
+                aside.unlink(missing_ok=True)
         self._written = self._size()
         ended = time.monotonic()
         self._rested = ended + REST * (ended - began)
@@ -331,7 +345,9 @@ class Tables:
             computed = self._computed(part) | self._verdicts(part, planned, settled, results)
             computed |= self._spreads(part, results)
             computed |= _limits(part, settled, computed)
-            arrays = [_joined_column(column, planned, settled, computed) for column in declared]
+            found = dict(zip(settled.column_names, settled.columns, strict=True))
+            found |= zip(planned.column_names, planned.columns, strict=True)
+            arrays = [_joined_column(column, found, computed) for column in declared]
             yield pa.Table.from_arrays(arrays, schema=columns.schema_of(declared))
 
     def _loss_check(self, result: int | None) -> str | None:
@@ -477,23 +493,17 @@ def _workload(point: Point) -> Mapping[str, Any]:
     return workload if isinstance(workload, Mapping) else {}
 
 
-def _joined_column(column: Column, planned: pa.Table, settled: pa.Table, computed: Mapping[str, list[Any]]) -> pa.Array:
-    found = next((table[column.name] for table in (planned, settled) if column.name in table.column_names), None)
+def _joined_column(column: Column, found: Mapping[str, pa.Array], computed: Mapping[str, list[Any]]) -> pa.Array:
     if column.name not in computed:
-        return found
+        return found[column.name]
     values = as_array(computed[column.name], column.type, column.name)
-    return values if found is None else pc.coalesce(found, values)
+    return pc.coalesce(found[column.name], values) if column.name in found else values
 
 
 def _write(file: Path, file_schema: pa.Schema, slices: Iterable[pa.Table]) -> None:
-    aside = file.with_name(f".{file.name}.tmp")  # no match for *.parquet, which readers of tables use
-    try:
-        with pq.ParquetWriter(aside, file_schema, compression="zstd") as writer:
-            for table in slices:
-                writer.write_table(table, row_group_size=SLICE)
-        os.replace(aside, file)
-    finally:
-        aside.unlink(missing_ok=True)
+    with pq.ParquetWriter(file, file_schema, compression="zstd") as writer:
+        for table in slices:
+            writer.write_table(table, row_group_size=SLICE)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import pytest
 
 from runners.device import Card, Device
 from runners.point import Point
+from sweeper.planning.schema import REFUSED_VARIABLES
 from sweeper.sweeping import conditions
 from sweeper.sweeping.conditions import environ_of, locks_of
 
@@ -64,6 +65,17 @@ def test_the_repeatable_allocator_and_a_warm_start_set_variables_of_their_own() 
     repeatable = environ_of(Point(values={"allocator": "repeatable"}), CPU)
     assert {"MALLOC_MMAP_THRESHOLD_", "MKL_ENABLE_INSTRUCTIONS"} <= repeatable.keys()
     assert environ_of(Point(values={"start": "warm"}), CPU)["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_no_variable_that_is_set_here_can_be_set_by_a_key() -> None:
+    point = Point(values={"allocator": "repeatable", "start": "warm"})
+    assert environ_of(point, CPU).keys() | environ_of(point, PAIR).keys() <= REFUSED_VARIABLES.keys()
+
+
+def test_the_variables_of_a_point_are_set_and_removed() -> None:
+    environ = environ_of(Point(values={"env": {"MALLOC_ARENA_MAX": "1", "HOME": None}}), CPU)
+    assert (environ["MALLOC_ARENA_MAX"], environ["HOME"]) == ("1", None)
+    assert "CUDA_VISIBLE_DEVICES" in environ
 
 
 def test_a_variable_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
