@@ -22,13 +22,14 @@ from runners.device import CALCULATED, Device, device_named
 from runners.journal import BETWEEN, QUALITY
 from runners.outcome import OUR_OWN_BYTES, Status
 from sweeper import columns
-from sweeper.columns import NAMED, VARYING
+from sweeper.columns import NAMED
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
 from sweeper.frontier.edges import rest_of
 from sweeper.plan import typed
 from sweeper.rows import Row
+from sweeper.settled_keys import differing
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # A phase takes over the peak if it exceeds it by more: resident memory repeats to 0.3-1.7 MiB at best.
@@ -497,12 +498,10 @@ def _fitted_counters(device: Device) -> tuple[str, ...]:
 def title(family: Family, families: Sequence[Family]) -> list[str]:
     """The values that name a family among the others; on cpu with the allocator."""
     row = family.rows[0]
-    swept = [name for name in row if name not in columns.FIXED]
-    others = [column for column in (*VARYING, *swept) if column not in SIZE]
-    apart = [column for column in others if len({_plain(each.rows[0].get(column)) for each in families}) > 1]
-    always = ["allocator"] if device_named(row["device"]).is_cpu else []
+    always = {"allocator": row["allocator"]} if device_named(row["device"]).is_cpu else {}
+    apart = differing((each.rows[0]["config"] for each in families), (*SIZE, *NAMED))[row["config"]]
     names = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
-    return names + [f"{column}={typed(row.get(column))}" for column in dict.fromkeys((*always, *apart))]
+    return names + [f"{key}={typed(value)}" for key, value in (always | apart).items()]
 
 
 def _size(row: Row) -> Size | None:

@@ -12,6 +12,7 @@ from runners.device import CALCULATED, MEASURED
 from runners.point import canonical
 from sweeper import columns
 from sweeper.estimates.comparison import NEEDS, Deviation, Figure, PointComparison, comparisons
+from sweeper.settled_keys import differing
 from sweeper.units import format_both, format_count
 from sweeper.views import estimate_report
 from sweeper.views.estimate_report import LISTED
@@ -42,11 +43,15 @@ def run_comparison(run: str, tables: Mapping[str, pa.Table]) -> RunComparison:
     keys += [name for name in points.column_names if name not in columns.FIXED]
     rows = points.select([*NEEDS, *keys]).to_pylist()
     environment = tables["environment"].select(["environment_id", "device_name"]).to_pylist()
+    unswept = differing((row["config"] for row in rows), (*keys, "budget"))
     names = {row["environment_id"]: row["device_name"] for row in environment}
     return RunComparison(
         run=run,
         devices={row["device"]: names.get(row["environment_id"]) for row in rows if row["environment_id"]},
-        values={row["point_id"]: {key: row[key] for key in keys if row[key] is not None} for row in rows},
+        values={
+            row["point_id"]: {key: row[key] for key in keys if row[key] is not None} | unswept[row["config"]]
+            for row in rows
+        },
         points=list(comparisons(rows)),
     )
 
@@ -57,14 +62,14 @@ def as_text(found: RunComparison) -> str:
 
 def _lines(found: RunComparison) -> Iterator[str]:
     keys = list(dict.fromkeys(key for values in found.values.values() for key in values))
-    differing = [key for key in keys if len({canonical(values.get(key)) for values in found.values.values()}) > 1]
-    shared = [key for key in ("model", "workload", "dtype", "batch", "context") if key in keys and key not in differing]
+    varying = [key for key in keys if len({canonical(values.get(key)) for values in found.values.values()}) > 1]
+    shared = [key for key in (*columns.NAMED, "batch", "context") if key in keys and key not in varying]
     first: Mapping[str, Any] = next(iter(found.values.values()), {})
     yield f"{found.run}: {format_count(len(found.points), 'point')}, {assignments(first, shared)}"
     yield from (f"  {device} is {name}" for device, name in found.devices.items() if name)
     for point in found.points[:LISTED]:
         yield ""
-        yield assignments(found.values[point.point_id], differing) or point.point_id
+        yield assignments(found.values[point.point_id], varying or shared)
         yield from indent(table([HEADS, *(_row(figure, point.errors) for figure in point.figures)], "<<<<<"))
         yield from (f"  {device}: {status}" for device, status in point.without_figures.items())
     yield from more(len(found.points), LISTED, "points")

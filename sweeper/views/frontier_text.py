@@ -16,7 +16,9 @@ from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
 from sweeper.rows import Row
+from sweeper.settled_keys import differing
 from sweeper.units import format_bytes, format_count
+from sweeper.views.layout import assignments
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
@@ -38,12 +40,13 @@ def frontier_text(
     found = groups_of(rows, searched=searched)
     decided = [group for group in found if group.decided]
     names = _names(decided)
+    unswept = _unswept(decided, names)
     run = RunContext(rows if context is None else context)
-    lines = _card_lines([group for group in decided if group.rows[0]["kind"] == CALCULATED], names, objective)
+    lines = _card_lines([group for group in decided if group.rows[0]["kind"] == CALCULATED], names, unswept, objective)
     if lines:
         decided = [group for group in decided if group.rows[0]["kind"] != CALCULATED]
     for group in decided[:LONGEST]:
-        lines += _lines(group, names, objective, Margin(margin or {}, group.rows, run))
+        lines += _lines(group, names, unswept, objective, Margin(margin or {}, group.rows, run))
     if len(decided) > LONGEST:
         lines.append(f"... and {len(decided) - LONGEST} more, in frontier.parquet")
     return "\n".join([*lines, *_undecided_lines([group for group in found if not group.decided])])
@@ -56,7 +59,20 @@ def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
     return tuple(c for c in columns if c not in searched and len({str(g.rows[0].get(c)) for g in found}) > 1)
 
 
-def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective: Objective) -> list[str]:
+def _unswept(found: Sequence[FrontierGroup], names: Sequence[str]) -> dict[str, list[str]]:
+    """By the config of a group's first row: the other settled keys in which groups differ, as `key=value`.
+
+    Two sweeps into one run may differ in a key that neither swept.
+    """
+    searched = {key for group in found for key in group.along}
+    named = {*NAMED, *names, *(name.removeprefix("dim.") for name in names), *searched, "budget"}
+    apart = differing((group.rows[0]["config"] for group in found), named)
+    return {config: [assignments({key: value}) for key, value in each.items()] for config, each in apart.items()}
+
+
+def _card_lines(
+    found: Sequence[FrontierGroup], names: Sequence[str], unswept: Mapping[str, Sequence[str]], objective: Objective
+) -> list[str]:
     """One line for each of many calculated cards, in the order of their sizes."""
     cards = {group.rows[0]["device"] for group in found}
     if len(cards) < MANY:
@@ -65,7 +81,8 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
     for group in found:
         row = group.rows[0]
         words = [str(row[name]) for name in NAMED if row.get(name) is not None]
-        alike["  ".join([*words, *(f"{name}={row.get(name)}" for name in names)])].append(group)
+        words += [f"{name}={row.get(name)}" for name in names]
+        alike["  ".join([*words, *unswept[row["config"]]])].append(group)
     lines = []
     for name, groups in alike.items():
         groups.sort(key=lambda group: (group.rows[0].get("device_total_bytes") or 0, group.rows[0]["device"]))
@@ -80,12 +97,18 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
     return lines
 
 
-def _lines(group: FrontierGroup, names: Sequence[str], objective: Objective, margin: Margin) -> list[str]:
+def _lines(
+    group: FrontierGroup,
+    names: Sequence[str],
+    unswept: Mapping[str, Sequence[str]],
+    objective: Objective,
+    margin: Margin,
+) -> list[str]:
     row = group.rows[0]
     title = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
     if device_named(row["device"]).is_cpu and "allocator" not in names:
         title.append(f"allocator={row.get('allocator')}")
-    title += [f"{name}={row.get(name)}" for name in names]
+    title += [*(f"{name}={row.get(name)}" for name in names), *unswept[row["config"]]]
     title += _budget(next((each for each in group.rows if each.get("budget_bytes") is not None), row))
     if row["kind"] == CALCULATED:
         title.append("(calculated, not measured)")

@@ -26,6 +26,9 @@ def test_bytes_are_shown_in_the_largest_binary_unit_that_they_reach(count: int, 
 def test_bytes_are_also_shown_exactly_and_in_decimal_units() -> None:
     assert format_exact(957_349_888) == "913.00 MiB (957,349,888 bytes)"
     assert format_both(14 * 10**9) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
+    assert format_both(27_362_304) == "27,362,304 bytes = 27.36 MB = 26.09 MiB"
+    assert format_both(2048) == "2,048 bytes = 2.05 KB = 2.00 KiB"
+    assert format_both(1023) == "1,023 bytes"
 
 
 @pytest.mark.parametrize(

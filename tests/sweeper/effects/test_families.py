@@ -428,12 +428,20 @@ def test_calculated_devices_are_marked() -> None:
 
 
 def test_family_titles_have_the_values_that_differ() -> None:
-    run = Run().grid(dtype="float32").grid(dtype="bfloat16", seed=1)
+    run = Run().grid(dtype="float32").grid(dtype="bfloat16", lr=0.1)
     titles = [family["title"] for family in run.effects()["families"]]
     assert titles == [
-        ["cpu", "tiny", "train", "float32", "allocator=repeatable", "seed=null"],
-        ["cpu", "tiny", "train", "bfloat16", "allocator=repeatable", "seed=1"],
+        ["cpu", "tiny", "train", "float32", "allocator=repeatable", "workload.lr=null"],
+        ["cpu", "tiny", "train", "bfloat16", "allocator=repeatable", "workload.lr=0.1"],
     ]
+
+
+def test_families_that_differ_in_a_key_that_was_not_swept_are_both_shown() -> None:
+    run = Run().grid((1, 2), (64,), checkpointing=False).grid((1, 2), (64,), checkpointing=True)
+    text = as_text(run.effects())
+    assert "workload.checkpointing=false" in text
+    assert "workload.checkpointing=true" in text
+    assert text.count("WHAT IT COSTS") == 2
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
