@@ -38,6 +38,12 @@ def format_both(count: int) -> str:
     return f"{count:,} bytes = {hundredths(count, decimal)} {name} = {hundredths(count, binary)} {binary_name}"
 
 
+def format_decimal(count: int) -> str:
+    """Bytes in the largest decimal unit that they reach, to two decimals: `10.79 GB`."""
+    unit, name = next(((unit, name) for unit, name, *_ in BOTH if abs(count) >= unit), (1, "bytes"))
+    return f"{count:,} bytes" if unit == 1 else f"{hundredths(count, unit)} {name}"
+
+
 def hundredths(count: int, unit: int) -> str:
     """`count / unit` to two decimals, half up. It uses integers, because a float would round some halves down."""
     rounded = (200 * count + unit) // (2 * unit)
