@@ -459,7 +459,7 @@ DONE = (
         "without such a point, and for training that did not finish",
     ),
     Column("started_at", TIME, "when the attempt started", None, lambda settled: as_time(settled.outcome.started_at)),
-    _outcome("duration_s", FLOAT, "duration of the attempt", "seconds"),
+    _outcome("duration_s", FLOAT, "duration of the attempt; of a calculated one, of the calculation", "seconds"),
     _outcome("available_memory_bytes", INT, "available host memory when the attempt started", "bytes"),
     _outcome("available_memory_end_bytes", INT, "available host memory after the attempt ended", "bytes"),
     _outcome(
@@ -596,7 +596,7 @@ PHASES = (
     _phase("run_index", INT, "index of the repeat, from 0"),
     _phase("iterations", INT, "passes in the phase", "passes"),
     _phase("completed", BOOL, "false if the phase did not complete: its peak is then partial"),
-    _phase("elapsed_s", FLOAT, "duration, until the device had finished", "seconds"),
+    _phase("elapsed_s", FLOAT, "duration, until the device had finished; null if calculated", "seconds"),
     *(_counter(moment, counter) for moment in MOMENTS for counter in COUNTERS),
     _phase("alloc_retries", INT, "allocations that succeeded only after the allocator freed its cache", "times"),
     _phase(

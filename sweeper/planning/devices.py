@@ -200,7 +200,7 @@ def _why_not(name: str, by_name: Mapping[str, Any], answer: Mapping[str, Any]) -
 
 def _auto(answer: Answer, report: Callable[[str], None]) -> Device:
     if not gpu_driver():
-        report("devices=auto: no GPU here, so the points are measured on cpu")
+        report("devices=auto: cpu, since there is no GPU here")
         return _cpu()
     answered = answer()
     # None: unknown, because the library that reports it is missing. Such a device is taken if none is known to be idle.
@@ -208,11 +208,11 @@ def _auto(answer: Answer, report: Callable[[str], None]) -> Device:
     for idle in (True, None):
         for gpu in usable:
             if gpu["idle"] is idle:
-                report(f"devices=auto: the points are measured on cuda:{gpu['index']}, {gpu['name']}")
+                report(f"devices=auto: cuda:{gpu['index']}, {gpu['name']}")
                 return _cuda(f"cuda:{gpu['index']}", answered)
     broken = next((gpu["error"] for gpu in answered["gpus"] if gpu.get("error")), None)
     busy = "every GPU is in use" if usable else broken or _why_not("GPU", {}, answered)
-    report(f"devices=auto: {busy}, so the points are measured on cpu")
+    report(f"devices=auto: cpu, since {busy}")
     return _cpu()
 
 

@@ -71,7 +71,7 @@ def _lines(found: RunComparison) -> Iterator[str]:
     yield from (f"  {device} is {name}" for device, name in found.devices.items() if name)
     for point in found.points[:LISTED]:
         yield ""
-        yield assignments(found.values[point.point_id], differing) or point.point_id
+        yield assignments(found.values[point.point_id], differing or shared)
         yield from indent(table([HEADS, *(_row(figure, point.errors) for figure in point.figures)], "<<<<<"))
         yield from (f"  {device}: {status}" for device, status in point.without_figures.items())
     yield from more(len(found.points), LISTED, "points")

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
+from sweeper.columns import NAMED
 from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, groups_of
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS, Objective
@@ -21,6 +22,7 @@ from sweeper.plan_lines import PLAN, RunLine, SearchedLine, read_plan
 from sweeper.quality import SAME
 from sweeper.requested import settings_of
 from sweeper.rows import Row
+from sweeper.settled_keys import differing
 from sweeper.units import format_bytes, format_count, format_exact
 from sweeper.views.frontier_text import frontier_text, why
 from sweeper.views.layout import assignments, counts, indent, more, table
@@ -88,7 +90,10 @@ def _statuses(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 
 def _loads(rows: Sequence[Row], objective: Objective, tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Any]]:
     """For each search: the largest point that fits, the next larger one that does not, and the largest one tried."""
-    for search in groups_of(rows):
+    searches = groups_of(rows)
+    along = {key for search in searches for key in search.along}
+    apart = differing((search.rows[0]["config"] for search in searches), (*NAMED, *along))
+    for search in searches:
         largest = search.largest(objective)
         tried = [row for row in search.rows if row["status"] in TRIED]
         chosen = [
@@ -101,7 +106,7 @@ def _loads(rows: Sequence[Row], objective: Objective, tables: Mapping[str, pa.Ta
             if row is not None:
                 roles.setdefault(row["point_id"], ([], row))[0].append(role)
         for names, row in roles.values():
-            at = dict(zip(search.along, search.at(row), strict=True))
+            at = apart[search.rows[0]["config"]] | dict(zip(search.along, search.at(row), strict=True))
             yield {"is": ", ".join(names), **_load(row, at, tables)}
 
 

@@ -85,7 +85,7 @@ def _plan_lines(found: PlanEstimate) -> Iterator[str]:
     measured = sum((each.point.id, name) in found.measured for each in planned for name in names)
     yield (
         f"plan: {format_count(len(planned), 'point')} x {format_count(len(names), 'device')} ({', '.join(names)}),"
-        f" design {plan.design}, {measured} of {len(planned) * len(names)} measured already"
+        f" design {plan.design}, {measured} of {len(planned) * len(names)} have a result already"
     )
     yield from (
         f"  {device.name} is unavailable: {device.unavailable}" for device in plan.devices if device.unavailable
@@ -95,9 +95,14 @@ def _plan_lines(found: PlanEstimate) -> Iterator[str]:
     keys = [dimension.key for dimension in plan.dimensions]
     for order, each in enumerate(planned[:LISTED], 1):
         already = [name for name in names if (each.point.id, name) in found.measured]
-        note = f"  measured on {', '.join(already)}" if already else ""
-        yield f"  {order:>4}  {_values(each.point, keys) or each.point.id}{note}"
+        note = f"  has a result on {', '.join(already)}" if already else ""
+        yield f"  {order:>4}  {_values(each.point, keys or _named(each.point))}{note}"
     yield from indent(more(len(planned), LISTED), 8)
+
+
+def _named(point: Point) -> list[str]:
+    """The keys that name a point where none was swept."""
+    return [key for key in (*FAMILY, "batch", "context") if point.get(key) is not None]
 
 
 def _estimate_lines(found: PlanEstimate) -> Iterator[str]:
@@ -112,6 +117,7 @@ def _estimate_lines(found: PlanEstimate) -> Iterator[str]:
         heading = [key for key in dict.fromkeys([*FAMILY, *shared, *fixed]) if points[0].get(key) is not None]
         largest, points_of_largest = max(family, key=lambda group: _size(group[0]))
         yield ""
+        heading += [key for key in ("batch", "context") if len(points) == 1 and key not in heading]
         yield f"estimate: {_values(points[0], heading)} ({format_count(len(points), 'point')})"
         if len(family) > 1:
             yield f"  {_values(points_of_largest[0], differing)}, the largest:"

@@ -54,7 +54,8 @@ class Show:
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
-        self._line(f"{self._named(device, point)}  {outcome_text(outcome)}{'  (measured before)' if recalled else ''}")
+        before = f"  ({outcome.device.kind} before)" if recalled else ""
+        self._line(f"{self._named(device, point)}  {outcome_text(outcome)}{before}")
 
     def gave_up(self, device: str, why: str) -> None:
         self._line(f"{device}  stops here: {why}")

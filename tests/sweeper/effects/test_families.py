@@ -28,6 +28,7 @@ from sweeper.effects.families import (
 from sweeper.effects.memory_fit import NotFitted, Size
 from sweeper.errors import Mistake
 from sweeper.views.effects_report import as_text, effects
+from sweeper.views.layout import assignments
 from tests import command_line
 
 MIB = 2**20
@@ -421,6 +422,47 @@ def test_without_a_fit_bytes_held_before_a_pass_are_the_fixed_costs() -> None:
     assert ("fixed costs", MEASURED) in levers(Run().grid((8,), (256,)))
 
 
+def overrides(run: Run) -> dict[str, tuple[int | None, str | None]]:
+    """What is advised for the largest point of the first family, with its saving and the saving's kind."""
+    parts = run.effects()["families"][0]["largest"]["parts"]
+    found = [lever for part in parts for lever in part["levers"]]
+    return {assignments(lever["changes"]): (lever["saves_bytes"], lever["kind"]) for lever in found}
+
+
+def test_a_saving_is_the_difference_of_two_points_of_the_run() -> None:
+    found = overrides(Run().grid(costs={"warm_backward": (MIB, 0, 10**6)}))
+    assert found["batch=4"] == (4 * 256 * 10**6, MEASURED)
+    assert found["context=128"] == (8 * 128 * 10**6, MEASURED)
+    assert found["workload.checkpointing=true"] == (None, None)  # no such point, and no arithmetic for this model
+
+
+def test_a_change_that_saves_nothing_in_the_run_is_not_advised() -> None:
+    costs = {"warm_backward": (MIB, 0, 10**6)}
+    run = Run().grid(costs=costs, checkpointing=False)
+    assert "workload.checkpointing=true" in overrides(run)
+    assert "workload.checkpointing=true" not in overrides(run.grid(costs=costs, checkpointing=True))
+
+
+def test_only_experiments_of_the_workload_are_advised() -> None:
+    assert "experiment=training_levers" in as_text(Run().grid().effects())
+    assert "experiment=" not in as_text(Run().grid(workload="custom").effects())
+
+
+def test_without_measured_points_there_is_no_column_for_the_time() -> None:
+    calculated = as_text(Run().grid(device="sim:rtx-4090").effects())
+    assert "seconds" not in calculated
+    assert "time" not in calculated.split("\n\n")[0]
+    assert "the seconds are of one warm repeat" in as_text(Run().grid().effects())
+
+
+def test_a_difference_that_is_not_known_has_the_reason_of_the_point_without_a_peak() -> None:
+    run = Run()
+    run.add("oom", device="sim:rtx-4090", batch=1, failed_phase="cold_forward", unlimited_peak_bytes=5)
+    run.add("error", device="sim:rtx-4090", batch=2, failed_phase="start")
+    (found,) = run.differences()
+    assert found.because["peak_allocated_bytes"] == "error in start: its peak is partial"
+
+
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
 
@@ -455,12 +497,20 @@ def test_calculated_devices_are_marked() -> None:
 
 
 def test_family_titles_have_the_values_that_differ() -> None:
-    run = Run().grid(dtype="float32").grid(dtype="bfloat16", seed=1)
+    run = Run().grid(dtype="float32").grid(dtype="bfloat16", lr=0.1)
     titles = [family["title"] for family in run.effects()["families"]]
     assert titles == [
-        ["cpu", "tiny", "train", "float32", "allocator=repeatable", "seed=null"],
-        ["cpu", "tiny", "train", "bfloat16", "allocator=repeatable", "seed=1"],
+        ["cpu", "tiny", "train", "float32", "allocator=repeatable", "workload.lr=null"],
+        ["cpu", "tiny", "train", "bfloat16", "allocator=repeatable", "workload.lr=0.1"],
     ]
+
+
+def test_families_that_differ_in_a_key_that_was_not_swept_are_both_shown() -> None:
+    run = Run().grid((1, 2), (64,), checkpointing=False).grid((1, 2), (64,), checkpointing=True)
+    text = as_text(run.effects())
+    assert "workload.checkpointing=false" in text
+    assert "workload.checkpointing=true" in text
+    assert text.count("WHAT IT COSTS") == 2
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -516,6 +566,10 @@ def test_a_real_sweep_has_its_differences_its_costs_and_a_picture(swept: Path, t
     assert fits["warm_forward"]["worst_residual"] < 0.005
     assert fits["warm_forward"]["per_token_bytes"] > 4 * 1000  # a token's logits are among what it costs
     assert first["at"]["peak_bytes"] > first["largest"]["peak_bytes"]
+    levers = [lever for part in first["largest"]["parts"] for lever in part["levers"]]
+    (halved,) = [lever for lever in levers if lever["changes"] == {"dtype": "bfloat16"}]
+    assert halved["kind"] == "estimate"
+    assert halved["saves_bytes"] == (27_362_304 + 2 * 32 * 1000 * 4) // 2  # half of the weights and of the logits
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

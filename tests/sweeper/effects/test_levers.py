@@ -95,8 +95,6 @@ RUNS: list[dict[str, Any]] = [
     {"workload": "train", "model": "tiny-gpt2"},  # its modules have other names than LoRA's default
     {"workload": "train", "model": "mlp", "batch": 3},
     {"workload": "train", "model": "tiny-vit", "batch": 2},
-    {"workload": "train", "model": "tiny-mamba"},
-    {"workload": "generate", "model": "tiny-llama", "batch": 2, "workload.logits": "all"},
 ]
 
 

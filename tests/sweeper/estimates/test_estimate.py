@@ -349,4 +349,4 @@ def test_points_that_a_named_run_has_measured_are_marked(tmp_path: Path) -> None
         if settled:
             folder.exit.write_text("{}")
     assert [point["measured"] for point in json.loads(run(*words, cwd=tmp_path).stdout)["points"]] == [["cpu"], []]
-    assert "1 of 2 measured already" in run(*words[:-1], cwd=tmp_path).stdout
+    assert "1 of 2 have a result already" in run(*words[:-1], cwd=tmp_path).stdout

@@ -127,18 +127,18 @@ def test_auto_without_a_driver_is_the_cpu_and_is_reported() -> None:
     reported: list[str] = []
     (cpu,) = devices.resolve(("auto",), never, reported.append, NO_CARDS)
     assert cpu.name == "cpu"
-    assert reported == ["devices=auto: no GPU here, so the points are measured on cpu"]
+    assert reported == ["devices=auto: cpu, since there is no GPU here"]
 
 
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("gpus", "chosen", "line"),
     [
-        ([gpu(0, idle=False), gpu(1)], "cuda:1", "the points are measured on cuda:1, H100"),
-        ([gpu(0, idle=None), gpu(1)], "cuda:1", "the points are measured on cuda:1, H100"),
-        ([gpu(0, idle=None)], "cuda:0", "the points are measured on cuda:0, H100"),
-        ([gpu(0, idle=False)], "cpu", "every GPU is in use, so the points are measured on cpu"),
-        ([], "cpu", "torch sees no device, so the points are measured on cpu"),
+        ([gpu(0, idle=False), gpu(1)], "cuda:1", "cuda:1, H100"),
+        ([gpu(0, idle=None), gpu(1)], "cuda:1", "cuda:1, H100"),
+        ([gpu(0, idle=None)], "cuda:0", "cuda:0, H100"),
+        ([gpu(0, idle=False)], "cpu", "cpu, since every GPU is in use"),
+        ([], "cpu", "cpu, since torch sees no device"),
     ],
 )
 def test_auto_is_one_idle_gpu_else_the_cpu_and_is_reported(gpus: list[dict[str, Any]], chosen: str, line: str) -> None:
