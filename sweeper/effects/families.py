@@ -473,7 +473,7 @@ LEVERS = {
     "fixed costs": "another precision of the weights (dtype, quantize)",
     "activations": "a shorter context, a smaller batch",
     "logits": "logits of the last token only, or logits in chunks",
-    "cache": "a shorter context, fewer sequences (batch, workload.concurrency), another cache (workload.cache)",
+    "cache": "a shorter context, fewer sequences (batch, workload.prompt_lengths), another cache (workload.cache)",
 }
 LEVERS_OF = {
     "train": {
@@ -481,7 +481,10 @@ LEVERS_OF = {
         "activations": "a shorter context, a smaller batch (workload.accumulate), workload.checkpointing=true",
         "logits": "a loss in chunks",
     },
-    "generate": {"logits": "workload.logits=last"},
+    "generate": {
+        "activations": "a shorter context, a smaller batch, the prompts in chunks (workload.prefill_chunk)",
+        "logits": "workload.logits=last",
+    },
 }
 
 

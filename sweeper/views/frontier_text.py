@@ -17,8 +17,10 @@ from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
+from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
+PREFILL_CHUNK = "workload.prefill_chunk"
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
 
 
@@ -65,7 +67,7 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
     for group in found:
         row = group.rows[0]
         words = [str(row[name]) for name in NAMED if row.get(name) is not None]
-        alike["  ".join([*words, *(f"{name}={row.get(name)}" for name in names)])].append(group)
+        alike["  ".join([*words, *_others(row, names)])].append(group)
     lines = []
     for name, groups in alike.items():
         groups.sort(key=lambda group: (group.rows[0].get("device_total_bytes") or 0, group.rows[0]["device"]))
@@ -85,7 +87,7 @@ def _lines(group: FrontierGroup, names: Sequence[str], objective: Objective, mar
     title = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
     if device_named(row["device"]).is_cpu and "allocator" not in names:
         title.append(f"allocator={row.get('allocator')}")
-    title += [f"{name}={row.get(name)}" for name in names]
+    title += _others(row, names)
     title += _budget(next((each for each in group.rows if each.get("budget_bytes") is not None), row))
     if row["kind"] == CALCULATED:
         title.append("(calculated, not measured)")
@@ -95,6 +97,13 @@ def _lines(group: FrontierGroup, names: Sequence[str], objective: Objective, mar
         lines.append(f"  smallest that fails: {group.text(smallest)}  {why(group.failing[smallest])}")
     lines += [f"  {line}" for line in _margin_lines(group, objective, margin)]
     return [*lines, *(f"  {remark}" for remark in _remarks(group, objective))]
+
+
+def _others(row: Row, names: Sequence[str]) -> list[str]:
+    """The values by which groups differ, and how prompts are read, which no name has to say then."""
+    read = prefill_of(row)
+    own = [name for name in names if read is None or name != PREFILL_CHUNK]
+    return [f"{name}={row.get(name)}" for name in own] + ([] if read is None else [read])
 
 
 def _margin_lines(group: FrontierGroup, objective: Objective, margin: Margin) -> list[str]:
@@ -212,7 +221,12 @@ def why(row: Row) -> str:
         text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
     elif needs is not None:
         text += f", needs at least {format_bytes(needs)}"
-    return f"{text}; a smaller batch would not help" if _is_of_any_batch(row) else text
+    if _is_of_any_batch(row):
+        return f"{text}; a smaller batch would not help"
+    if row["workload"] != GENERATE:
+        return text
+    least = least_in_chunks(json.loads(row["config"]), row.get("failed_phase"))
+    return text if least is None else f"{text}; {least}"
 
 
 # Phases of sweeper's own workloads in which no activations are alive. The optimizer's step holds weights, gradients and
