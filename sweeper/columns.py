@@ -156,7 +156,10 @@ DIMENSIONS = (
     _key("workload.new_tokens", INT, "generate: new tokens per sequence", "tokens"),
     _key("workload.cache", TEXT, "generate: kind of the cache"),
     _key("workload.cache_backend", TEXT, "generate: backend of a quantized cache"),
-    _key("workload.concurrency", INT, "generate: prompts of different lengths, each `batch` times", "prompts"),
+    _key(
+        "workload.prefill_chunk", INT, "generate: tokens of each prompt that a pass reads; null: all at once", "tokens"
+    ),
+    _key("workload.prompt_lengths", INT, "generate: number of different prompt lengths, each `batch` times"),
     _key("workload.packing", TEXT, "generate: padded rows, or all prompts packed in one row"),
     _key("workload.method", TEXT, "train: full or lora"),
     _key("workload.rank", INT, "train: rank of LoRA's matrices"),

@@ -117,12 +117,12 @@ def _attention_on_cpu(
 ) -> Any:
     """Attention by the kernel that a CPU chooses for tensors of these shapes."""
     operator, mask = aten.scaled_dot_product_attention.default, attn_mask
+    options: Any = {"scale": scale, **({"enable_gqa": True} if enable_gqa else {})}  # PyTorch 2.4 lacks the second
     with _disable_current_modes():
         q, k, v = (_without_memory(each) for each in (query, key, value))
         m = None if mask is None else _without_memory(mask)
-        flash = torch._fused_sdp_choice(q, k, v, m, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        flash = torch._fused_sdp_choice(q, k, v, m, dropout_p, is_causal, **options)
     if not flash:
-        options = {"scale": scale, "enable_gqa": enable_gqa}
         return decomposed(operator, query, key, value, mask, dropout_p, is_causal, **options)
     if mask is not None and mask.dtype == torch.bool:  # as the composite operator before its kernel
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))

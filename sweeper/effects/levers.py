@@ -24,6 +24,7 @@ OWN = ("forward", "train", "generate")  # the workloads whose keys are known her
 Q_AND_V = ("llama", "mistral", "qwen2")  # model types with the modules of workload.targets's default
 NO_ADAPTER = ("mamba",)  # in a model type: peft refuses its layers
 NO_CHECKPOINTING = ("convnext", "resnet")  # model types that transformers refuses to recompute
+CHUNK = 2048  # tokens of a prompt in a pass, where it is advised and nothing else is known
 
 
 def changed(values: Values, changes: Changes) -> dict[str, Any]:
@@ -118,6 +119,10 @@ def _activations(values: Values, device: Device) -> Iterator[dict[str, Any]]:
         yield from _more_microbatches(values)
         if values.get("dtype") == "float32" and workload.get("precision") is None:
             yield {"workload.precision": _half(device)}
+    if workload["name"] == "generate" and workload.get("prefill_chunk") is None:
+        parts = values["context"] // 2
+        if parts:
+            yield {"workload.prefill_chunk": min(parts, CHUNK)}
 
 
 def _logits(values: Values, device: Device) -> Iterator[dict[str, Any]]:

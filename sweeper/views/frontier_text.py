@@ -20,8 +20,10 @@ from sweeper.requested import settings_text, value_in
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
 from sweeper.views.layout import handled
+from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
+PREFILL_CHUNK = "workload.prefill_chunk"
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
 
 
@@ -65,8 +67,10 @@ def _title(group: FrontierGroup, names: Sequence[str]) -> list[str]:
     row = group.rows[0]
     named = [*(["allocator"] if device_named(row["device"]).is_cpu and "allocator" not in names else []), *names]
     title = [str(row[name]) for name in NAMED if row.get(name) is not None]
-    title += [f"{name}={value_in(row, name)}" for name in named]
-    return title + settings_text(row, (*named, *group.along, "budget"))
+    title += [f"{name}={value_in(row, name)}" for name in named if name != PREFILL_CHUNK]
+    title += settings_text(row, (*named, *group.along, "budget", PREFILL_CHUNK))
+    read = prefill_of(row)
+    return title if read is None or PREFILL_CHUNK in group.along else [*title, read]
 
 
 def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective: Objective) -> list[str]:
@@ -222,7 +226,12 @@ def why(row: Row) -> str:
         text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
     elif needs is not None:
         text += f", needs at least {format_bytes(needs)}"
-    return f"{text}; a smaller batch would not help" if _is_of_any_batch(row) else text
+    if _is_of_any_batch(row):
+        return f"{text}; a smaller batch would not help"
+    if row["workload"] != GENERATE:
+        return text
+    least = least_in_chunks(json.loads(row["config"]), row.get("failed_phase"))
+    return text if least is None else f"{text}; {least}"
 
 
 # Phases of sweeper's own workloads in which no activations are alive. The optimizer's step holds weights, gradients and

@@ -18,6 +18,7 @@ from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.units import format_bytes, format_count, format_seconds
 from sweeper.views.layout import assignments, counts, handled
+from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
 
 ENDINGS = {
     Status.OK: "fits",
@@ -54,8 +55,12 @@ class Show:
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
+        text = outcome_text(outcome)
+        if outcome.fits is False and point.get("workload") == GENERATE:
+            least = least_in_chunks(point.values, outcome.failed_phase)
+            text += "" if least is None else f"; {prefill(point.values)}; {least}"
         before = f"  ({outcome.device.kind} before)" if recalled else ""
-        self._line(f"{self._named(device, point)}  {outcome_text(outcome)}{before}")
+        self._line(f"{self._named(device, point)}  {text}{before}")
 
     def gave_up(self, device: str, why: str) -> None:
         self._line(f"{device}  stops here: {why}")

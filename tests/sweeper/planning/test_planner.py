@@ -254,6 +254,7 @@ REFUSED = {
     "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number (8); it is 256 now",
     "model.name=x": "model.name defines model=tiny-llama and cannot be changed",
     "workload.uses=[batch]": "workload.uses defines workload=forward and cannot be changed",
+    "workload.concurrency=2": "no such key: workload.concurrency; it is called workload.prompt_lengths, the number of",
     "workload.params.x=1": "workload.params.x: workload=forward takes no params",
     "workload=custom": "workload.target has no value",
     "model=pretrained": "model.path has no value",
