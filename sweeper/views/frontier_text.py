@@ -16,6 +16,7 @@ from sweeper.frontier.evidence import At, covers
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
+from sweeper.plan import typed
 from sweeper.requested import settings_text, value_in
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
@@ -67,7 +68,7 @@ def _title(group: FrontierGroup, names: Sequence[str]) -> list[str]:
     row = group.rows[0]
     named = [*(["allocator"] if device_named(row["device"]).is_cpu and "allocator" not in names else []), *names]
     title = [str(row[name]) for name in NAMED if row.get(name) is not None]
-    title += [f"{name}={value_in(row, name)}" for name in named if name != PREFILL_CHUNK]
+    title += [f"{name}={typed(value_in(row, name))}" for name in named if name != PREFILL_CHUNK]
     title += settings_text(row, (*named, *group.along, "budget", PREFILL_CHUNK))
     read = prefill_of(row)
     return title if read is None or PREFILL_CHUNK in group.along else [*title, read]

@@ -14,6 +14,7 @@ import sweeper
 from runners.device import CALCULATED, MEASURED
 from runners.outcome import Status
 from sweeper import cli
+from sweeper.columns import FIXED
 from sweeper.effects.families import (
     NEEDS,
     NEEDS_OF_PHASES,
@@ -39,6 +40,7 @@ TRAINING: Costs = {
     "warm_backward": (100 * MIB, 0, 200_000),
     "warm_step": (180 * MIB, 0, 0),
 }
+KEYS_OF_WORKLOADS = tuple(name for name in FIXED if name.startswith("workload."))
 
 
 class Run:
@@ -77,7 +79,8 @@ class Run:
             "peak_is_partial": status != "ok",
             f"peak_{counter}_bytes": max(at.values()),
         }
-        self.points.append(row | swept | columns)
+        own = {f"workload.{key}": value for key, value in more.items()}
+        self.points.append(row | {key: own.get(key) for key in KEYS_OF_WORKLOADS} | swept | columns)
         for position, (phase, peak) in enumerate(at.items()):
             warm = phase.startswith("warm_")
             self.phases.append(
