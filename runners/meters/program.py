@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,10 @@ class ProgramMeter:
         """The hook's reports, in the order in which their processes ended, without those that are damaged."""
         found = []
         for file in self._folder.glob("*.json"):
-            with suppress(OSError, ValueError):
-                found.append(json.loads(file.read_bytes()))
-        return sorted(found, key=lambda report: float(report["t"]))
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                report = json.loads(file.read_bytes())
+                found.append((float(report["t"]), report))
+        return [report for _, report in sorted(found, key=itemgetter(0))]
 
     def _sample(self) -> None:
         pids = [pid for pid in processes.family_of(os.getpid()) if not processes.borrows_memory(pid)]

@@ -271,6 +271,12 @@ def test_a_forked_child_writes_nothing_however_the_attempt_is_measured(lab: Lab,
     assert not measured.folder.trace.exists()
 
 
+def test_a_child_that_an_import_forks_writes_nothing(lab: Lab) -> None:
+    measured = lab.measure("forks_on_import:run")
+    assert (measured.outcome.status, measured.outcome.metrics) == (Status.OK, {"forked": True})
+    assert [line["kind"] for line in measured.journal].count("environment") == 1
+
+
 def test_a_forked_child_cannot_report_the_model(lab: Lab) -> None:
     outcome = lab.measure("faulty:reports_a_model_in_a_fork").outcome
     assert (outcome.status, outcome.metrics, outcome.model) == (Status.OK, {"code": 1}, {"parameters": 1})
