@@ -91,10 +91,8 @@ def test_a_context_without_effect_is_not_advised() -> None:
 
 RUNS: list[dict[str, Any]] = [
     {"workload": "train", "model": "tiny-llama", "batch": 2},
-    {"workload": "train", "model": "tiny-llama", "workload.method": "lora", "workload.checkpointing": True},
     {"workload": "train", "model": "tiny-gpt2"},  # its modules have other names than LoRA's default
     {"workload": "train", "model": "mlp", "batch": 3},
-    {"workload": "train", "model": "tiny-vit", "batch": 2},
 ]
 
 
