@@ -14,6 +14,7 @@ from sweeper import cards
 from sweeper.effects.levers import changed, impossible, levers_of
 from sweeper.views.layout import assignments
 from tests import command_line
+from tests.sweeper.planning.test_planner import plan
 
 MODEL = {"name": "tiny-llama", "library": "transformers", "model_type": "llama"}
 TRAINING: Mapping[str, Any] = {
@@ -89,12 +90,41 @@ def test_a_context_without_effect_is_not_advised() -> None:
     assert "context=32" not in advised(CPU, inputs={"name": "long", "of_positions": 1.0})
 
 
+SETTLED = {
+    "training": ("workload=train", "batch=4"),
+    "with an adapter": ("workload=train", "batch=4", "workload.method=lora", "dtype=bfloat16"),
+    "with microbatches": ("workload=train", "batch=9", "workload.accumulate=3", "workload.checkpointing=true"),
+    "other modules": ("workload=train", "model=tiny-gpt2", "inputs=long"),
+    "an image model": ("workload=train", "model=tiny-resnet", "batch=2"),
+    "state space": ("workload=train", "model=tiny-mamba"),
+    "no layers": ("workload=train", "model=mlp", "batch=3"),
+    "forward": ("workload=forward", "dtype=float64"),
+    "generation": ("workload=generate", "workload.logits=all", "batch=8"),
+    "a program": ("workload=command", "workload.argv=[python,-c,pass,'{batch}']", "batch=4"),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:t4-16gb"])
+@pytest.mark.parametrize("words", SETTLED.values(), ids=SETTLED)
+def test_every_advised_change_is_accepted_at_the_end_of_the_command_and_changes_the_point(
+    words: tuple[str, ...], device: str
+) -> None:
+    (point,) = plan(*words).points
+    on = device_named(device) if device == "cpu" else card(device.removeprefix("sim:"))
+    advised = [each for part in PARTS for each in levers_of(part, point.values, on, reads_text=True)]
+    for changes in advised:
+        typed = assignments(changes).split(" ")
+        keys = {each.partition("=")[0] for each in typed}
+        (changed_point,) = plan(*(word for word in words if word.partition("=")[0] not in keys), *typed).points
+        assert changed_point.id != point.id
+        assert {key: changed_point[key] for key in changes} == changes
+        assert impossible(changed_point.values, on) is None
+
+
 RUNS: list[dict[str, Any]] = [
     {"workload": "train", "model": "tiny-llama", "batch": 2},
-    {"workload": "train", "model": "tiny-llama", "workload.method": "lora", "workload.checkpointing": True},
     {"workload": "train", "model": "tiny-gpt2"},  # its modules have other names than LoRA's default
     {"workload": "train", "model": "mlp", "batch": 3},
-    {"workload": "train", "model": "tiny-vit", "batch": 2},
 ]
 
 
