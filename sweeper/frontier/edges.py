@@ -53,6 +53,7 @@ NEEDS = (
         "budget_used_bytes",
     ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
+    *("other_processes", "other_processes_resident_bytes"),
     *("peak_phase", "spreads", "beyond_training", "used_by_others_bytes"),
 )
 
@@ -297,15 +298,21 @@ def limit_of(row: Row) -> str:
 
 
 def headroom(row: Row) -> tuple[int | None, str | None]:
-    """Bytes left of the limit at the peak, and the column with the peak; None where either is unknown."""
-    if row.get("budget_bytes") is not None:
-        return _headroom(row["budget_bytes"], row, ("budget_used_bytes",))
-    if device_named(row["device"]).is_cpu:
-        return _headroom(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
-    if row["kind"] == CALCULATED:
-        return _headroom(row.get("device_total_bytes"), row, ("peak_used_bytes",))
+    """Bytes left of the limit at the peak, and the column with the peak; None where either is unknown.
+
+    With a budget and a device's total it is what is left of the one that leaves less.
+    """
+    budget = _headroom(row.get("budget_bytes"), row, ("budget_used_bytes",))
+    if device_named(row["device"]).is_host:
+        limited = row.get("budget_bytes") is not None
+        return budget if limited else _headroom(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
+    if row.get("budget_bytes") is not None and budget[0] is None:
+        return budget
     # Used memory has no high-water mark and can be read too late; what was reserved at the peak was used then.
-    return _headroom(row.get("device_total_bytes"), row, ("peak_used_bytes", "peak_reserved_bytes"))
+    columns = ("peak_used_bytes",) if row["kind"] == CALCULATED else ("peak_used_bytes", "peak_reserved_bytes")
+    of_device = _headroom(row.get("device_total_bytes"), row, columns)
+    known = [each for each in (budget, of_device) if each[0] is not None]
+    return min(known, key=lambda each: each[0] or 0, default=(None, None))
 
 
 def _headroom(limit: int | None, row: Row, columns: Sequence[str]) -> tuple[int | None, str | None]:

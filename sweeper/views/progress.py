@@ -16,7 +16,7 @@ from runners.point import Point
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.units import format_bytes, format_count, format_seconds
-from sweeper.views.layout import assignments, counts, handled
+from sweeper.views.layout import assignments, counts, handled, other_processes
 
 ENDINGS = {
     Status.OK: "fits",
@@ -167,6 +167,8 @@ def outcome_text(outcome: Outcome) -> str:
     peak = outcome.peak(counter)
     if peak is not None:
         text += f", {format_bytes(peak)} {counter}{' so far' if outcome.peak_is_partial else ''}"
+    if outcome.other_processes and outcome.other_processes_resident_bytes:
+        text += f", and {other_processes(outcome.other_processes, outcome.other_processes_resident_bytes)}"
     if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
         text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
     if outcome.fits is None and outcome.error_message:
