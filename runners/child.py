@@ -126,12 +126,13 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
 
     journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
     torch_fingerprint.use_kernels_once()
-    if values.get("budget") is not None:
-        torch_fingerprint.start_threads()
     budget = Budget(attempt)
+    if budget.is_set:
+        torch_fingerprint.start_threads()
     trace.unlimited = budget.lifted
     phases = trace.phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)
     with phases.heartbeat(attempt.heartbeat):  # its thread exists before the baseline and the budget are taken
+        reserved = cpu.reserve_to_the_mark()  # noqa: F841 (held while the workload runs)
         instrumented = trace.records or not isinstance(tracking, nullcontext)
         journal.write(_baseline(instrumented), *budget.impose())
         phases.open()
@@ -188,9 +189,8 @@ def _tensor_history(trace: FailureTrace) -> TensorTracker:
 def _baseline(instrumented: bool) -> facts.Baseline:
     lines = cpu.status_lines()
     counters = dict(cpu.read_status().now)
-    for name, line in (("virtual", "VmSize"), ("virtual_peak", "VmPeak")):
-        if line in lines:
-            counters[name] = lines[line]
+    if "VmPeak" in lines:
+        counters["virtual_peak"] = lines["VmPeak"]
     return facts.Baseline(counters, cpu.available_memory_bytes(), instrumented)
 
 

@@ -5,8 +5,8 @@ None, it is left out of the JSON if it has a default, and written as null if it 
 as None and ignores fields and kinds that it does not know, so that it can read other versions.
 
 Bytes are whole numbers by counter: allocated, reserved, requested, active, used, tensor, resident, resident_anon,
-resident_file, address. A counter that was not read is absent. What happens between two phases is the phase `between`:
-it has no `began` line and starts where the phase before it ended.
+resident_file, address, virtual, mapped (runners/meters). A counter that was not read is absent. What happens between
+two phases is the phase `between`: it has no `began` line and starts where the phase before it ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Environment(NamedTuple):
 class Baseline(NamedTuple):
     """Memory of the process after its imports and before the workload."""
 
-    counters: Bytes  # also virtual and virtual_peak: VmSize and VmPeak
+    counters: Bytes  # also virtual_peak: VmPeak
     available_memory_bytes: int | None  # on the machine, or less if a memory cgroup allows less
     instrumented: bool | None  # whether tensors are tracked
     of: str | None = None  # PROGRAM if every counter is of a program that the process starts, and not of itself
@@ -42,10 +42,19 @@ class Baseline(NamedTuple):
 PROGRAM = "program"
 
 
-class Budget(NamedTuple):
-    """The memory limit that is in force."""
+ALLOCATOR = "allocator"  # the budget, as the caching allocator's own limit
+TENSORS = "tensors"  # the budget of sim:cpu, in bytes of tensors
+DATA_LIMIT = "data_limit"  # the budget, imposed as RLIMIT_DATA
+GUARD = "guard"  # the memory that the machine has available, less a reserve, imposed in the same way
+CGROUP = "cgroup"  # the same of the memory that a cgroup leaves, where that is less
+INHERITED_DATA_LIMIT = "inherited_data_limit"  # RLIMIT_DATA that the process was started with
+ADDRESS_LIMIT = "address_limit"  # RLIMIT_AS that the process was started with (ulimit -v)
 
-    budget_kind: str  # guard, data_limit, allocator, or tensors (of sim:cpu)
+
+class Budget(NamedTuple):
+    """The memory limit that is in force: the least of those that hold."""
+
+    budget_kind: str
     budget_bytes: int
     t: float | None = None
 

@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Fact)
 
 OUR_OWN_BYTES = 2**20  # the most that writing our own lines takes between two phases
 AT_BOUNDARIES = ("used", "graph_pools")  # counters without a peak
+UNCERTAIN_BYTES = 2**20  # that a figure of the budget may be too high
 START = "start"  # the failed phase of an attempt that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # the qualified name: a user's class may have the same short one
@@ -155,19 +156,51 @@ class Outcome:
 
     @property
     def budget_used_bytes(self) -> int | None:
-        """The most of the budget that was used at once, by the counter that the budget limits.
+        """The most of the budget that was used at once, by the counter that the limit counts.
 
-        On cpu it is the growth of the address space (VmPeak over VmSize): the resident peak counts file pages, which
-        RLIMIT_DATA does not. None after a refusal, when VmPeak is no longer meaningful, and where the growth is above
-        the budget: VmPeak then counts memory that is only reserved (64 MiB for a thread's arena).
+        On cpu the most that was added to the data segment since the baseline, or to the address space if RLIMIT_AS is
+        the limit: the resident peak counts file pages, which neither limit is about. None after a refusal, when VmPeak
+        is no longer meaningful, and where the readings leave more than `UNCERTAIN_BYTES` open.
         """
         if not self.device.is_cpu:
             return self.peak(self.device.budget_counter)
-        before, peak = self.process_baseline.get("virtual"), self.peak("address")
-        if before is None or peak is None or self.status is not Status.OK:
+        if self.status is not Status.OK or self.handled_refusals:
             return None
-        used = peak - before
-        return None if self.budget_bytes is not None and used > self.budget_bytes else used
+        data, addresses = self._added
+        return addresses if self.budget_kind == facts.ADDRESS_LIMIT else data
+
+    @property
+    def _added(self) -> tuple[int | None, int | None]:
+        """The most bytes added since the baseline to the data segment and to the address space.
+
+        The kernel keeps a mark of the address space only (VmPeak). At any time the data segment (VmData) is the address
+        space (VmSize) less what is mapped otherwise, which the boundaries of a phase bracket. A mark that a phase did
+        not raise bounds that phase from above only, and so does a limit that refused nothing.
+        """
+        before = self.process_baseline
+        if not {"address", "virtual", "virtual_peak"} <= before.keys():
+            return None, None
+        held, mark = before["address"], before["virtual_peak"]
+        mapped = before["virtual"] - held
+        most = least = held  # bounds of the highest VmData
+        was = before["virtual"] if mark == before["virtual"] else None  # the highest VmSize, if the mark shows it
+        for phase in self.phases:
+            if phase.device != self.device.parts[0] or not phase.counts:
+                continue
+            if "address" not in phase.peak or not {"address", "virtual", "mapped"} <= phase.end.keys():
+                return None, None
+            data, peak = phase.end["address"], phase.peak["address"]
+            mapped, began = phase.end["virtual"] - data, mapped
+            most = max(most, peak - min(began, mapped))
+            least = max(least, data)
+            if peak > mark:
+                least = max(least, peak - max(began, phase.end["mapped"]))
+                was, mark = peak, peak
+        if self.budget_bytes is not None and self.budget_kind != facts.ADDRESS_LIMIT:
+            most = min(most, held + self.budget_bytes)
+        # Without an upper bound that is at least the lower one, a file was mapped and unmapped within a phase.
+        added = most - held if 0 <= most - least <= UNCERTAIN_BYTES else None
+        return added, None if was is None else was - before["virtual"]
 
     @property
     def peak_phase(self) -> str | None:
@@ -454,6 +487,9 @@ def _unfinished(
         resident = _resident_from_outside(began, exit) if device == first else None
         if resident is not None:
             peak = highest([peak, {"resident": resident}])
+        held = baseline.get(device, {})
+        marks = peak.keys() - {"address"}  # whose peak is that of another counter
+        peak |= {counter: max(peak[counter], held.get(counter, 0)) for counter in marks}
         yield Phase(
             name=began.phase,
             run_index=began.run_index,

@@ -388,19 +388,27 @@ PEAKS = (
     ),
 )
 LIMITS = (
-    _outcome("budget_bytes", INT, "memory that the workload may use", "bytes"),
+    _outcome(
+        "budget_bytes",
+        INT,
+        "memory that the workload may use: the budget, or less where another limit holds (budget_kind)",
+        "bytes",
+    ),
     _outcome(
         "budget_kind",
         TEXT,
-        "what enforces the budget. data_limit, guard: RLIMIT_DATA, above the bytes held at the start; "
-        "allocator: the caching allocator; tensors: calculated tensors, on sim:cpu",
+        "which limit budget_bytes is, the least of those that hold. allocator: the budget, which the caching allocator "
+        "enforces; data_limit: the budget as RLIMIT_DATA, above the bytes held at the start; tensors: the budget of "
+        "calculated tensors, on sim:cpu; guard: the machine's available memory less a reserve, as RLIMIT_DATA; cgroup: "
+        "the same of a memory cgroup; inherited_data_limit: RLIMIT_DATA, and address_limit: RLIMIT_AS, that the "
+        "process was started with",
     ),
     _outcome(
         "budget_used_bytes",
         INT,
-        "peak of the memory that counts against a budget: reserved; on cpu an upper bound, the growth of the "
-        "address space, which includes reserved arenas of threads. On cpu null unless the attempt passed, and"
-        " where the bound exceeds the budget",
+        "peak of the memory that counts against budget_bytes: reserved; tensor on sim:cpu; on cpu what was added to "
+        "the data segment (to the address space, for address_limit), known to 1 MiB. On cpu null unless the attempt "
+        "passed without a refusal, and where the readings leave more open",
         "bytes",
     ),
     Column("device_total_bytes", INT, "total memory of the device", "bytes"),

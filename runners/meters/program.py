@@ -61,7 +61,8 @@ class ProgramMeter:
             for reading in readings.values():
                 reading.alloc_retries = reading.num_ooms = reading.refusals = 0
         with self._lock:
-            self._resident, self._used = None, {}
+            self._resident = None
+            self._used = {name: reading.now["used"] for name, reading in readings.items() if "used" in reading.now}
         return readings
 
     def glance(self) -> Mapping[str, Reading]:

@@ -37,9 +37,9 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_e
             trace.write(path)
     budget = attempt.point.get("budget")
     if budget is not None:
-        kind, room = "tensors", budget
+        kind, room = facts.TENSORS, budget
         if card.total_bytes is not None:
-            kind, room = "allocator", min(budget, card.total_bytes - card.outside_bytes)
+            kind, room = facts.ALLOCATOR, min(budget, card.total_bytes - card.outside_bytes)
         journal.write(facts.Budget(kind, room))
     refused = False
     for line in replay(trace, attempt.device.name, memory_of(card, budget)):

@@ -54,6 +54,7 @@ NEEDS = (
         "budget_used_bytes",
     ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
+    *("other_processes", "other_processes_resident_bytes"),
     *("peak_phase", "settings", "spreads", "beyond_training", "used_by_others_bytes"),
 )
 
@@ -300,27 +301,38 @@ HEADROOM_NEEDS = (
 
 
 def limit_bytes(row: Row) -> int | None:
-    """The memory that a point may take: its budget, or the device's total; None if it is not known."""
-    limit: int | None = row.get("budget_bytes")
-    return row.get("device_total_bytes") if limit is None else limit
+    """The memory that the peak of `headroom`'s column may reach; None if it is not known."""
+    limit, _, _ = _limit(row)
+    return limit
 
 
 def headroom(row: Row) -> tuple[int | None, str | None]:
     """Bytes left of the limit at the peak, and the column with the peak; None where either is unknown."""
-    if row.get("budget_bytes") is not None:
-        return _headroom(row, ("budget_used_bytes",))
-    if device_named(row["device"]).is_cpu:
-        return _headroom(row, ("peak_resident_bytes",))
-    if row["kind"] == CALCULATED:
-        return _headroom(row, ("peak_used_bytes",))
+    _, left, column = _limit(row)
+    return left, column
+
+
+def _limit(row: Row) -> tuple[int | None, int | None, str | None]:
+    """The limit of a point, the bytes left of it at the peak, and the column with the peak.
+
+    With a budget and a device's total it is the one that leaves less.
+    """
+    budget = _of_limit(row.get("budget_bytes"), row, ("budget_used_bytes",))
+    if device_named(row["device"]).is_host:
+        limited = row.get("budget_bytes") is not None
+        return budget if limited else _of_limit(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
+    if row.get("budget_bytes") is not None and budget[1] is None:
+        return budget
     # Used memory has no high-water mark and can be read too late; what was reserved at the peak was used then.
-    return _headroom(row, ("peak_used_bytes", "peak_reserved_bytes"))
+    columns = ("peak_used_bytes",) if row["kind"] == CALCULATED else ("peak_used_bytes", "peak_reserved_bytes")
+    of_device = _of_limit(row.get("device_total_bytes"), row, columns)
+    known = [each for each in (budget, of_device) if each[1] is not None]
+    return min(known, key=lambda each: each[1] or 0, default=of_device)
 
 
-def _headroom(row: Row, columns: Sequence[str]) -> tuple[int | None, str | None]:
-    limit = limit_bytes(row)
+def _of_limit(limit: int | None, row: Row, columns: Sequence[str]) -> tuple[int | None, int | None, str | None]:
     taken = [(row[column], column) for column in columns if row.get(column) is not None]
     if limit is None or not taken:
-        return None, None
+        return limit, None, None
     most, column = max(taken)
-    return limit - most, column
+    return limit, limit - most, column

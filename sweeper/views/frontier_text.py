@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from runners.device import CALCULATED, device_named
+from runners.facts import ALLOCATOR, DATA_LIMIT, GUARD, TENSORS
 from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.columns import NAMED
@@ -20,7 +21,7 @@ from sweeper.plan import typed
 from sweeper.requested import settings_text, value_in
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
-from sweeper.views.layout import handled
+from sweeper.views.layout import handled, other_processes
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
@@ -133,9 +134,10 @@ def _unknown(terms: Iterable[MarginTerm]) -> list[str]:
 
 
 def _budget(row: Row) -> list[str]:
-    if row.get("budget_bytes") is None or row.get("budget_kind") == "guard":
+    if row.get("budget_bytes") is None or row.get("budget_kind") == GUARD:
         return []
-    return [f"budget {format_bytes(row['budget_bytes'])} ({row['budget_kind']})"]
+    what = "budget" if row.get("budget_kind") in (ALLOCATOR, DATA_LIMIT, TENSORS) else "limit"
+    return [f"{what} {format_bytes(row['budget_bytes'])} ({row['budget_kind']})"]
 
 
 def _largest_line(group: FrontierGroup, objective: Objective) -> str:
@@ -151,14 +153,37 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     if peak is not None:
         text += f"  peak {format_bytes(peak)} {counter}"
         text += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
-    free, _ = headroom(row)
-    if free is not None and row.get("budget_kind") != "guard":
-        text += f", {format_bytes(free)} left"
+    text += _beside(row)
+    text += _left(row, f"peak_{counter}_bytes")
     if obstacle is None:
         return f"{text}; nothing larger was tried"
     if obstacle["fits"] is not False or obstacle.get("flaky"):
         return f"{text}; the next, {group.text(group.at(obstacle))}: {why(obstacle)}"
     return text
+
+
+RELEVANT = 0.05  # share of the peak from which the memory of other processes is named
+
+
+def _beside(row: Row) -> str:
+    """The memory of processes that the workload started on cpu, which is in no peak, if it is a relevant share."""
+    others, peak = row.get("other_processes_resident_bytes"), row.get("peak_resident_bytes")
+    if not device_named(row["device"]).is_cpu or not others or (peak is not None and others < RELEVANT * peak):
+        return ""
+    return f", and {other_processes(row['other_processes'], others)}"
+
+
+def _left(row: Row, peak: str) -> str:
+    """What the limit leaves, with the counter that it is compared with if that is not the printed peak's."""
+    free, counter = headroom(row)
+    if free is None or counter is None or row.get("budget_kind") == GUARD:
+        return ""
+    if counter == peak or (counter == "budget_used_bytes" and row["budget_used_bytes"] == row.get(peak)):
+        return f", {format_bytes(free)} left"
+    if counter == "budget_used_bytes":
+        return f"; {format_bytes(row[counter])} of {format_bytes(row['budget_bytes'])} used, {format_bytes(free)} left"
+    name = counter.removeprefix("peak_").removesuffix("_bytes")
+    return f"; {format_bytes(row[counter])} {name}, {format_bytes(free)} left"
 
 
 def _smallest(group: FrontierGroup, objective: Objective) -> At | None:
@@ -226,7 +251,7 @@ def why(row: Row) -> str:
         limit = row.get("budget_bytes") or row.get("device_total_bytes")
         text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
     elif needs is not None:
-        text += f", needs at least {format_bytes(needs)}"
+        text += f", needs at least {format_bytes(needs)} {device_named(row['device']).deciding_counter}"
     if _is_of_any_batch(row):
         return f"{text}; a smaller batch would not help"
     if row["workload"] != GENERATE:

@@ -48,6 +48,11 @@ def handled(refusals: int, largest_bytes: int | None) -> str:
     return f"undecided: the workload caught {what}{size}{',' if size and refusals > 1 else ''} and continued"
 
 
+def other_processes(count: int, resident_bytes: int) -> str:
+    """What processes that the workload started held. The sum counts pages that they share in each."""
+    return f"{format_bytes(resident_bytes)} in {count} other process{'' if count == 1 else 'es'}"
+
+
 def more(total: int, shown: int, noun: str = "") -> list[str]:
     """A line that counts what is left out on the screen, if anything is."""
     left = total - shown

@@ -17,7 +17,7 @@ from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.units import format_bytes, format_count, format_seconds
-from sweeper.views.layout import assignments, counts, handled
+from sweeper.views.layout import assignments, counts, handled, other_processes
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
 
 ENDINGS = {
@@ -182,6 +182,8 @@ def outcome_text(outcome: Outcome) -> str:
     reserved, in_pools = outcome.peak("reserved"), outcome.peak("graph_pools")
     if reserved is not None and in_pools:
         text += f", {format_bytes(reserved)} reserved, {format_bytes(in_pools)} of it for CUDA graphs"
+    if outcome.other_processes and outcome.other_processes_resident_bytes:
+        text += f", and {other_processes(outcome.other_processes, outcome.other_processes_resident_bytes)}"
     if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
         text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
     if outcome.fits is None and outcome.error_message:

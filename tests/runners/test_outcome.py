@@ -228,6 +228,57 @@ def test_no_refusal_is_known_only_if_every_stretch_was_observed(
     assert (found.handled_refusals, found.fits) == (handled, fits)
 
 
+def added(*ends: tuple[int, int, int], mark: int = 800, kind: str = "data_limit", budget: int = 600) -> int | None:
+    """What `budget_used_bytes` makes of the ends of phases: VmData, VmSize and VmPeak, in MiB, as are all numbers.
+
+    The baseline has 300 of data in an address space of 800, and a budget of 600 follows.
+    """
+    before = {"resident": 220, "address": 300, "virtual": 800, "virtual_peak": mark}
+    baseline = {**BASELINE, "counters": {counter: value * MIB for counter, value in before.items()}}
+    journal = [baseline, {"kind": "budget", "budget_kind": kind, "budget_bytes": budget * MIB}]
+    for data, size, peak in ends:
+        end = {"address": data * MIB, "virtual": size * MIB, "mapped": (size - data) * MIB}
+        journal.append(ended("step", 2.0, cpu={"baseline": {}, "end": end, "peak": {"address": peak * MIB}}))
+    used = outcome(*journal, FINISHED).budget_used_bytes
+    return None if used is None else used // MIB
+
+
+def test_the_budget_used_on_cpu_is_the_most_that_was_added_to_the_data_segment() -> None:
+    assert added((400, 900, 900)) == 100
+    assert added((400, 900, 1000), (350, 850, 1000)) == 200, "more was held inside the first phase"
+    assert added((300, 800, 800)) == 0
+
+
+def test_reserved_addresses_that_became_data_count_as_data() -> None:
+    """The arena of a thread: 64 MiB are mapped, and become data as they are used. Here 20 did before the peak."""
+    assert added((330, 810, 810), (430, 910, 910)) == 130
+
+
+def test_a_high_water_mark_from_before_the_baseline_is_no_use_of_the_budget() -> None:
+    """glibc maps 64 MiB more for a moment: the mark was 67,092,480 bytes above every point."""
+    assert added((316, 816, 864), mark=864) is None
+    assert added((300, 800, 864), mark=864) is None
+    assert added((470, 970, 970), mark=864) == 170, "it was passed, and shows the rest"
+
+
+def test_a_use_that_the_readings_do_not_determine_is_null() -> None:
+    assert added((310, 874, 938)) is None, "a new arena was mapped: 64 MiB of the mark may be it"
+    assert added((310, 810, 1300), (310, 810, 1300), budget=100) is None, "more than the budget lets be data"
+    assert added((900, 1460, 1460)) == 600, "nothing was refused, so it is the budget"
+
+
+def test_under_a_limit_of_the_address_space_reserved_addresses_are_used_too() -> None:
+    assert added((310, 874, 938), kind="address_limit") == 138
+    assert added((310, 810, 864), mark=864, kind="address_limit") is None
+    assert added((310, 874, 938), mark=864, kind="address_limit") == 138
+
+
+def test_after_a_refusal_the_used_budget_is_not_known() -> None:
+    """VmPeak also counts what a refused request tried to reserve: 713 MiB under a budget of 600."""
+    reading = counted(1) | {"end": {"address": 0, "virtual": 0, "mapped": 0}}
+    assert outcome(BASELINE, ended("step", 2.0, completed=False, cpu=reading), FINISHED).budget_used_bytes is None
+
+
 def test_the_refusal_that_ends_an_attempt_was_not_handled() -> None:
     phase = ended("step", 2.0, completed=False, cpu=counted(3, 4096))
     assert outcome(BASELINE, phase, failed(CPU_OOM)).handled_refusals == 2
@@ -428,9 +479,14 @@ def test_a_heartbeat_that_was_written_too_late_does_not_count_for_the_next_phase
 
 
 def test_heartbeats_before_the_first_phase_belong_to_between() -> None:
-    found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": 500}), exit={"code": 1})
+    found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": GIB}), exit={"code": 1})
     (phase,) = found.phases
-    assert (phase.name, phase.peak, phase.baseline) == ("between", {"resident": 500}, {"resident": 220 * MIB})
+    assert (phase.name, phase.peak, phase.baseline) == ("between", {"resident": GIB}, {"resident": 220 * MIB})
+
+
+def test_a_partial_peak_is_not_below_what_was_held_as_the_phase_began() -> None:
+    found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": 219 * MIB}), exit={"code": 1})
+    assert found.phases[0].peak == {"resident": 220 * MIB}
 
 
 def test_a_process_that_ended_at_its_baseline_has_no_phase() -> None:

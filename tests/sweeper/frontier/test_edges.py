@@ -253,6 +253,49 @@ def test_headroom_is_what_is_left_of_the_limit_in_the_deciding_counter() -> None
     ]
 
 
+def test_with_a_budget_on_a_card_the_headroom_is_of_the_limit_that_leaves_less() -> None:
+    card = {"device": "cuda:0", "device_total_bytes": 24 * GIB, "peak_used_bytes": 23 * GIB}
+    used = largest(frontier([row(**card, budget_bytes=12 * GIB, budget_used_bytes=4 * GIB)]))
+    assert (used["headroom_bytes"], used["headroom_counter"]) == (GIB, "peak_used_bytes")
+    budget = largest(frontier([row(**card, budget_bytes=5 * GIB, budget_used_bytes=5 * GIB - 7)]))
+    assert (budget["headroom_bytes"], budget["headroom_counter"]) == (7, "budget_used_bytes")
+
+
+@pytest.mark.parametrize(
+    ("point", "text"),
+    [
+        (
+            row(budget_bytes=GIB, budget_used_bytes=600 * MIB, budget_kind="data_limit", peak_resident_bytes=3 * GIB),
+            "peak 3.00 GiB resident; 600.00 MiB of 1.00 GiB used, 424.00 MiB left;",
+        ),
+        (
+            row(device="cuda:0", device_total_bytes=8 * GIB, peak_allocated_bytes=4 * GIB, peak_reserved_bytes=6 * GIB),
+            "peak 4.00 GiB allocated; 6.00 GiB reserved, 2.00 GiB left;",
+        ),
+        (
+            row(device="sim:cpu", budget_bytes=GIB, budget_used_bytes=600 * MIB, peak_tensor_bytes=600 * MIB),
+            "peak 600.00 MiB tensor, 424.00 MiB left;",
+        ),
+        (row(device_total_bytes=8 * GIB, peak_resident_bytes=6 * GIB), "peak 6.00 GiB resident, 2.00 GiB left;"),
+        (row(budget_bytes=GIB, budget_kind="data_limit", peak_resident_bytes=GIB), "peak 1.00 GiB resident;"),
+    ],
+)
+def test_what_is_left_is_shown_with_the_peak_of_the_same_counter(point: dict[str, Any], text: str) -> None:
+    assert text in frontier_text([point])
+
+
+def test_a_limit_that_the_user_did_not_set_as_a_budget_is_shown_as_a_limit() -> None:
+    assert "limit 13.00 GiB (address_limit)" in frontier_text([row(budget_bytes=13 * GIB, budget_kind="address_limit")])
+    assert "GiB" not in frontier_text([row(budget_bytes=13 * GIB, budget_kind="guard")])
+
+
+def test_the_memory_of_other_processes_is_beside_the_peak_where_it_is_a_relevant_share() -> None:
+    helped = {"other_processes": 2, "peak_resident_bytes": 160 * MIB}
+    shown = frontier_text([row(**helped, other_processes_resident_bytes=512 * MIB)])
+    assert "peak 160.00 MiB resident, and 512.00 MiB in 2 other processes" in shown
+    assert "other process" not in frontier_text([row(**helped, other_processes_resident_bytes=4 * MIB)])
+
+
 def test_the_budget_is_shown_although_the_first_point_was_not_measured() -> None:
     rows = [row("skipped"), row(batch=2, budget_bytes=GIB, budget_kind="data_limit")]
     assert "budget 1.00 GiB (data_limit)" in frontier_text(rows)

@@ -191,7 +191,7 @@ def test_ok_rows_have_a_peak_above_the_baseline(written: Any) -> None:
     run.passes(run.ask(batch=1))
     points = written_points(run)
     assert (points.peak_resident_bytes > points.process_baseline_bytes).all()
-    assert points.budget_used_bytes[0] == 64 * MIB  # VmPeak over the baseline's VmSize
+    assert points.budget_used_bytes[0] == 64 * MIB
 
 
 def test_each_phase_and_each_between_has_a_row(written: Any) -> None:

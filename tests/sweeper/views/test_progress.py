@@ -84,6 +84,10 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         (outcome(Status.OK, 3 * 2**30, "cuda:0"), "fits, 3.00 GiB allocated"),
         (outcome(Status.OK), "fits"),
         (
+            outcome(Status.OK, 160 * MIB, other_processes=1, other_processes_resident_bytes=512 * MIB),
+            "fits, 160.00 MiB resident, and 512.00 MiB in 1 other process",
+        ),
+        (
             outcome(Status.OK, 913 * MIB, handled_refusals=1, handled_refusal_bytes=64 * MIB),
             "undecided: the workload caught a refused allocation of 64.00 MiB and continued, 913.00 MiB resident",
         ),
