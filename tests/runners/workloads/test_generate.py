@@ -17,6 +17,7 @@ import yaml
 from runners.phases import Notes, Unavailable
 from runners.workloads import generate
 from tests.measuring import SETTLED, Lab
+from tests.tracing import peak, real_peak
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
 GENERATE = {
@@ -410,6 +411,19 @@ def test_chunks_lower_the_peak_of_the_prefill_by_the_activations_of_the_rest(gen
     assert chunked.tensor("cold_prefill", "end") == whole.tensor("cold_prefill", "end")
     held = whole.tensor("cold_prefill", "end")
     assert chunked.tensor("cold_prefill", "peak") - held < 0.6 * (whole.tensor("cold_prefill", "peak") - held)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", "sliding"])
+def test_a_prefill_in_chunks_is_calculated_as_it_is_measured(
+    windowed: dict[str, Any], settled: Any, cache: str
+) -> None:
+    from runners.models import transformers_models
+
+    def work(device: str) -> None:
+        point = settled("generate", model=windowed, workload=GENERATE, context=32)
+        tokens(transformers_models.build(point, device), cache=cache, prefill_chunk=10)
+
+    assert peak(work) == real_peak(work)
 
 
 def test_a_prompt_that_must_be_read_at_once_is_refused_in_chunks(generated: Any) -> None:
