@@ -156,6 +156,10 @@ class MetaTracer(UnseenByDynamo):
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
+            if "DefaultCPUAllocator" in str(error):  # refused to a tensor with data; the workload may catch that
+                raise self._unavailable(
+                    func, "this machine has too little memory for a tensor that has data"
+                ) from error
             raise
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:

@@ -51,6 +51,12 @@ def catches_and_continues(*, device):
 def too_large_for_this_machine(*, device):
     torch.zeros(2**50, dtype=torch.uint8)
 
+def catches_too_large_for_this_machine(*, device):
+    try:
+        torch.zeros(2**50, dtype=torch.uint8)
+    except Exception:
+        torch.empty(2**20, dtype=torch.uint8, device=device)
+
 def grows(*, device, phase):
     held = []
     with phase("grow"):
@@ -291,8 +297,10 @@ def test_a_model_built_on_the_host_and_moved_takes_only_its_weights_on_a_card(la
 def test_too_little_memory_on_this_machine_is_unavailable_and_no_oom(lab: Lab) -> None:
     cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
     for card in (CARD, cpu):
-        outcome = on_card(lab, "too_large_for_this_machine", card)
-        assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
+        for target in ("too_large_for_this_machine", "catches_too_large_for_this_machine"):
+            outcome = on_card(lab, target, card)
+            assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
+            assert "this machine has too little memory" in (outcome.error_message or "")
 
 
 def test_resizing_a_tensor_allocates_before_it_frees(lab: Lab) -> None:
