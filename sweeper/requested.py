@@ -48,12 +48,15 @@ def settings_text(row: Row, but: Collection[str]) -> list[str]:
 
 def rest_of(row: Row, keys: Iterable[str]) -> str:
     """Everything that was requested of a row's point except these keys, as one text."""
-    return rest(json.loads(row["config"]), settings_of(row) if "${" in (row.get("settings") or "") else {}, keys)
+    return _rest(json.loads(row["config"]), settings_of(row) if "${" in (row.get("settings") or "") else {}, keys)
 
 
 def rest(values: Mapping[str, Any], settings: Settings, keys: Iterable[str]) -> str:
     """Everything that was requested of a point except these keys, as one text. `values`: all that is settled."""
-    requested = json.loads(canonical(values))  # a copy
+    return _rest(json.loads(canonical(values)), settings, keys)
+
+
+def _rest(requested: dict[str, Any], settings: Settings, keys: Iterable[str]) -> str:
     for key, value in settings.items():
         if follows(value):
             _group(requested, key)[key.rpartition(".")[2]] = value
