@@ -75,12 +75,17 @@ def autocast_replaced(device: str) -> Iterator[None]:
     def available(device_type: str) -> bool:
         return was_available(real(device_type))
 
+    def cast_inputs(value: Any, device_type: str, to: torch.dtype) -> Any:
+        """For torch.amp.custom_fwd(cast_inputs=...), which asks each tensor for its device."""
+        return was_cast(was_cast(value, "meta", to) if device_type == device else value, device_type, to)
+
     def clear() -> None:
         cast.copies.clear()
         was_cleared()
 
     was_enabled, was_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     was_cleared, was_available = torch.clear_autocast_cache, torch.amp.is_autocast_available
+    was_cast: Any = torch.amp.autocast_mode._cast
     set_was_enabled: Any = torch.set_autocast_enabled
     set_was_dtype: Any = torch.set_autocast_dtype
     state = was_enabled(device), was_dtype(device)
@@ -88,7 +93,7 @@ def autocast_replaced(device: str) -> Iterator[None]:
         replaced(torch, is_autocast_enabled=is_enabled, get_autocast_dtype=dtype, clear_autocast_cache=clear),
         replaced(torch, set_autocast_enabled=set_enabled, set_autocast_dtype=set_dtype),
         replaced(torch.amp, is_autocast_available=available),
-        replaced(torch.amp.autocast_mode, is_autocast_available=available),
+        replaced(torch.amp.autocast_mode, is_autocast_available=available, _cast=cast_inputs),
         nullcontext() if device == "cpu" else cuda_autocast_available(),
         cast.registered(),
     ):

@@ -24,7 +24,7 @@ from runners.simulation.kernels.torch_sizes import HALVES
 from runners.simulation.kernels.torch_temporaries import temporaries
 from runners.simulation.torch_autocast import autocast_replaced
 from runners.simulation.torch_composites import Functions, decomposed, operators
-from runners.simulation.torch_tracer import replaced
+from runners.simulation.torch_tracer import body_replaced, replaced
 
 aten = torch.ops.aten
 
@@ -169,17 +169,6 @@ def foreach_norms() -> AbstractContextManager[None]:
         return True
 
     return body_replaced(_foreach_utils._device_has_foreach_support, supported)
-
-
-@contextmanager
-def body_replaced(function: Any, by: Any) -> Iterator[None]:
-    """Replace what a Python function does, for every module that imported it, until the end."""
-    before = function.__code__
-    function.__code__ = by.__code__
-    try:
-        yield
-    finally:
-        function.__code__ = before
 
 
 def _like_the_input(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:

@@ -94,6 +94,7 @@ class MetaTracer(UnseenByDynamo):
             _without_inference_mode(),
             self._remember_constants(),
             self._refuse_threads(),
+            self._follow_empty_cache(),
             self,
         ):
             yield
@@ -102,6 +103,24 @@ class MetaTracer(UnseenByDynamo):
 
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
+
+    @contextmanager
+    def _follow_empty_cache(self) -> Iterator[None]:
+        """Trace torch.cuda.empty_cache(), which does nothing where there is no CUDA, by any name."""
+
+        def emptied() -> None:
+            traced_empty_cache()  # type: ignore[name-defined]  # noqa: F821 (a global of torch.cuda.memory)
+
+        if self._rules.host_counts:
+            yield
+            return
+        names = vars(torch.cuda.memory)
+        names["traced_empty_cache"] = self.empty_cache
+        try:
+            with body_replaced(torch.cuda.memory.empty_cache, emptied):
+                yield
+        finally:
+            del names["traced_empty_cache"]
 
     @contextmanager
     def made_on_host(self) -> Iterator[None]:
@@ -396,6 +415,17 @@ def replaced(where: Any, **names: Any) -> Iterator[None]:
             setattr(where, name, value)
         for key in operators:
             table.pop(key, None)
+
+
+@contextmanager
+def body_replaced(function: Any, by: Any) -> Iterator[None]:
+    """Replace what a Python function does, for every module that imported it, until the end."""
+    before = function.__code__
+    function.__code__ = by.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
 
 
 def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import log_softmax, nn, softmax
+from torch.cuda import empty_cache
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import dropout, scaled_dot_product_attention
 from torch.nn.functional import softmax as functional_softmax
@@ -17,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from runners.phases import Unavailable
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CpuRules, CudaRules
-from runners.simulation.torch_tracer import WORKSPACE, MetaTracer
+from runners.simulation.torch_tracer import EMPTY_CACHE, WORKSPACE, MetaTracer
 from tests.tracing import peak, real_peak, scripted
 
 AMPERE, HOPPER = GpuArchitecture("nvidia", (8, 0)), GpuArchitecture("nvidia", (9, 0))
@@ -284,6 +285,17 @@ def test_a_layer_in_one_operator_takes_the_bytes_of_a_cpu_and_is_unavailable_on_
 
 
 # --- what is no operator ---
+
+
+def test_emptying_the_cache_is_traced_on_cuda_by_every_name() -> None:
+    def work() -> None:
+        empty_cache()
+        torch.cuda.empty_cache()
+        torch.cuda.memory.empty_cache()
+
+    assert list(traced(work).events) == [EMPTY_CACHE] * 3
+    assert list(traced(work, CpuRules()).events) == []
+    empty_cache()  # as before: there is no CUDA
 
 
 def test_averages_of_weights_use_foreach_kernels_on_cuda() -> None:

@@ -201,6 +201,21 @@ def test_autocast_is_seen_by_every_function_that_reads_or_sets_its_state() -> No
     assert torch.set_autocast_enabled is set_autocast_enabled
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float16)
+    def forward(context: Any, values: list[torch.Tensor]) -> torch.Tensor:
+        return values[0] * 2
+
+
+def test_a_function_that_casts_its_inputs_under_autocast_casts_those_without_data() -> None:
+    with CudaRules(GpuArchitecture("nvidia", (9, 0))).applied():
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert Doubled.apply([square("meta")]).dtype is torch.float16
+            assert Doubled.apply([square("meta", torch.float64)]).dtype is torch.float64
+        assert Doubled.apply([square("meta")]).dtype is torch.float32
+
+
 def product_in_autocast(x: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cuda", dtype=torch.bfloat16):
         return torch.mm(x, x).exp()
