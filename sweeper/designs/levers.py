@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from runners.device import Device
@@ -10,7 +11,7 @@ from sweeper.designs.grid import star
 from sweeper.designs.neighbours import Choice, Neighbours
 from sweeper.effects.added_levers import Verdict, add_levers
 from sweeper.effects.levers import SAME_POINT, impossible
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, NotTogether
 from sweeper.interval import Interval
 from sweeper.plan import Plan
 
@@ -60,7 +61,10 @@ def _check(plan: Plan) -> None:
         if isinstance(dimension.values, Interval):
             key = dimension.key
             raise Mistake(f"{key}={dimension.values}: design=levers lists its values, as in {key}=4,2,1")
-    for choice in star(plan.dimensions):
-        plan.settle(choice)  # raises Mistake for a value that is not valid
+    run, *changed = star(plan.dimensions)
+    plan.settle(run)  # raises Mistake for a value that is not valid
+    for choice in changed:
+        with suppress(NotTogether):  # such a change is left out
+            plan.settle(choice)
     if plan.run.repeat_points > 1:
         raise Mistake(f"repeat_points={plan.run.repeat_points}: design=levers runs each point once; leave it out")

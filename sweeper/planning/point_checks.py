@@ -15,7 +15,7 @@ from runners.device import Card
 from runners.point import Point, canonical
 from runners.workloads.command import placeholders
 from sweeper import quality
-from sweeper.errors import Mistake, did_you_mean
+from sweeper.errors import Mistake, NotTogether, did_you_mean
 from sweeper.plan import dotted, typed
 from sweeper.planning.schema import (
     CHOICES,
@@ -247,12 +247,12 @@ def _null_where_unused(workload: dict[str, Any], only_with: Mapping[str, Mapping
 
 
 def _check_division(workload: Mapping[str, Any], divides: Mapping[str, str], config: Mapping[str, Any]) -> None:
-    """Raises Mistake if a key of the workload is not a divisor of the key of the point that it divides."""
+    """Raises NotTogether if a key of the workload is not a divisor of the key of the point that it divides."""
     for key, other in divides.items():
         parts, whole = workload[key], config[other]
         if parts and whole is not None and whole % parts:
             cure = f"{other} must be a multiple of {parts}, in an interval by resolution.{other}={parts}"
-            raise Mistake(f"workload.{key}={parts}: {other}={whole} cannot be split into equal parts; {cure}")
+            raise NotTogether(f"workload.{key}={parts}: {other}={whole} cannot be split into equal parts; {cure}")
 
 
 def _check_parameters(workload: Mapping[str, Any], signature: Signature) -> None:
