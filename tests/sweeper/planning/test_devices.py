@@ -119,7 +119,7 @@ def test_auto_takes_no_gpu_that_cannot_be_opened() -> None:
     (chosen,), _ = resolved(["auto"], answer(broken, gpu(1, idle=None)))
     assert chosen.name == "cuda:1"
     (cpu,), reported = resolved(["auto"], answer(broken))
-    assert (cpu.name, reported) == ("cpu", ["devices=auto: ERR!, so the points are measured on cpu"])
+    assert (cpu.name, reported) == ("cpu", ["devices=auto: cpu, since ERR!"])
 
 
 @pytest.mark.usefixtures("no_driver")
