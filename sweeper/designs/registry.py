@@ -8,7 +8,7 @@ from sweeper.designs.dialogue import Design
 from sweeper.designs.frontier import frontier
 from sweeper.designs.grid import axes, grid, listed
 
-# Each takes a plan, calculated peaks, and the points of earlier runs.
+# Each takes a plan, calculated peaks, the points of earlier runs, and a function for messages.
 DESIGNS: Mapping[str, Callable[..., Design]] = {
     "grid": grid, "axes": axes, "list": listed, "frontier": frontier,
 }  # fmt: skip

@@ -54,6 +54,9 @@ class Show:
         self._done += 1
         self._line(f"{self._named(device, point)}  {outcome_text(outcome)}{'  (measured before)' if recalled else ''}")
 
+    def remark(self, device: str, text: str) -> None:
+        self._line(f"{device}  {text}")
+
     def gave_up(self, device: str, why: str) -> None:
         self._line(f"{device}  stops here: {why}")
 
