@@ -88,7 +88,7 @@ MORE = """
     forward tiny-swin batch=64 context=1
     generate tiny-llama batch=8 context=256 workload.new_tokens=8
     generate tiny-llama batch=8 context=256 workload.new_tokens=8 workload.cache=static
-    generate tiny-llama batch=2 context=256 workload.new_tokens=8 workload.concurrency=4 workload.packing=packed
+    generate tiny-llama batch=2 context=256 workload.new_tokens=8 workload.prompt_lengths=4 workload.packing=packed
     generate tiny-gemma2 batch=64 context=256 workload.new_tokens=8 workload.cache=sliding
     generate tiny-gemma2 batch=64 context=256 workload.new_tokens=8 workload.cache=static
     generate tiny-phi3 batch=64 context=256 workload.new_tokens=8 attention=eager

@@ -216,10 +216,10 @@ class Soak:
         return self.runs[-1].code == 3
 
     def _tables(self) -> Iterator[Check]:
-        import pandas as pd
+        import sweeper
 
-        points = pd.read_parquet(self.run_folder / "points.parquet", columns=["batch", "status", "attempt"])
-        attempts = pd.read_parquet(self.run_folder / "attempts.parquet", columns=["batch", "status", "attempt"])
+        tables = sweeper.load(self.run_folder)
+        points, attempts = (table[["batch", "status", "attempt"]] for table in (tables.points, tables.attempts))
         once = sorted(points["batch"]) == list(range(1, self.points + 1))
         yield Check("points in points.parquet", f"{len(points)}, {'each once' if once else 'not each once'}", once)
         counts = ", ".join(f"{count} {status}" for status, count in Counter(points["status"]).most_common())

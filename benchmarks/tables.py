@@ -153,7 +153,10 @@ def journal_of(values: dict[str, Any]) -> str:
         {"kind": "environment", "pid": 4242, "at": "2026-11-29T12:00:00+00:00", "record": RECORD},
         {"kind": "baseline", "counters": counters(250 * MIB), "available_memory_bytes": 60 * GIB, "instrumented": True},
         {"kind": "budget", "budget_kind": "guard", "budget_bytes": 58 * GIB},
-        {"kind": "model", "parameters": 6_840_576, "parameter_bytes": 27_362_304, "storage_dtype": "float32"},
+        {
+            "kind": "model",
+            "facts": {"parameters": 6_840_576, "parameter_bytes": 27_362_304, "storage_dtype": "float32"},
+        },
     ]
     fails = size > LIMIT
     for number, name in enumerate(PHASES):

@@ -26,8 +26,8 @@ def page() -> str:
         "# Columns",
         "Generated from `sweeper/columns.py` by `python docs/write_columns.py`. Each field's metadata in the Parquet"
         " files has the same meaning and unit. Any column may be null: null means not measured, and is never written as"
-        " 0. Other swept keys add columns of the same name to `points`, `attempts` and `frontier`, prefixed with `dim.`"
-        " if the name is taken.",
+        " 0. Other keys that were swept or set, and parameters of a custom workload, add columns of the same name to"
+        " `points`, `attempts` and `frontier`, prefixed with `dim.` if the name is taken.",
     ]
     for table in columns.TABLES:
         declared: tuple[columns.Column, ...] = getattr(columns, table.upper())

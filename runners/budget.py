@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from runners import facts
+from runners.facts import ADDRESS_LIMIT, ALLOCATOR, CGROUP, DATA_LIMIT, GUARD, INHERITED_DATA_LIMIT
 from runners.meters import cpu
 from runners.point import Attempt
 
@@ -22,14 +23,21 @@ class Budget:
 
     def __init__(self, attempt: Attempt) -> None:
         self._on_cpu = attempt.device.is_cpu
-        self._devices = len(attempt.device.parts)
+        self._devices = attempt.device.parts
         self._budget: int | None = attempt.point.get("budget")
         self._limits: tuple[int, int] | None = None  # soft (while imposed) and hard, bytes
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the user limits memory, by a budget or by a limit that the process was started with."""
+        limits = (resource.RLIMIT_DATA, resource.RLIMIT_AS) if self._on_cpu else ()
+        return self._budget is not None or any(resource.getrlimit(each)[0] != resource.RLIM_INFINITY for each in limits)
 
     def impose(self) -> list[facts.Budget]:
         """Set the limit. Returns its fact, or nothing if there is no limit."""
         if self._on_cpu:
-            lines = self.decide(cpu.status_lines().get("VmData"))
+            held = cpu.status_lines()
+            lines = self.decide(held.get("VmData"), held.get("VmSize", 0))
             if self._limits is not None:
                 resource.setrlimit(resource.RLIMIT_DATA, self._limits)
             return lines
@@ -37,9 +45,9 @@ class Budget:
             return []
         from runners.meters import cuda
 
-        for index in range(self._devices):
-            cuda.limit(index, self._budget)
-        return [facts.Budget("allocator", self._budget)]
+        for index, name in enumerate(self._devices):
+            cuda.limit(name, index, self._budget)
+        return [facts.Budget(ALLOCATOR, self._budget)]
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
@@ -54,22 +62,30 @@ class Budget:
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
-    def decide(self, held: int | None) -> list[facts.Budget]:
-        """Decide the limit on cpu above the bytes held (0 for a program that starts). Returns the same as `impose`."""
-        kind, budget = "data_limit", self._budget
-        if budget is None:
-            available = cpu.available_memory_bytes()
-            if available is None:
-                return []
-            kind, budget = "guard", max(0, available - cpu.guard_reserve_bytes(available))
+    def decide(self, held: int | None, address_space: int = 0) -> list[facts.Budget]:
+        """Decide the limit on cpu above the bytes of data held (0 for a program that starts), which is imposed.
+
+        Returns the least of all limits that hold, which may be one that the process was started with. With RLIMIT_AS
+        that is what it leaves above the address space in use.
+        """
         if sys.platform != "linux" or held is None:
             return []
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = held + budget
-        if hard != resource.RLIM_INFINITY and soft > hard:
-            soft = hard
-        self._limits = soft, hard
-        return [facts.Budget(kind, soft - held)]
+        limits = {} if self._budget is None else {DATA_LIMIT: self._budget}
+        available, in_cgroup = cpu.available_memory_bytes(), cpu.cgroup_available_bytes()
+        if available is not None:
+            kind = CGROUP if in_cgroup is not None and in_cgroup <= available else GUARD
+            limits[kind] = available - cpu.guard_reserve_bytes(available)
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if soft != resource.RLIM_INFINITY:
+            limits[INHERITED_DATA_LIMIT] = soft - held
+        limits = {kind: max(0, limit) for kind, limit in limits.items()}
+        if limits:
+            self._limits = held + min(limits.values()), hard
+        addresses, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if addresses != resource.RLIM_INFINITY:
+            limits[ADDRESS_LIMIT] = max(0, addresses - address_space)
+        least = min(limits, key=lambda kind: limits[kind], default=None)
+        return [] if least is None else [facts.Budget(least, limits[least])]
 
     def impose_on(self, pid: int) -> None:
         """Set the limit that was decided for another process that has just started; its children inherit it."""

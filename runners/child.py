@@ -26,7 +26,7 @@ from runners.failure_trace import FailureTrace
 from runners.journal import Journal, plain
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, Unavailable
-from runners.point import Attempt, AttemptFolder
+from runners.point import Attempt, AttemptFolder, Damaged
 from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def run_by_hand(arguments: list[str]) -> NoReturn:
         raise SystemExit(f"{folder.journal}: the attempt was made already; remove this file from a copy of its folder")
     try:
         attempt = folder.attempt()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SystemExit(f"{folder.request}: cannot be read as a request ({type(error).__name__}: {error})") from None
+    except Damaged as damaged:
+        raise SystemExit(f"{folder.path}: {damaged}") from None
     try:
         os.chdir(attempt.cwd)
     except OSError as error:
@@ -121,21 +121,24 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         simulate.measure(attempt, workload, journal, failure_facts)
         return None
     device, meter, tracking = _meter(attempt, trace)
-    workload.prepare(values, device)
+    with processes.forks_end_here():
+        workload.prepare(values, device)
 
     journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
     torch_fingerprint.use_kernels_once()
-    if values.get("budget") is not None:
-        torch_fingerprint.start_threads()
     budget = Budget(attempt)
+    if budget.is_set:
+        torch_fingerprint.start_threads()
     trace.unlimited = budget.lifted
     phases = trace.phases(meter, journal, whole=values.get("phases") == WHOLE, unlimited=budget.lifted)
     with phases.heartbeat(attempt.heartbeat):  # its thread exists before the baseline and the budget are taken
+        reserved = cpu.reserve_to_the_mark()  # noqa: F841 (held while the workload runs)
         instrumented = trace.records or not isinstance(tracking, nullcontext)
         journal.write(_baseline(instrumented), *budget.impose())
         phases.open()
         try:
-            with tracking, phases(WHOLE) if values.get("phases") == WHOLE else nullcontext():
+            whole = phases(WHOLE) if values.get("phases") == WHOLE else nullcontext()
+            with tracking, whole, processes.forks_end_here():
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:
@@ -159,9 +162,9 @@ def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractC
         return "cpu", cpu.CpuMeter(tensors=tracker), tracker
     from runners.meters import cuda
 
-    names = attempt.device.parts
+    names, uuids = attempt.device.parts, attempt.device.uuids
     for index, name in enumerate(names):
-        cuda.check(name, index, attempt.point["dtype"])
+        cuda.check(name, index, attempt.point["dtype"], uuids[index] if uuids else None)
     if trace.requested:
         trace.record(cuda.AllocatorHistory, trace.folder.snapshot)
     # The process sees its own devices only, so their indices start from 0 even if their names do not.
@@ -186,9 +189,8 @@ def _tensor_history(trace: FailureTrace) -> TensorTracker:
 def _baseline(instrumented: bool) -> facts.Baseline:
     lines = cpu.status_lines()
     counters = dict(cpu.read_status().now)
-    for name, line in (("virtual", "VmSize"), ("virtual_peak", "VmPeak")):
-        if line in lines:
-            counters[name] = lines[line]
+    if "VmPeak" in lines:
+        counters["virtual_peak"] = lines["VmPeak"]
     return facts.Baseline(counters, cpu.available_memory_bytes(), instrumented)
 
 

@@ -5,6 +5,10 @@ all processes on a device before an attempt starts belong to others. While it ru
 others only if the driver and this process use one pid namespace: in a container the driver's pids can be the host's, or
 missing. That is known once a process of an attempt was seen on its device under its own pid. Until then only bytes are
 compared, before and after, and `contamination_told_by` records this.
+
+A process that was there before and keeps the same memory (a display server, MPS, another container) is no
+contamination: it takes nothing from one attempt that it does not take from the next. Its memory is in what was used
+before.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ LOOK_EVERY = 1.0  # seconds between readings while an attempt runs: creating a c
 # The driver's own memory varies by a few MiB; the smallest context is some 100 MiB.
 TOLERANCE_BYTES = 16 * 2**20
 LONGEST_NAME = 64  # characters
+# Programs that stay, and are not waited for; what MPS's server holds is also its clients', the attempt among them.
+BELONG_THERE = ("nvidia-cuda-mps-server",)
 
 PRESSURE = Path("/proc/pressure/memory")
 BY_PROCESSES, BY_BYTES = "processes", "used_bytes"
@@ -53,9 +59,17 @@ class OtherProcess:
 
     name: str | None
     most_bytes: int | None
+    least_bytes: int | None
     before: bool = False
+    left: bool = False  # before the attempt had ended
     first: float | None = None
     last: float | None = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether its memory changed; where the driver reports none, that it left is the only sign."""
+        known = self.most_bytes is not None and self.least_bytes is not None
+        return self.left or (known and self.most_bytes - self.least_bytes > TOLERANCE_BYTES)  # type: ignore[operator]
 
 
 @dataclass
@@ -89,7 +103,8 @@ class Watch:
         if not self.measures:
             return None
         there = {(uuid, other.pid): other for uuid, reading in self._before.items() for other in reading.processes}
-        if self._may_wait("before", now) and not there.keys() <= set(self.lane.stayed):
+        come = [key for key, other in there.items() if key not in self.lane.stayed and not self._belongs(other)]
+        if self._may_wait("before", now) and come:
             return ", ".join(_label(self.name_of(other.pid), other.pid, other.used_bytes) for other in there.values())
         self._waiting_since = None
         self.lane.stayed = frozenset(there)
@@ -108,6 +123,7 @@ class Watch:
             if reading is None:
                 continue
             self._looks += 1
+            self._note_absence(uuid, reading)
             were_there = {other.pid for other in self._before[uuid].processes}
             for other in reading.processes:
                 if other.pid in self._ours and other.pid not in were_there:
@@ -141,7 +157,7 @@ class Watch:
         found = [
             f"{_label(seen.name, pid, seen.most_bytes)}{self._on(uuid)} {_when(seen)}"
             for (uuid, pid), seen in self._seen.items()
-            if seen.before or by_processes
+            if seen.name not in BELONG_THERE and (seen.changed if seen.before else by_processes)
         ]
         found += [self._left] if self._left else []
         if found and not by_processes and any(not seen.before for seen in self._seen.values()):
@@ -167,6 +183,11 @@ class Watch:
             reading = self.read(uuid)
             if reading is None:
                 continue
+            if uuid not in self._end:  # later readings are of the time after the attempt
+                self._note_absence(uuid, reading)
+                for other in reading.processes:
+                    if (uuid, other.pid) in self._seen:
+                        self._note(uuid, other)
             self._end[uuid] = reading
             if reading.used_bytes is None or before.used_bytes is None:
                 continue
@@ -181,10 +202,21 @@ class Watch:
     def _note(self, uuid: str, other: Other) -> OtherProcess:
         seen = self._seen.get((uuid, other.pid))
         if seen is None:
-            seen = self._seen[uuid, other.pid] = OtherProcess(self.name_of(other.pid), other.used_bytes)
+            used = other.used_bytes
+            seen = self._seen[uuid, other.pid] = OtherProcess(self.name_of(other.pid), used, used)
         elif other.used_bytes is not None:
             seen.most_bytes = max(other.used_bytes, seen.most_bytes or 0)
+            seen.least_bytes = other.used_bytes if seen.least_bytes is None else min(other.used_bytes, seen.least_bytes)
         return seen
+
+    def _note_absence(self, uuid: str, reading: Reading) -> None:
+        """Note which of the processes that were there before have left."""
+        there = {other.pid for other in reading.processes}
+        for (on, pid), seen in self._seen.items():
+            seen.left = seen.left or (seen.before and on == uuid and pid not in there)
+
+    def _belongs(self, other: Other) -> bool:
+        return other.only_graphics or self.name_of(other.pid) in BELONG_THERE
 
     def _on(self, uuid: str) -> str:
         return f" on {uuid}" if len(self.uuids) > 1 else ""
@@ -192,35 +224,16 @@ class Watch:
 
 def read_device(uuid: str) -> Reading | None:
     """A device according to NVML; None where it cannot be read."""
-    try:
-        with nvml._nvml() as library:  # one session for both readings, because opening it takes most of the time
-            processes = None if library is None else nvml.others_on(uuid)
-            if library is None or processes is None:
-                return None
-            return Reading(processes, _used_bytes(library, uuid))
-    except Exception:  # a library of another version, or a damaged one, must not cost the attempt
-        return None
-
-
-def _used_bytes(library: Any, uuid: str) -> int | None:
-    try:
-        return int(library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByUUID(uuid)).used)
-    except library.NVMLError:
-        return None
+    processes = nvml.others_on(uuid)
+    return None if processes is None else Reading(processes, nvml.used_bytes(uuid))
 
 
 def process_name(pid: int) -> str | None:
-    """The program of a process on a device, from the driver: /proc may have another process under that pid.
+    """The program of a process on a device.
 
     Only the name of its file: what follows can be arguments, and those can hold secrets.
     """
-    try:
-        with nvml._nvml() as library:
-            name = b"" if library is None else library.nvmlSystemGetProcessName(pid)
-    except Exception:
-        return None
-    text = name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
-    words = re.sub(r"[^\x21-\x7e]+", " ", text).split()
+    words = re.sub(r"[^\x21-\x7e]+", " ", nvml.process_name(pid) or "").split()
     return words[0].rpartition("/")[2][:LONGEST_NAME] or None if words else None
 
 

@@ -36,6 +36,8 @@ class Card:
     architecture: str  # sm_90, gfx942, cpu
     total_bytes: int | None
     context_bytes: int = 0  # of the driver's context and the libraries
+    context_range_bytes: tuple[int, int] | None = None  # the least and the most that were published
+    has_display: bool = False  # whether a desktop may run on it, which takes memory of its own
     used_by_others_bytes: int | None = None  # by other processes
     bandwidth_bytes_per_s: int | None = None
     price_per_hour: float | None = None
@@ -66,7 +68,9 @@ class Card:
 
     @classmethod
     def from_json(cls, card: Mapping[str, Any]) -> Card:
-        return cls(**{name: card[name] for name in cls.__slots__ if name in card})
+        fields = {name: card[name] for name in cls.__slots__ if name in card}
+        published = fields.get("context_range_bytes")
+        return cls(**fields | {"context_range_bytes": None if published is None else tuple(published)})
 
 
 CPU_CARD = Card(name="tensors on a CPU", vendor="", architecture=HOST, total_bytes=None)
@@ -80,6 +84,7 @@ class Device:
     uuids: tuple[str, ...] = ()  # of its parts, in their order; empty where the driver has none
     total_bytes: int | None = None  # the smallest of several parts: devices are never summed
     unavailable: str | None = None  # the reason
+    backend: str | None = None  # cuda or hip, what torch was built for; None where it does not matter
     card: Card | None = None  # of a calculated device
 
     @property

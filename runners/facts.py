@@ -5,14 +5,14 @@ None, it is left out of the JSON if it has a default, and written as null if it 
 as None and ignores fields and kinds that it does not know, so that it can read other versions.
 
 Bytes are whole numbers by counter: allocated, reserved, requested, active, used, tensor, resident, resident_anon,
-resident_file, address. A counter that was not read is absent. What happens between two phases is the phase `between`:
-it has no `began` line and starts where the phase before it ended.
+resident_file, address, virtual, mapped (runners/meters). A counter that was not read is absent. What happens between
+two phases is the phase `between`: it has no `began` line and starts where the phase before it ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 Bytes = Mapping[str, int]  # by counter
 
@@ -32,7 +32,7 @@ class Environment(NamedTuple):
 class Baseline(NamedTuple):
     """Memory of the process after its imports and before the workload."""
 
-    counters: Bytes  # also virtual and virtual_peak: VmSize and VmPeak
+    counters: Bytes  # also virtual_peak: VmPeak
     available_memory_bytes: int | None  # on the machine, or less if a memory cgroup allows less
     instrumented: bool | None  # whether tensors are tracked
     of: str | None = None  # PROGRAM if every counter is of a program that the process starts, and not of itself
@@ -42,16 +42,25 @@ class Baseline(NamedTuple):
 PROGRAM = "program"
 
 
-class Budget(NamedTuple):
-    """The memory limit that is in force."""
+ALLOCATOR = "allocator"  # the budget, as the caching allocator's own limit
+TENSORS = "tensors"  # the budget of sim:cpu, in bytes of tensors
+DATA_LIMIT = "data_limit"  # the budget, imposed as RLIMIT_DATA
+GUARD = "guard"  # the memory that the machine has available, less a reserve, imposed in the same way
+CGROUP = "cgroup"  # the same of the memory that a cgroup leaves, where that is less
+INHERITED_DATA_LIMIT = "inherited_data_limit"  # RLIMIT_DATA that the process was started with
+ADDRESS_LIMIT = "address_limit"  # RLIMIT_AS that the process was started with (ulimit -v)
 
-    budget_kind: str  # guard, data_limit, allocator, or tensors (of sim:cpu)
+
+class Budget(NamedTuple):
+    """The memory limit that is in force: the least of those that hold."""
+
+    budget_kind: str
     budget_bytes: int
     t: float | None = None
 
 
 class Model(NamedTuple):
-    """The model that the workload built. On the line its facts are fields of their own."""
+    """The model that the workload built."""
 
     facts: Mapping[str, Any]  # parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ...
     t: float | None = None
@@ -78,6 +87,14 @@ class Heartbeat(NamedTuple):
     t: float | None = None
 
 
+class Refused(NamedTuple):
+    """An allocation that a device's allocator refused, at that moment: before an exception freed anything."""
+
+    requested_bytes: int  # of the driver, for a segment
+    held: Bytes  # by counter
+    needs_bytes: int  # what was allocated, and the least that makes the allocator request so much
+
+
 class Counters(NamedTuple):
     """One device over one phase."""
 
@@ -86,6 +103,9 @@ class Counters(NamedTuple):
     peak: Bytes  # the highest in between
     alloc_retries: int | None  # how often the allocator gave its cache back to make room
     num_ooms: int | None  # allocations that it refused
+    refused: Refused | None = None  # the last of them; None if there was none, or where none is observed
+    refusals: int | None = None  # refused allocations that reached the workload as exceptions
+    refused_bytes: int | None = None  # the largest of them
 
 
 class Ended(NamedTuple):
@@ -173,16 +193,13 @@ def from_json(line: Mapping[str, Any]) -> Fact:
 def to_json(fact: Fact) -> dict[str, Any]:
     """The fact's line, with `kind` first; `t` only if the fact has one."""
     kind = KINDS[type(fact)]
-    if isinstance(fact, Model):
-        line = {"kind": kind, **fact.facts}
-        return line if fact.t is None else line | {"t": fact.t}
     line = {"kind": kind, **_fields(fact)}
     if isinstance(fact, Began):
         line["counters"] = {device: {"baseline": held} for device, held in line.pop("baseline").items()}
     elif isinstance(fact, Heartbeat):
         line["counters"] = {device: {"peak": peak} for device, peak in line.pop("peak").items()}
     elif isinstance(fact, Ended):
-        line["counters"] = {device: counters._asdict() for device, counters in fact.counters.items()}
+        line["counters"] = {device: _counters_to_json(counters) for device, counters in fact.counters.items()}
     elif isinstance(fact, Failed):
         line["chain"] = [cause._asdict() for cause in fact.chain]
     return line
@@ -232,6 +249,9 @@ def _reader(kind: Any) -> Callable[[Mapping[str, Any]], Any]:
 
 
 def _model(line: Mapping[str, Any]) -> Model:
+    if isinstance(facts := line.get("facts"), Mapping):
+        return Model(facts, line.get("t"))
+    # Earlier versions wrote each fact of the model as a field of the line.
     return Model({name: value for name, value in line.items() if name not in ("kind", "t")}, line.get("t"))
 
 
@@ -260,10 +280,24 @@ def _ended(line: Mapping[str, Any]) -> Ended:
     )
 
 
+def _counters_to_json(counters: Counters) -> dict[str, Any]:
+    line = counters._asdict()
+    refused = line.pop("refused")
+    return line if refused is None else line | {"refused": refused._asdict()}
+
+
 def _counters(found: Mapping[str, Any]) -> Counters:
     get = found.get
+    refused = get("refused")
     return Counters(
-        get("baseline", _NONE), get("end", _NONE), get("peak", _NONE), get("alloc_retries"), get("num_ooms")
+        get("baseline", _NONE),
+        get("end", _NONE),
+        get("peak", _NONE),
+        get("alloc_retries"),
+        get("num_ooms"),
+        None if refused is None else Refused._make(map(refused.get, Refused._fields)),
+        get("refusals"),
+        get("refused_bytes"),
     )
 
 
@@ -319,12 +353,15 @@ class Exit(NamedTuple):
     signal: int | None = None  # the signal that ended it
     timed_out: bool | None = None
     duration_s: float | None = None
-    maxrss_bytes: int | None = None  # ru_maxrss of wait4: at least what the supervisor held when it started the process
+    # ru_maxrss of wait4: at least what the supervisor held when it started the process. None if the process had waited
+    # for children, since the highest of theirs is in it.
+    maxrss_bytes: int | None = None
     supervisor_resident_bytes: int | None = None  # the supervisor's own high-water mark at that time
     outside: Sequence[OutsideReading] = ()  # the last five
     other_processes: int | None = None  # the most that the workload had started at once
     other_processes_resident_bytes: int | None = None  # their sum; pages that they share count in each
     leftover_processes: int | None = None  # that outlived the measured process and were killed
+    journal_bytes: int | None = None  # size of journal.jsonl: a smaller file has lost its end
     output_truncated: bool | None = None  # whether output.log has only the start and the end
     last_output: str | None = None  # the last line printed, or where faulthandler saw the crash
     available_memory_bytes_start: int | None = None
@@ -333,9 +370,8 @@ class Exit(NamedTuple):
     available_memory_bytes_end: int | None = None
     memory_pressure_end_us: int | None = None
     memory_pressure_end_avg10_percent: float | None = None
-    contaminated: str | bool | None = (
-        None  # the other processes on the device and when; false: none; None: not measured
-    )
+    # The other processes on the device and when; false: none; None: not measured
+    contaminated: str | bool | None = None
     contamination_told_by: str | None = None  # contamination.BY_PROCESSES or BY_BYTES
     contamination_waited_s: Mapping[str, float] | None = None  # before the start, after the end
     devices: Sequence[DeviceUse] = ()  # empty where nothing reads them, as on cpu
@@ -344,18 +380,43 @@ class Exit(NamedTuple):
     oom_kill_proof: str | None = None  # the evidence that its SIGKILL came from the OOM killer
     unavailable: str | None = None  # why no process could be started
     lost: bool | None = None  # its supervisor died
+    started_cold_because: str | None = None  # why an attempt with start=warm was not forked
 
 
 # Written only where they apply; every other field is null where it is not known.
 _ONLY_IF_KNOWN = Exit._fields[Exit._fields.index("contamination_told_by") :]
 
 
-def exit_from_json(content: Mapping[str, Any]) -> Exit:
+def exit_from_json(content: Any) -> Exit:
+    """Raises TypeError or ValueError for a content that no supervisor writes."""
+    if not isinstance(content, Mapping):
+        raise TypeError(f"a {type(content).__name__} and no object")
+    for name, types in _TYPES.items():
+        value = content.get(name)
+        if value is not None and not isinstance(value, types):
+            raise TypeError(f"{name} is {value!r:.50}")
     outside, devices = content.get("outside") or (), content.get("devices") or ()
-    return Exit._make(map(content.get, Exit._fields))._replace(
-        outside=tuple(OutsideReading(each["t"], each.get("resident")) for each in outside),
+    if not all(isinstance(each, Mapping) for each in (*outside, *devices)):
+        raise TypeError("outside and devices are lists of objects")
+    exit = Exit._make(map(content.get, Exit._fields))._replace(
+        outside=tuple(OutsideReading._make(map(each.get, OutsideReading._fields)) for each in outside),
         devices=tuple(DeviceUse._make(map(each.get, DeviceUse._fields)) for each in devices),
     )
+    if exit == Exit():
+        raise ValueError("it has no key of a supervisor")
+    return exit
+
+
+def _types(annotation: Any) -> tuple[type, ...]:
+    """The types that JSON gives a field with this annotation."""
+    found = [get_origin(each) or each for each in get_args(annotation) or (annotation,)]
+    if get_origin(annotation) in (Sequence, Mapping):
+        found = [get_origin(annotation)]
+    return tuple(each for kind in found for each in ((int, float) if kind is float else (kind,)))
+
+
+_TYPES = {name: _types(annotation) for name, annotation in get_type_hints(Exit).items()}
+UNRECORDED = 74  # exit code of a measured process that could not write its journal: EX_IOERR of sysexits.h
 
 
 def exit_to_json(exit: Exit) -> dict[str, Any]:

@@ -15,16 +15,18 @@ from runners.device import Device
 from runners.facts import Baseline, Began, Cause, Ended, Exit, Fact, Heartbeat, highest
 from runners.journal import BETWEEN, QUALITY
 from runners.point import Attempt
-from runners.refusals import Refusal, refusal_in
+from runners.refusals import Refusal, gave_up, large_segment_bytes, refusal_in
 
 F = TypeVar("F", bound=Fact)
 
 OUR_OWN_BYTES = 2**20  # the most that writing our own lines takes between two phases
+AT_BOUNDARIES = ("used", "graph_pools")  # counters without a peak
+UNCERTAIN_BYTES = 2**20  # that a figure of the budget may be too high
 START = "start"  # the failed phase of an attempt that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # the qualified name: a user's class may have the same short one
-# The driver's message where torch was built without code for this kind of device (CUDA and ROCm)
-NO_KERNEL = re.compile(r"no kernel image is available|invalid device function")
+# Of CUDA and ROCm: torch was built without code for this kind of device; another process has the device for itself
+NOT_TO_BE_HAD = re.compile(r"no kernel image is available|invalid device function|busy or unavailable")
 
 
 class Status(str, enum.Enum):
@@ -62,6 +64,9 @@ class Phase:
     peak: Mapping[str, int] = field(default_factory=dict)
     alloc_retries: int | None = None
     num_ooms: int | None = None
+    refused: facts.Refused | None = None  # the last allocation that was refused
+    refusals: int | None = None  # refused allocations that reached the workload
+    refused_bytes: int | None = None  # the largest of them
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     counts: bool = True  # false for a phase outside the workload: the point's peaks leave it out
@@ -82,6 +87,9 @@ class Outcome:
     signal: int | None = None
     exit_code: int | None = None
     requested_bytes: int | None = None
+    needs_at_least_bytes: int | None = None  # lower bound after a refusal, as _bytes_of decides it
+    handled_refusals: int | None = None  # refused allocations that the workload caught; None if not observable
+    handled_refusal_bytes: int | None = None  # the largest size that was refused
     skipped_because: str | None = None
     phases: tuple[Phase, ...] = ()
     peak_is_partial: bool | None = None
@@ -100,6 +108,7 @@ class Outcome:
     tokens: int | None = None
     pid: int | None = None
     started_at: str | None = None
+    started_cold_because: str | None = None  # why an attempt with start=warm was not forked
     duration_s: float | None = None
     contaminated: bool | None = None
     contaminated_by: str | None = None
@@ -108,12 +117,16 @@ class Outcome:
     instrumented: bool | None = None
     other_processes: int | None = None  # the most that the workload had running at once; no counter has their memory
     other_processes_resident_bytes: int | None = None  # their sum: pages that they share count in each
+    void: bool = False  # it never began, or its record is damaged or was never written: the point is measured again
 
     @property
     def fits(self) -> bool | None:
-        """Whether the point fits on the device, or None if this attempt did not decide it."""
+        """Whether the point fits on the device, or None if this attempt did not decide it.
+
+        A workload that was refused an allocation and caught that may have continued with less than was requested.
+        """
         if self.status is Status.OK:
-            return True
+            return None if self.handled_refusals else True
         if self.status in (Status.OOM, Status.OOM_KILLED):
             own = self.oom_scope == "device" or self.device.is_host
             return False if own else None
@@ -143,19 +156,51 @@ class Outcome:
 
     @property
     def budget_used_bytes(self) -> int | None:
-        """The most of the budget that was used at once, by the counter that the budget limits.
+        """The most of the budget that was used at once, by the counter that the limit counts.
 
-        On cpu it is the growth of the address space (VmPeak over VmSize): the resident peak counts file pages, which
-        RLIMIT_DATA does not. None after a refusal, when VmPeak is no longer meaningful, and where the growth is above
-        the budget: VmPeak then counts memory that is only reserved (64 MiB for a thread's arena).
+        On cpu the most that was added to the data segment since the baseline, or to the address space if RLIMIT_AS is
+        the limit: the resident peak counts file pages, which neither limit is about. None after a refusal, when VmPeak
+        is no longer meaningful, and where the readings leave more than `UNCERTAIN_BYTES` open.
         """
         if not self.device.is_cpu:
             return self.peak(self.device.budget_counter)
-        before, peak = self.process_baseline.get("virtual"), self.peak("address")
-        if before is None or peak is None or self.status is not Status.OK:
+        if self.status is not Status.OK or self.handled_refusals:
             return None
-        used = peak - before
-        return None if self.budget_bytes is not None and used > self.budget_bytes else used
+        data, addresses = self._added
+        return addresses if self.budget_kind == facts.ADDRESS_LIMIT else data
+
+    @property
+    def _added(self) -> tuple[int | None, int | None]:
+        """The most bytes added since the baseline to the data segment and to the address space.
+
+        The kernel keeps a mark of the address space only (VmPeak). At any time the data segment (VmData) is the address
+        space (VmSize) less what is mapped otherwise, which the boundaries of a phase bracket. A mark that a phase did
+        not raise bounds that phase from above only, and so does a limit that refused nothing.
+        """
+        before = self.process_baseline
+        if not {"address", "virtual", "virtual_peak"} <= before.keys():
+            return None, None
+        held, mark = before["address"], before["virtual_peak"]
+        mapped = before["virtual"] - held
+        most = least = held  # bounds of the highest VmData
+        was = before["virtual"] if mark == before["virtual"] else None  # the highest VmSize, if the mark shows it
+        for phase in self.phases:
+            if phase.device != self.device.parts[0] or not phase.counts:
+                continue
+            if "address" not in phase.peak or not {"address", "virtual", "mapped"} <= phase.end.keys():
+                return None, None
+            data, peak = phase.end["address"], phase.peak["address"]
+            mapped, began = phase.end["virtual"] - data, mapped
+            most = max(most, peak - min(began, mapped))
+            least = max(least, data)
+            if peak > mark:
+                least = max(least, peak - max(began, phase.end["mapped"]))
+                was, mark = peak, peak
+        if self.budget_bytes is not None and self.budget_kind != facts.ADDRESS_LIMIT:
+            most = min(most, held + self.budget_bytes)
+        # Without an upper bound that is at least the lower one, a file was mapped and unmapped within a phase.
+        added = most - held if 0 <= most - least <= UNCERTAIN_BYTES else None
+        return added, None if was is None else was - before["virtual"]
 
     @property
     def peak_phase(self) -> str | None:
@@ -172,23 +217,12 @@ class Outcome:
         top = max(named, key=lambda phase: phase.peak[counter], default=None)
         return BETWEEN if top is None or top.peak[counter] + OUR_OWN_BYTES < peak else top.name
 
-    @property
-    def needs_at_least_bytes(self) -> int | None:
-        """A lower bound after a refused allocation: the bytes held at that moment plus the bytes requested.
-
-        None with several devices: the exception does not name the one that refused as the user does.
-        """
-        if self.status is not Status.OOM or self.requested_bytes is None or self.fits is None or self.device.parts[1:]:
-            return None
-        failed = _unfinished_of(self.phases)
-        held = None if failed is None else failed.end.get(self.device.deciding_counter)
-        return None if held is None else held + self.requested_bytes
-
 
 def peaks_of(phases: Iterable[Phase]) -> dict[str, int]:
     """The highest reading of each counter in bytes.
 
-    The driver keeps no high-water mark of a device's used memory: the highest reading at a boundary replaces it.
+    The driver keeps no high-water mark of a device's used memory, nor torch one of a graph's private pools: the highest
+    reading at a boundary replaces it.
     """
     return highest(_readings(phases))
 
@@ -197,14 +231,18 @@ def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
     for phase in phases:
         yield phase.peak
         for reading in (phase.baseline, phase.end):
-            if "used" in reading:
-                yield {"used": reading["used"]}
+            yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
 
 
-def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> Outcome:
-    """Decide how an attempt ended, from its journal and its supervisor's exit.json (None: the supervisor died)."""
+def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None, damage: str | None = None) -> Outcome:
+    """Decide how an attempt ended, from its journal and its supervisor's exit.json (None: the supervisor died).
+
+    `damage` is what is wrong with these files: no figure is taken from them then.
+    """
     if exit is None or exit == Exit():
         exit = Exit(lost=True)
+    if damage is not None:
+        journal = ()
     last: dict[type, Fact] = {type(fact): fact for fact in journal}  # of each kind
     baseline, environment = _last(last, Baseline), _last(last, facts.Environment)
     budget, model, unlimited = _last(last, facts.Budget), _last(last, facts.Model), _last(last, facts.Unlimited)
@@ -231,6 +269,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
         "model": {} if model is None else model.facts,
         "pid": exit.pid or (None if environment is None else environment.pid),
         "started_at": exit.started_at,
+        "started_cold_because": exit.started_cold_because,
         "duration_s": exit.duration_s,
         "contaminated": None if exit.contaminated is None else bool(exit.contaminated),
         "contaminated_by": exit.contaminated or None,
@@ -242,7 +281,11 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
     if baseline is None or not _is_of_program(baseline):  # the counters are those of a program's processes
         common["other_processes"] = exit.other_processes
         common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
+    if damage is not None:
+        return Outcome(status=Status.LOST, void=True, error_message=f"its record is damaged: {damage}", **common)
+    refusals = _refusals(attempt, phases)
     if finished is not None:
+        common |= _handled(refusals, phases)
         common |= {"metrics": finished.metrics or {}, "steps": finished.steps, "tokens": finished.tokens}
         return Outcome(status=Status.OK, **common)
     unfinished = _unfinished_of(phases)
@@ -250,8 +293,16 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None) -> 
     if failed is not None and failed.signal is None:  # the process dies of the signal that ended its program
         if failed.exit_code is not None:
             common["exit_code"] = failed.exit_code
-        return Outcome(**_raised(failed), **common)
-    return Outcome(**_ended(exit), **common)
+        raised = _raised(failed, phases, common["environment"], attempt.device, refusals)
+        uncaught = "requested_bytes" in raised
+        common |= _handled(max(0, refusals - uncaught) if refusals else refusals, phases)
+        return Outcome(**raised, **common)
+    common |= _handled(refusals, phases)
+    if failed is None and exit.code == facts.UNRECORDED:
+        why = exit.last_output or "the journal could not be written"
+        return Outcome(status=Status.LOST, void=True, error_message=why, **common)
+    is_unified = bool(common["environment"].get("device_integrated"))
+    return Outcome(**_ended(exit, is_unified), void=bool(exit.lost) and not journal, **common)
 
 
 def _last(journal: Mapping[type, Fact], kind: type[F]) -> F | None:
@@ -269,7 +320,42 @@ def _unfinished_of(phases: Sequence[Phase]) -> Phase | None:
     return next((phase for phase in reversed(phases) if not phase.completed), None)
 
 
-def _raised(failed: facts.Failed) -> dict[str, Any]:
+def _free_bytes(phases: Sequence[Phase], environment: Mapping[str, Any]) -> int | None:
+    """The least free memory of a device at the end of the failed phase; None if it is not known."""
+    total, failed = environment.get("device_total_bytes"), _unfinished_of(phases)
+    if total is None or failed is None:
+        return None
+    used = [phase.end["used"] for phase in phases if _is_same(phase, failed) and "used" in phase.end]
+    return total - max(used) if used else None
+
+
+def _is_same(phase: Phase, other: Phase) -> bool:
+    """Whether two phases are one, on two devices."""
+    return (phase.name, phase.run_index, phase.completed) == (other.name, other.run_index, other.completed)
+
+
+def _refusals(attempt: Attempt, phases: Iterable[Phase]) -> int | None:
+    """The refused allocations that reached the workload: at least so many, or None if nothing is known of them.
+
+    A process counts its own on the first device. 0 only if every stretch was observed.
+    """
+    counts = [phase.refusals for phase in phases if phase.device == attempt.device.parts[0]]
+    known = sum(count for count in counts if count is not None)
+    return known if known or (counts and None not in counts) else None
+
+
+def _handled(count: int | None, phases: Iterable[Phase]) -> dict[str, Any]:
+    largest = max((phase.refused_bytes for phase in phases if phase.refused_bytes is not None), default=None)
+    return {"handled_refusals": count, "handled_refusal_bytes": largest if count else None}
+
+
+def _raised(
+    failed: facts.Failed,
+    phases: Sequence[Phase],
+    environment: Mapping[str, Any],
+    device: Device,
+    refusals: int | None,
+) -> dict[str, Any]:
     outermost = failed.chain[0]
     found: dict[str, Any] = {
         "status": Status.ERROR,
@@ -277,23 +363,56 @@ def _raised(failed: facts.Failed) -> dict[str, Any]:
         "error_message": outermost.message,
         "traceback": failed.traceback,
     }
-    refusal: Refusal | None = refusal_in(failed.chain)
+    segment = large_segment_bytes(environment.get("allocator_settings"))
+    refusal = refusal_in(failed.chain, failed.traceback, _free_bytes(phases, environment), segment)
     if any(_is_unavailable(cause) for cause in failed.chain):
         found["status"] = Status.UNAVAILABLE
     elif refusal is not None:
-        found |= {"status": Status.OOM, "oom_scope": refusal.scope, "requested_bytes": refusal.requested_bytes}
+        found |= {"status": Status.OOM, "oom_scope": refusal.scope, **_bytes_of(refusal, phases, device)}
+    elif refusals and gave_up(failed.chain):
+        found |= {"status": Status.OOM, "oom_scope": "host" if device.is_host else "device"}
     return found
+
+
+def _bytes_of(refusal: Refusal, phases: Sequence[Phase], device: Device) -> dict[str, int | None]:
+    """What was requested, and a lower bound of what the point needs: with what was held when it was refused.
+
+    The allocator's own record of the refusal is exact. The message has two decimals. On a host, what the failed phase
+    still held at its end is a lower bound too; on a device it can be next to nothing, as the exception freed it.
+    """
+    seen = _observed(refusal, phases)
+    if seen is not None:
+        return {"requested_bytes": seen.requested_bytes, "needs_at_least_bytes": seen.needs_bytes}
+    needs = refusal.needs_bytes
+    if device.is_host and refusal.requested_bytes is not None:
+        failed = _unfinished_of(phases)
+        held = None if failed is None else failed.end.get(device.deciding_counter)
+        needs = None if held is None else held + refusal.requested_bytes
+    return {"requested_bytes": refusal.requested_bytes, "needs_at_least_bytes": needs}
+
+
+def _observed(refusal: Refusal, phases: Sequence[Phase]) -> facts.Refused | None:
+    """The allocator's record of this refusal, rather than of an earlier one that the workload handled."""
+    failed, printed = _unfinished_of(phases), refusal.requested_bytes
+    if failed is None or printed is None:
+        return None
+    seen = [phase.refused for phase in phases if _is_same(phase, failed) and phase.refused is not None]
+    return next((each for each in seen if 0 <= each.requested_bytes - printed <= each.requested_bytes / 100), None)
 
 
 def _is_unavailable(cause: Cause) -> bool:
     if cause.type == UNAVAILABLE:
         return True
     is_torchs = "RuntimeError" in (cause.type, *cause.bases)
-    return is_torchs and NO_KERNEL.search(cause.message or "") is not None
+    return is_torchs and NOT_TO_BE_HAD.search(cause.message or "") is not None
 
 
-def _ended(exit: Exit) -> dict[str, Any]:
-    """The status of a process that neither finished nor reported a failure."""
+def _ended(exit: Exit, is_unified: bool) -> dict[str, Any]:
+    """The status of a process that neither finished nor reported a failure.
+
+    `is_unified`: the device has no memory of its own but the host's (Jetson, GB10), so what the kernel ran out of is
+    the device's.
+    """
     if exit.lost:
         why = exit.reason or "its supervisor ended before the attempt had settled"
         return {"status": Status.LOST, "error_message": why}
@@ -305,7 +424,8 @@ def _ended(exit: Exit) -> dict[str, Any]:
         return {"status": Status.UNAVAILABLE, "error_message": exit.unavailable}
     if exit.signal == signal.SIGKILL:
         if exit.oom_kill_proof:
-            return {"status": Status.OOM_KILLED, "oom_scope": "host", "error_message": exit.oom_kill_proof}
+            scope = "device" if is_unified else "host"
+            return {"status": Status.OOM_KILLED, "oom_scope": scope, "error_message": exit.oom_kill_proof}
         return {"status": Status.KILLED, "error_message": "SIGKILL from an unknown sender"}
     how = f"ended without reporting a result, exit code {exit.code}"
     if exit.signal is not None:
@@ -367,6 +487,9 @@ def _unfinished(
         resident = _resident_from_outside(began, exit) if device == first else None
         if resident is not None:
             peak = highest([peak, {"resident": resident}])
+        held = baseline.get(device, {})
+        marks = peak.keys() - {"address"}  # whose peak is that of another counter
+        peak |= {counter: max(peak[counter], held.get(counter, 0)) for counter in marks}
         yield Phase(
             name=began.phase,
             run_index=began.run_index,
@@ -420,6 +543,9 @@ def _ended_phase(ended: Ended, device: str, counters: facts.Counters) -> Phase:
         peak=counters.peak,
         alloc_retries=counters.alloc_retries,
         num_ooms=counters.num_ooms,
+        refused=counters.refused,
+        refusals=counters.refusals,
+        refused_bytes=counters.refused_bytes,
         shapes=ended.shapes or {},
         metrics=ended.metrics or {},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from runners import facts
 from runners.journal import BETWEEN, Journal
+from runners.metrics import as_metrics
 
 WHOLE = "whole"
 
@@ -28,6 +30,9 @@ class Reading:
     peak: dict[str, int] = field(default_factory=dict)  # since the boundary before
     alloc_retries: int | None = None
     num_ooms: int | None = None
+    refused: facts.Refused | None = None  # the last since the boundary before
+    refusals: int | None = None  # refused allocations that reached the workload so far; None if it cannot be observed
+    refused_bytes: int | None = None  # the largest of them since the boundary before
 
 
 class Meter(Protocol):
@@ -59,7 +64,8 @@ class Phases:
 
     `phase("step", 0)` is step 0. The stretch between two phases is measured as the phase `between`. A phase inside a
     phase raises RuntimeError, because the inner one would reset the outer one's peak. So does a phase in a process
-    that is not the measured one, whose memory the counters do not see.
+    that is not the measured one, whose memory the counters do not see. The name `between` raises ValueError. TypeError
+    is raised for a name that is no text and a run index that is no whole number.
     """
 
     def __init__(
@@ -69,7 +75,7 @@ class Phases:
         whole: bool = False,
         unlimited: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`unlimited` lifts the attempt's budget: a refusal may leave no room to write it down."""
+        """`unlimited` lifts the attempt's budget: what fills it may leave no room to write a fact down."""
         self._meter, self._journal, self._whole, self._unlimited = meter, journal, whole, unlimited
         self._process = os.getpid()
         self._current: tuple[str, int | None] = (BETWEEN, None)
@@ -86,6 +92,11 @@ class Phases:
     def __call__(self, name: str, run_index: int | None = None) -> AbstractContextManager[Notes]:
         if os.getpid() != self._process:
             raise RuntimeError(f"phase {name!r} was entered in a process that is not measured")
+        if not isinstance(name, str):
+            raise TypeError(f"phase {name!r}: the name of a phase is a text, and not of type {type(name).__name__}")
+        if name == BETWEEN:
+            raise ValueError(f"phase {name!r}: this is the name of what happens between two phases; choose another")
+        run_index = _whole_number(run_index, f"phase {name!r}: the run index")
         if self._whole and self._current[0] == WHOLE:
             assert self._notes is not None
             return _inside(self._notes)
@@ -93,30 +104,33 @@ class Phases:
 
     def model(self, **built: Any) -> None:
         """Report the model: parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ..."""
-        self._journal.write(facts.Model(built))
+        self._journal.write(facts.Model(as_metrics(built)))
 
     @contextmanager
     def _measured(self, name: str, run_index: int | None) -> Iterator[Notes]:
         if self._current[0] != BETWEEN:
             raise RuntimeError(f"phase {name!r} inside phase {self._current[0]!r}: it would reset the outer one's peak")
-        ended = self._end(completed=True)
-        self._current, self._notes = (name, run_index), Notes()
-        baseline = {device: reading.now for device, reading in self._readings.items()}
-        self._journal.write(ended, facts.Began(name, run_index, baseline))
+        with self._unlimited():
+            ended = self._end(completed=True)
+            self._current, self._notes = (name, run_index), Notes()
+            baseline = {device: reading.now for device, reading in self._readings.items()}
+            self._journal.write(ended, facts.Began(name, run_index, baseline))
         self._since = time.perf_counter()
         try:
             yield self._notes
         except BaseException as error:
             self.raised = error
-            with self._unlimited():
-                self._leave(completed=False)
+            self._leave(completed=False)
             raise
         self._leave(completed=True)
 
     def _leave(self, completed: bool) -> None:
-        ended = self._end(completed)
-        self._current, self._notes = (BETWEEN, None), None
-        self._journal.write(ended)
+        if os.getpid() != self._process:  # it was forked inside the phase, which is still under way in the measured one
+            return
+        with self._unlimited():
+            ended = self._end(completed)
+            self._current, self._notes = (BETWEEN, None), None
+            self._journal.write(ended)
 
     def _end(self, completed: bool) -> facts.Ended:
         """Read the boundary, and return the fact of the phase that ends at it."""
@@ -133,16 +147,19 @@ class Phases:
                 peak=reading.peak,
                 alloc_retries=_rise(before.alloc_retries, reading.alloc_retries),
                 num_ooms=_rise(before.num_ooms, reading.num_ooms),
+                refused=reading.refused,
+                refusals=_rise(before.refusals, reading.refusals),
+                refused_bytes=reading.refused_bytes,
             )
         return facts.Ended(
             phase=name,
             run_index=run_index,
             elapsed_s=elapsed,
-            iterations=notes.iterations,
+            iterations=notes.iterations if isinstance(notes.iterations, int) else None,
             completed=completed,
             counters=counters,
-            shapes=notes.shapes,
-            metrics=notes.metrics,
+            shapes=as_metrics(notes.shapes),
+            metrics=as_metrics(notes.metrics),
         )
 
     def close(self, completed: bool) -> None:
@@ -182,6 +199,13 @@ class Phases:
 def _inside(notes: Notes) -> Iterator[Notes]:
     """A phase of a workload that is measured as a whole: its notes go to the whole."""
     yield notes
+
+
+def _whole_number(value: Any, what: str) -> int | None:
+    try:
+        return None if value is None else operator.index(value)
+    except TypeError:
+        raise TypeError(f"{what} {value!r} is not a whole number") from None
 
 
 def _rise(before: int | None, after: int | None) -> int | None:

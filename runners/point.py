@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,11 @@ from typing import Any
 
 from runners.device import Card, Device
 from runners.facts import Exit, exit_from_json, exit_to_json
+
+
+class Damaged(Exception):
+    """A file of an attempt that is missing, or holds something else than its writer wrote."""
+
 
 FORMAT = 1  # version of point.json, journal.jsonl and exit.json
 
@@ -113,6 +119,10 @@ class Attempt:
 
     @classmethod
     def from_json(cls, request: Mapping[str, Any]) -> Attempt:
+        """Raises KeyError, TypeError, ValueError or AttributeError for something else than `to_json` returns."""
+        for key, kind in (("values", Mapping), ("device", str), ("attempt", int)):
+            if not isinstance(request[key], kind):
+                raise TypeError(f"{key} is {request[key]!r:.50}")
         return cls(
             point=Point(values=request["values"]),
             device=_device(request),
@@ -184,27 +194,67 @@ class AttemptFolder:
         write_aside(self.request, attempt.to_json())
 
     def attempt(self) -> Attempt:
-        """The attempt that was requested. Raises OSError, ValueError, KeyError or TypeError for a damaged request."""
-        return Attempt.from_json(json.loads(self.request.read_bytes()))
+        """The attempt that was requested. Raises Damaged."""
+        try:
+            return Attempt.from_json(json.loads(self.request.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{self.request.name} cannot be read ({type(error).__name__}: {error})") from error
 
     def settle(self, exit: Exit) -> None:
-        """Write how the attempt ended. Raises OSError."""
-        write_aside(self.exit, {"format": FORMAT, **exit_to_json(exit)})
+        """Write how the attempt ended, once everything else in the folder is on the disk. Raises OSError.
+
+        A reader trusts the folder if exit.json is there. Without these calls a power cut left it beside a journal
+        without its end.
+        """
+        for file in (self.request, self.journal):
+            sync(file)
+        write_aside(self.exit, {"format": FORMAT, **exit_to_json(exit)}, lasting=True)
+        for folder in (self.path, self.path.parent):
+            sync(folder)
 
     def settled(self) -> Exit | None:
-        """How the attempt ended, or None if its supervisor has not written it."""
+        """How the attempt ended, or None if its supervisor has not written it. Raises Damaged."""
         try:
             return exit_from_json(json.loads(self.exit.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except (OSError, ValueError, TypeError) as error:
+            raise Damaged(f"{self.exit.name} cannot be read ({type(error).__name__}: {error})") from error
+
+    def began(self) -> bool:
+        """Whether the attempt left anything: a fact, or how it ended."""
+        return self.exit.exists() or (self.journal.exists() and self.journal.stat().st_size > 0)
 
 
-def write_aside(path: Path, value: Any) -> None:
-    """Write JSON to a temporary file and rename it: a reader sees all of it or nothing. Raises OSError."""
+def write_aside(path: Path, value: Any, lasting: bool = False) -> None:
+    """Write JSON to a temporary file and rename it: a reader sees all of it or nothing. Raises OSError.
+
+    `lasting`: also after a power cut, once the folder is on the disk.
+    """
+    text = json.dumps(value, allow_nan=False) + "\n"
     aside = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
-        aside.write_text(json.dumps(value, allow_nan=False) + "\n")
+        with aside.open("w") as file:
+            file.write(text)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
         os.replace(aside, path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk. One that is missing is left out. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that syncs no folders
+            raise
+    finally:
+        os.close(descriptor)

@@ -7,7 +7,8 @@ fails reports the root cause in one line and does not affect the others.
     python      version; executable
     torch       version, or None and the reason in torch_error. Imported only with `devices`
     backend     cuda, hip or cpu: what torch was built for; backend_version, driver
-    gpus        [{index, name, uuid, total_bytes, idle, capability}] in torch's order; gpus_error: why there are none
+    gpus        [{index, name, uuid, total_bytes, idle, capability, error}] in torch's order; gpus_error: why there are
+                none. A GPU that cannot be opened has an index and the error alone
     cpu         name, cores, total_bytes, available_bytes, guard_bytes, phase_peaks; phase_peaks_error: why not
     libraries   version of each distribution, None where it is not installed
     target      of a user's function: parameters it takes by name, required, takes_any, takes_phase; or error
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 OLDEST_PYTHON = (3, 10)
 LIBRARIES = ("transformers", "peft", "numpy", "nvidia-ml-py", "amdsmi")
-# A display server and this probe's own context take less than this together; any workload takes more.
+# The probe's own context, where it has one, and what small tools hold take less than this; any workload takes more.
 IDLE_BELOW_BYTES = 2**30
 MIB = 2**20
 
@@ -115,23 +116,32 @@ def _gpus(torch: Any, backend: str) -> tuple[list[dict[str, Any]], str | None]:
     if backend == "cpu":
         return [], f"this torch ({torch.__version__}) is built without CUDA and ROCm"
     try:
+        # Before they are counted: until then torch counts with NVML, which knows cards that CUDA does not give to this
+        # process (of a card in MIG mode it gives one slice). This creates no context.
+        torch.cuda.init()
         count = torch.cuda.device_count()
-        return [_gpu(torch, index, backend) for index in range(count)], None if count else _why_none(torch)
     except BaseException as error:
-        return [], root_cause(error)
+        return [], _hidden() or root_cause(error)
+    gpus = [_gpu_or_error(torch, index, backend) for index in range(count)]
+    return gpus, None if count else _hidden() or "torch sees no device"
 
 
-def _why_none(torch: Any) -> str:
-    """Why a torch that is built for GPUs sees none."""
+def _hidden() -> str | None:
+    """The environment variable that hides every GPU, in one line; None if none does."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         value = os.environ.get(variable)
         if value is not None and value.strip() in ("", "-1"):
             return f"{variable}={value!r} hides every device"
+    return None
+
+
+def _gpu_or_error(torch: Any, index: int, backend: str) -> dict[str, Any]:
+    """One GPU; if it cannot be opened, the reason, which costs no other one."""
     try:
-        torch.cuda.init()
+        return {**_gpu(torch, index, backend), "error": None}
     except BaseException as error:
-        return root_cause(error)
-    return "torch sees no device"
+        unknown = dict.fromkeys(("name", "uuid", "total_bytes", "idle", "capability"))
+        return {"index": index, **unknown, "error": root_cause(error)}
 
 
 def _gpu(torch: Any, index: int, backend: str) -> dict[str, Any]:
@@ -153,7 +163,10 @@ def _gpu(torch: Any, index: int, backend: str) -> dict[str, Any]:
 
 
 def _idle(torch: Any, index: int, uuid: str | None) -> bool | None:
-    """Whether little memory is in use. Reads it through torch, which creates a context, only where NVML cannot."""
+    """Whether little memory is in use, what a display takes aside.
+
+    Reads it through torch, which creates a context, only where NVML cannot.
+    """
     used = None if uuid is None else _used_bytes(uuid)
     if used is None:
         try:
@@ -165,17 +178,13 @@ def _idle(torch: Any, index: int, uuid: str | None) -> bool | None:
 
 
 def _used_bytes(uuid: str) -> int | None:
-    """The bytes used on an NVIDIA device or a slice of one; None where nvidia-ml-py is missing or fails."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-        try:
-            used: int = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).used
-            return used
-        finally:
-            nvml.nvmlShutdown()
-    except Exception:
+    """The bytes used on an NVIDIA device by programs that may compute; None where nvidia-ml-py is missing or fails."""
+    nvml = importlib.import_module("runners.meters.nvml")
+    used: int | None = nvml.used_bytes(uuid)
+    if used is None:
         return None
+    drawing = [each.used_bytes or 0 for each in nvml.others_on(uuid) or () if each.only_graphics]
+    return used - sum(drawing)
 
 
 def _driver(backend: str) -> str | None:

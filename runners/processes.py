@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
+import fcntl
 import os
 import platform
 import resource
@@ -13,12 +15,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PR_SET_CHILD_SUBREAPER = 36
 PF_FORKNOEXEC = 0x40  # a flag in /proc/PID/stat: forked, without an exec since
 KCMP = {"x86_64": 312, "aarch64": 272}  # the number of the system call kcmp(2)
 KCMP_VM = 1
+LIMITS = {errno.EMFILE: ("ulimit -n", resource.RLIMIT_NOFILE), errno.EAGAIN: ("ulimit -u", resource.RLIMIT_NPROC)}
 
 
 def die_with(parent: int | None) -> None:
@@ -43,6 +47,89 @@ def die_of(number: int) -> None:
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+
+
+def duplicate(descriptor: int, number: int) -> int:
+    """A duplicate that is not inherited, numbered `number` or more, or as high as the limit of open files allows."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, number if number < soft else soft // 2)
+
+
+def why_refused(error: OSError) -> str:
+    """Why the system refused something, with the name and the value of the limit that it reports, if it is one."""
+    reason = error.strerror or str(error)
+    name, limit = LIMITS.get(error.errno or 0, (None, 0))
+    return reason if name is None else f"{reason} ({name} is {_as_typed(resource.getrlimit(limit)[0])})"
+
+
+def _as_typed(limit: int) -> str:
+    return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+
+
+@contextlib.contextmanager
+def forks_end_here() -> Iterator[None]:
+    """End every process that is forked inside the block where it would leave the block.
+
+    Such a process is a copy of this one and would go on with everything that follows the block. It ends as a Python
+    program does that ends there, with the same exit code, but without atexit handlers: they are this process's.
+    """
+    owner = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() != owner:
+            _end_with(error)
+        raise
+    if os.getpid() != owner:
+        _end_with(None)
+
+
+def _end_with(error: BaseException | None) -> NoReturn:
+    code = 0
+    try:
+        if isinstance(error, SystemExit):
+            code = error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        elif error is not None:
+            code = 1
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if isinstance(error, KeyboardInterrupt):
+            die_of(signal.SIGINT)
+    finally:
+        os._exit(code)
+
+
+class Reaped(NamedTuple):
+    """A child that ended."""
+
+    pid: int
+    status: int
+    maxrss_bytes: int | None  # its resident high-water mark; None if that may be the mark of a child of its own
+
+
+def reap(pid: int = -1, wait: bool = False) -> Reaped | None:
+    """The end of a child (-1: of any), or None if it runs. Raises ChildProcessError if there is no such child.
+
+    wait4(2) reports the highest ru_maxrss of a process and of the children it waited for: a process of 300 MiB whose
+    child took 700 MiB showed 1,012 MiB. A zombie still counts the page faults of those children, and no process starts
+    without one.
+    """
+    alone = True
+    if hasattr(os, "waitid"):  # not on macOS, where nothing counts these faults either
+        kind = os.P_ALL if pid == -1 else os.P_PID
+        ended = os.waitid(kind, max(pid, 0), os.WEXITED | os.WNOWAIT | (0 if wait else os.WNOHANG))
+        if ended is None:
+            return None
+        pid = ended.si_pid
+        fields = _stat(pid)
+        alone = fields is None or int(fields[8]) == 0  # cminflt
+    pid, status, usage = os.wait4(pid, 0 if wait else os.WNOHANG)
+    if pid == 0:
+        return None
+    return Reaped(pid, status, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024) if alone else None)
 
 
 def borrows_memory(pid: int) -> bool:

@@ -4,16 +4,18 @@ It reads commands from stdin and writes answers to stdout, one JSON line each:
 
     {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
                             then {"settled": FOLDER} once exit.json is in its place,
-                            or {"unwritten": FOLDER, "error": TEXT} if it could not be written
+                            or {"failed": FOLDER, "error": TEXT} if it could not be read or written
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
 
 When stdin closes, the orchestrator has died or is done, and the supervisor ends every process below it. With
-`start=warm` it is the template: it imports the libraries, touches neither a device nor a tensor, and forks.
+`start=warm` it is the template: it imports the libraries, touches neither a device nor a tensor, and forks. If a
+library initialises a GPU's driver as it is imported, attempts on a GPU start cold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -31,16 +33,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import cgroups, child, contamination, launch_command, processes
+from runners import cgroups, child, contamination, gpu_driver, launch_command, processes
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
-from runners.point import Attempt, AttemptFolder, write_aside
+from runners.point import Attempt, AttemptFolder, Damaged, write_aside
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
 OUTSIDE_EVERY = 0.2  # seconds between readings from outside
 READINGS_KEPT = 5  # from outside
 LOCK_EVERY = 0.2  # seconds between attempts to lock a device that another sweep holds
+MOST_REFUSALS = 10  # of a process by the system, before the attempt is unavailable: other processes may end meanwhile
+REFUSED_EVERY = 0.5  # seconds between them
 
 
 def main(arguments: list[str]) -> None:
@@ -60,12 +64,14 @@ class Running:
     journal: int | None = None  # a descriptor that is kept open: the workload may remove its folder
     began: float = 0.0
     started_at: str | None = None
+    started_cold_because: str | None = None  # although a warm start was requested
     locks: list[IO[str]] = field(default_factory=list)
     reported_lock: bool = False  # whether the orchestrator knows that it waits for a lock
     watch: contamination.Watch | None = None  # of other processes on its devices
     next_watch: float = 0.0
     waits_for: str | None = None  # the processes or the memory that it waits for, as reported last
     machine: dict[str, Any] = field(default_factory=dict)
+    refusals: int = 0  # how often the system refused a process
     ended: Exit | None = None  # set while it waits for its devices' memory to be freed
     timed_out: bool = False
     cancelled: str | None = None
@@ -75,6 +81,12 @@ class Running:
     outside: list[OutsideReading] = field(default_factory=list)
     others: int = 0  # the most processes of the workload at once
     others_resident: int = 0  # the sum of their resident bytes: pages that they share count in each
+
+    def close_files(self) -> None:
+        for descriptor in (self.journal, self.kernel_log):
+            if descriptor is not None:
+                os.close(descriptor)
+        self.journal = self.kernel_log = None
 
     def release_locks(self) -> None:
         for lock in self.locks:
@@ -110,9 +122,9 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         processes.inherit_orphans()
         # Only answers go to the pipe: the output of a library that the template imports must not mix with them.
-        self._answers = os.fdopen(fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 100), "w", buffering=1)
+        self._answers = os.fdopen(processes.duplicate(1, 100), "w", buffering=1)
         os.dup2(2, 1)
-        self._commands = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100)
+        self._commands = processes.duplicate(0, 100)
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -149,13 +161,13 @@ class Supervisor:
                 self._leave("the supervisor was ended by SIGTERM")
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                reaped = processes.reap()
             except ChildProcessError:
                 return
-            if pid == 0:
+            if reaped is None:
                 return
-            if self._running is not None and self._running.ended is None and pid == self._running.pid:
-                self._settle(self._running, status, usage)
+            if self._running is not None and self._running.ended is None and reaped.pid == self._running.pid:
+                self._settle(self._running, reaped)
 
     def _seconds_to_wait(self) -> float | None:
         running = self._running
@@ -195,7 +207,11 @@ class Supervisor:
     def _start_next(self) -> None:
         while self._running is None and self._queue:
             folder = self._queue.pop(0)
-            self._running = Running(folder=folder, attempt=folder.attempt())
+            try:
+                self._running = Running(folder=folder, attempt=folder.attempt())
+            except Damaged as damaged:
+                self._answer({"failed": str(folder.path), "error": str(damaged)})
+                continue
             self._next_look = 0.0
             self._begin(self._running)
 
@@ -205,6 +221,21 @@ class Supervisor:
         attempt = running.attempt
         if attempt.warm:
             self._import_libraries(attempt)
+            running.started_cold_because = _why_not_forked(attempt)
+        try:
+            self._start(running)
+        except OSError as error:
+            self._is_refused(running, error)
+            return
+        assert running.output is not None
+        self._selector.register(running.output.descriptor, selectors.EVENT_READ, "output")
+        self._next_look = running.began + OUTSIDE_EVERY
+        running.next_watch = running.began + contamination.LOOK_EVERY
+        self._answer({"began": str(running.folder.path), "pid": running.pid})
+
+    def _start(self, running: Running) -> None:
+        """Start the measured process. Raises OSError."""
+        attempt = running.attempt
         running.journal = os.open(running.folder.journal, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         running.oom_kills, running.kernel_log = cgroups.oom_kills(), _open_kernel_log()
         running.machine = contamination.machine("start")
@@ -215,21 +246,27 @@ class Supervisor:
         running.started_at = datetime.now(timezone.utc).isoformat()
         running.began = time.monotonic()
         try:
-            if attempt.warm:
+            if attempt.warm and running.started_cold_because is None:
                 running.pid = self._fork(running, write_end)
             else:
                 running.process = _spawn(running, write_end)
                 running.pid = running.process.pid
-        except OSError as error:
+        finally:
             os.close(write_end)
+
+    def _is_refused(self, running: Running, error: OSError) -> None:
+        """Try again soon if the system has too many processes now, else settle as unavailable."""
+        if running.output is not None:
             running.output.close()
-            self._write_end(running, Exit(unavailable=f"no process could be started: {error}"))
+            running.output = None
+        why = f"no process could be started: {processes.why_refused(error)}"
+        running.refusals += 1
+        if error.errno != errno.EAGAIN or running.refusals >= MOST_REFUSALS:
+            self._write_end(running, Exit(unavailable=why))
             return
-        os.close(write_end)
-        self._selector.register(read_end, selectors.EVENT_READ, "output")
-        self._next_look = running.began + OUTSIDE_EVERY
-        running.next_watch = running.began + contamination.LOOK_EVERY
-        self._answer({"began": str(running.folder.path), "pid": running.pid})
+        running.close_files()
+        self._waits_for(running, why)
+        self._next_look = time.monotonic() + REFUSED_EVERY
 
     def _take_device(self, running: Running) -> bool:
         """Lock every device until the attempt has settled, or none, and report once who holds one."""
@@ -279,9 +316,13 @@ class Supervisor:
     def _import_libraries(self, attempt: Attempt) -> None:
         """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
         processes.die_with(os.getppid())
+        ask_nvml = os.environ.get(gpu_driver.ASK_NVML)
+        os.environ.setdefault(gpu_driver.ASK_NVML, "1")  # libraries that count devices leave the driver as it is
         # The measured process reports libraries that cannot be imported.
         with contextlib.suppress(Exception), quiet_stderr():
             child.import_libraries(attempt)
+        if ask_nvml is None:
+            os.environ.pop(gpu_driver.ASK_NVML, None)  # the workload decides for itself
         processes.die_with(None)
 
     def _fork(self, running: Running, output: int) -> int:
@@ -336,10 +377,10 @@ class Supervisor:
             running.next_watch = now + contamination.LOOK_EVERY
             running.watch.during(now - running.began, lambda: processes.descendants_of(os.getpid()))
 
-    def _settle(self, running: Running, status: int, usage: resource.struct_rusage) -> None:
+    def _settle(self, running: Running, reaped: processes.Reaped) -> None:
         ended = time.monotonic()
         assert running.output is not None
-        code = os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(reaped.status)
         if running.process is not None:
             running.process.returncode = code  # we reaped it ourselves, for its resource usage
         leftovers = processes.end_descendants(os.getpid())
@@ -351,7 +392,7 @@ class Supervisor:
             signal=-code if code < 0 else None,
             timed_out=running.timed_out,
             duration_s=ended - running.began,
-            maxrss_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+            maxrss_bytes=reaped.maxrss_bytes,
             supervisor_resident_bytes=running.own_resident,
             outside=running.outside,
             other_processes=running.others or None,
@@ -390,18 +431,19 @@ class Supervisor:
     def _write_end(self, running: Running, exit: Exit) -> None:
         """Write exit.json, and what the workload removed of its folder; then start the next attempt."""
         answer = {"settled": str(running.folder.path)}
+        size = None
         try:
             running.folder.path.mkdir(parents=True, exist_ok=True)
             if not running.folder.request.exists():
                 write_aside(running.folder.request, running.attempt.to_json())
             if running.journal is not None:
                 _restore(running.folder.journal, running.journal)
-            running.folder.settle(exit._replace(started_at=running.started_at))
+                size = running.folder.journal.stat().st_size
+            exit = exit._replace(started_at=running.started_at, started_cold_because=running.started_cold_because)
+            running.folder.settle(exit._replace(journal_bytes=size))
         except OSError as error:  # such as a full disk: the attempt is not settled, and the sweep has to end
-            answer = {"unwritten": str(running.folder.path), "error": str(error)}
-        for descriptor in (running.journal, running.kernel_log):
-            if descriptor is not None:
-                os.close(descriptor)
+            answer = {"failed": str(running.folder.path), "error": f"it cannot be written: {error}"}
+        running.close_files()
         running.release_locks()
         shutil.rmtree(running.folder.reports, ignore_errors=True)  # left by a program that was killed
         self._running = None
@@ -409,16 +451,17 @@ class Supervisor:
         self._start_next()
 
     def _leave(self, reason: str) -> None:
-        """End the attempt under way, write its exit.json, and exit."""
+        """End the attempt under way, write its exit.json, and exit. One that has not begun is left to a successor."""
         self._queue.clear()
         running = self._running
-        if running is not None:
+        if running is not None and running.pid is not None:
             running.cancelled = reason
             self._kill(running)
-            if running.pid is not None and running.ended is None:
+            if running.ended is None:
                 with contextlib.suppress(ChildProcessError):
-                    _, status, usage = os.wait4(running.pid, 0)
-                    self._settle(running, status, usage)
+                    reaped = processes.reap(running.pid, wait=True)
+                    assert reaped is not None
+                    self._settle(running, reaped)
         processes.end_descendants(os.getpid())
         os._exit(0)
 
@@ -490,6 +533,14 @@ def quiet_stderr() -> Iterator[None]:
     finally:
         os.dup2(stderr, 2)
         os.close(stderr)
+
+
+def _why_not_forked(attempt: Attempt) -> str | None:
+    """Why a fork of this template could not use the attempt's GPU; None if it can, or has none."""
+    if attempt.device.is_cpu or attempt.device.is_calculated:
+        return None
+    found = gpu_driver.initialised()
+    return None if found is None else f"a library initialised the driver as it was imported: {found}"
 
 
 def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:

@@ -19,7 +19,10 @@ TEXT_KEYS = {  # pattern, and a description of valid values
     "vendor": ("nvidia|amd", "nvidia or amd"),
     "architecture": (r"sm_\d{2,3}|gfx[0-9a-f]+", "as in sm_90 or gfx942"),
 }
-KEYS = (*TEXT_KEYS, *SIZES, "used_by_others_bytes", "bandwidth_bytes_per_s", "price_per_hour", "sources")
+KEYS = (
+    *TEXT_KEYS, *SIZES, "context_range_bytes", "has_display", "used_by_others_bytes", "bandwidth_bytes_per_s",
+    "price_per_hour", "sources",
+)  # fmt: skip
 ALL = "all"
 
 
@@ -48,6 +51,12 @@ class Cards(Mapping[str, Card]):
                 raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be a whole number of bytes")
         if card["context_bytes"] >= card["total_bytes"]:
             raise Mistake(f"card/{name}.yaml: context_bytes={card['context_bytes']}: must be less than total_bytes")
+        published = card.get("context_range_bytes")
+        if published is not None and not _is_range(published, card["context_bytes"]):
+            right = f"must be null, or two numbers of bytes with context_bytes={card['context_bytes']} between them"
+            raise Mistake(f"card/{name}.yaml: context_range_bytes={published}: {right}")
+        if not isinstance(card.get("has_display", False), bool):
+            raise Mistake(f"card/{name}.yaml: has_display={card['has_display']}: must be true or false")
         others = card.get("used_by_others_bytes", 0)
         if type(others) is not int or not 0 <= others < card["total_bytes"] - card["context_bytes"]:
             raise Mistake(f"card/{name}.yaml: used_by_others_bytes={others}: must be a whole number of bytes")
@@ -61,6 +70,13 @@ class Cards(Mapping[str, Card]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _is_range(value: Any, inside: int) -> bool:
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or any(type(each) is not int for each in value):
+        return False
+    least, most = value
+    return bool(0 <= least <= inside <= most)
 
 
 def of_sweeper() -> Cards:

@@ -122,16 +122,18 @@ def _plan(line: CommandLine) -> Plan:
 
 def effects(line: CommandLine) -> int:
     from sweeper.effects.families import families
+    from sweeper.plan_lines import read_plan
     from sweeper.tables import loading
     from sweeper.views import effects_report, pictures
 
     run, picture, at = run_of(line), line.flags.picture, line.flags.at
     if picture is not None:
         pictures.check(picture)
-    points, phases = effects_report.rows_of(loading.read(run))
-    found = effects_report.effects(points, phases, at)
+    folder = loading.run_folder(run)
+    points, phases = effects_report.rows_of(loading.read(folder))
+    found = effects_report.effects(points, phases, at, read_plan(folder))
     _show(line, found, effects_report.as_text)
-    if picture is not None and found["nothing"] is None:
+    if picture is not None and found["families"]:
         pictures.draw_effects(families(points, phases), picture, at)
     return 0
 

@@ -10,6 +10,11 @@ Version (in each file's metadata, `sweeper.schema`):
     5   new in points and attempts: beyond_training, used_by_others_bytes; in frontier: margin_terms. untested_between
         counts the values of an interval
     6   new in estimates: alive. The sum of all terms of a point has no meaning: they are not alive at the same time
+    7   new in points, attempts and frontier: the keys of every workload, attention, quantize, inputs, tensors, timeout
+        and budget, whether or not they were swept; in points and attempts: settings, peak_bytes, peak_counter,
+        limit_bytes, headroom_bytes, headroom_counter, handled_refusals, handled_refusal_bytes, started_cold_because,
+        peak_graph_pools_bytes, context_bytes; in phases: refusals, refused_bytes, graph_pools. contaminated is about
+        change: a process that was there before and stayed as it was is none
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -31,7 +36,7 @@ import pyarrow as pa
 from sweeper import quality
 from sweeper.rows import MeasuredPhase, PlannedRow
 
-VERSION = 6
+VERSION = 7
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
@@ -140,12 +145,54 @@ DIMENSIONS = (
         "each: counters are read at the boundaries of every phase; whole: the complete loop is one phase",
     ),
     _key("cache", TEXT, "keep or empty the caching allocator's cache between repeats"),
+    _key("attention", TEXT, "requested attention implementation; null: the library's own choice (attention_used)"),
+    _key("quantize", TEXT, "stored weights: none, int8, int4 or nf4"),
+    _key("inputs", TEXT, "name of the inputs in conf/inputs"),
+    _key("tensors", BOOL, "whether the bytes of live tensors are counted too"),
+    _key("timeout", FLOAT, "time after which the attempt is ended", "seconds"),
+    _key("budget", INT, "memory limit that stands for a smaller device", "bytes"),
+    # of conf/workload; null for points of a workload without the key
+    _key("workload.logits", TEXT, "forward, generate: logits of all positions, or of the last only"),
+    _key("workload.new_tokens", INT, "generate: new tokens per sequence", "tokens"),
+    _key("workload.cache", TEXT, "generate: kind of the cache"),
+    _key("workload.cache_backend", TEXT, "generate: backend of a quantized cache"),
+    _key(
+        "workload.prefill_chunk", INT, "generate: tokens of each prompt that a pass reads; null: all at once", "tokens"
+    ),
+    _key("workload.prompt_lengths", INT, "generate: number of different prompt lengths, each `batch` times"),
+    _key("workload.packing", TEXT, "generate: padded rows, or all prompts packed in one row"),
+    _key("workload.method", TEXT, "train: full or lora"),
+    _key("workload.rank", INT, "train: rank of LoRA's matrices"),
+    _key("workload.alpha", INT, "train: LoRA's output is multiplied by alpha / rank"),
+    _key("workload.targets", TEXT, "train: modules that LoRA adapts, as JSON if they are listed"),
+    _key("workload.dropout", FLOAT, "train: dropout before LoRA's matrices"),
+    _key("workload.checkpointing", BOOL, "train: whether layers are recomputed in the backward pass"),
+    _key("workload.precision", TEXT, "train: data type of autocast; null: none"),
+    _key("workload.accumulate", INT, "train: parts of a batch whose gradients are summed for one update"),
+    _key("workload.compile", BOOL, "train: whether the model is compiled"),
+    _key("workload.optimizer", TEXT, "train: name of the optimizer"),
+    _key("workload.lr", FLOAT, "train: learning rate"),
+    _key("workload.max_grad_norm", FLOAT, "train: norm at which gradients are clipped"),
+    _key("workload.set_to_none", BOOL, "train: whether gradients are freed between steps"),
+    _key("workload.evaluation.batch", INT, "train: batch of the evaluation after the steps", "samples"),
+    _key("workload.evaluation.context", INT, "train: context of the evaluation after the steps", "tokens"),
+    _key("workload.export", TEXT, "train: how the model is written after the steps"),
+    _key("workload.target", TEXT, "custom: the function, as module:function"),
+    _key("workload.argv", TEXT, "command: the program's arguments, as JSON"),
 )
 PLAN = (
     POINT_ID,
     *DIMENSIONS,
     Column(
         "config", TEXT, "all settled values of the point, as JSON", None, lambda planned: as_text(planned.point.values)
+    ),
+    Column(
+        "settings",
+        TEXT,
+        "the values in config that differ from the defaults of the model, the workload and the inputs, as JSON; a "
+        "value that follows other keys is the expression as it was written, such as ${batch}",
+        None,
+        lambda planned: as_text(planned.line.settings),
     ),
     Column("order", INT, "position in the plan, from 0", None, attrgetter("line.order")),
     Column(
@@ -197,6 +244,11 @@ WHERE = (
         lambda s: as_one_text(s.outcome.environment.get("host")),
     ),
     _outcome("pid", INT, "process id of the measured process"),
+    _outcome(
+        "started_cold_because",
+        TEXT,
+        "start=warm only: why the attempt was started cold all the same; its host memory is that of a cold start",
+    ),
 )
 ENDED = (
     Column(
@@ -218,11 +270,25 @@ ENDED = (
     _outcome("error_message", TEXT, "message of the exception, or the reason why there is no measurement"),
     _outcome("signal", INT, "number of the signal that ended the process"),
     _outcome("exit_code", INT, "exit code of the process"),
-    _outcome("requested_bytes", INT, "size of the refused allocation", "bytes"),
+    _outcome(
+        "requested_bytes",
+        INT,
+        "size of the refused allocation; of CUDA's caching allocator the segment that it requested from the driver",
+        "bytes",
+    ),
+    _outcome(
+        "handled_refusals",
+        INT,
+        "refused allocations that the workload caught, at least so many; a pass with any does not decide whether the "
+        "point fits. null where they cannot be observed",
+        "times",
+    ),
+    _outcome("handled_refusal_bytes", INT, "size of the largest refused allocation of such an attempt", "bytes"),
     _outcome(
         "needs_at_least_bytes",
         INT,
-        "lower bound of the memory needed: bytes held when the allocation was refused, plus requested_bytes",
+        "lower bound of the memory needed: bytes held when the allocation was refused, plus the least that makes the "
+        "allocator request requested_bytes; null where what was held is not known",
         "bytes",
     ),
     _outcome(
@@ -252,7 +318,8 @@ ENDED = (
     _outcome(
         "contaminated",
         BOOL,
-        "whether another process used the device during the attempt; null where it was not checked, as on cpu",
+        "whether another process came to the device, left it or changed its memory during the attempt; one that was "
+        "there and stayed as it was is in used_by_others_bytes alone; null where it was not checked, as on cpu",
     ),
     _outcome(
         "contaminated_by",
@@ -267,6 +334,22 @@ ENDED = (
     ),
     _outcome("instrumented", BOOL, "whether live tensors were tracked"),
 )
+DECIDING = (
+    Column(
+        "peak_bytes",
+        INT,
+        "the point's peak: of the counter in peak_counter, baseline included; partial where peak_is_partial",
+        "bytes",
+        lambda settled: settled.outcome.peak(settled.attempt.device.deciding_counter),
+    ),
+    Column(
+        "peak_counter",
+        TEXT,
+        "counter of peak_bytes: allocated; on cpu resident, on sim:cpu tensor",
+        None,
+        lambda settled: settled.attempt.device.deciding_counter,
+    ),
+)
 PEAKS = (
     _peak(
         "allocated",
@@ -278,6 +361,11 @@ PEAKS = (
         "peak of the bytes that the caching allocator took from the device; with several devices, the highest one",
     ),
     _peak("requested", "peak of the bytes requested from the caching allocator, before its rounding"),
+    _peak(
+        "graph_pools",
+        "highest reading of what private pools of CUDA graphs have reserved, a part of reserved that a replay uses and "
+        "allocated does not count; null without a captured graph",
+    ),
     _peak("used", "highest reading of the device's used memory as the driver reports it, of all processes"),
     _peak("tensor", "peak of the live bytes of tensor storages, as tracked; without scratch memory of kernels"),
     _peak("resident", "peak of the process's resident host memory, baseline included"),
@@ -300,28 +388,53 @@ PEAKS = (
     ),
 )
 LIMITS = (
-    _outcome("budget_bytes", INT, "memory that the workload may use", "bytes"),
+    _outcome(
+        "budget_bytes",
+        INT,
+        "memory that the workload may use: the budget, or less where another limit holds (budget_kind)",
+        "bytes",
+    ),
     _outcome(
         "budget_kind",
         TEXT,
-        "what enforces the budget. data_limit, guard: RLIMIT_DATA, above the bytes held at the start; "
-        "allocator: the caching allocator; tensors: calculated tensors, on sim:cpu",
+        "which limit budget_bytes is, the least of those that hold. allocator: the budget, which the caching allocator "
+        "enforces; data_limit: the budget as RLIMIT_DATA, above the bytes held at the start; tensors: the budget of "
+        "calculated tensors, on sim:cpu; guard: the machine's available memory less a reserve, as RLIMIT_DATA; cgroup: "
+        "the same of a memory cgroup; inherited_data_limit: RLIMIT_DATA, and address_limit: RLIMIT_AS, that the "
+        "process was started with",
     ),
     _outcome(
         "budget_used_bytes",
         INT,
-        "peak of the memory that counts against a budget: reserved; on cpu an upper bound, the growth of the "
-        "address space, which includes reserved arenas of threads. On cpu null unless the attempt passed, and"
-        " where the bound exceeds the budget",
+        "peak of the memory that counts against budget_bytes: reserved; tensor on sim:cpu; on cpu what was added to "
+        "the data segment (to the address space, for address_limit), known to 1 MiB. On cpu null unless the attempt "
+        "passed without a refusal, and where the readings leave more open",
         "bytes",
     ),
     Column("device_total_bytes", INT, "total memory of the device", "bytes"),
+    Column("limit_bytes", INT, "memory that headroom_counter may reach: the budget, or the device's total", "bytes"),
+    Column(
+        "headroom_bytes",
+        INT,
+        "points that fit: limit_bytes less the peak of headroom_counter; null if either is not known",
+        "bytes",
+    ),
+    Column("headroom_counter", TEXT, "column whose peak is compared with limit_bytes"),
     Column("device_uuid", TEXT, "unique id of the device", None, lambda settled: settled.attempt.device.uuid),
+    Column(
+        "context_bytes",
+        INT,
+        "calculated cards only: memory taken off the total for the context and libraries, from the card's file, "
+        "which has the range that was published too",
+        "bytes",
+        lambda settled: settled.context_bytes,
+    ),
     Column(
         "used_by_others_bytes",
         INT,
-        "used memory of the device before the attempt began, as the driver counts: by other processes and by "
-        "the driver itself; calculated: the figure in the card's file; null on cpu and where it is not known",
+        "used memory of the device before the attempt began, as the driver counts: by other processes, with old "
+        "drivers and libraries (before version 2 of NVML's structure) by the driver itself too; calculated: the "
+        "key used_by_others, or the figure in the card's file; null on cpu and where it is not known",
         "bytes",
         lambda settled: settled.used_by_others,
     ),
@@ -357,7 +470,7 @@ DONE = (
         "without such a point, and for training that did not finish",
     ),
     Column("started_at", TIME, "when the attempt started", None, lambda settled: as_time(settled.outcome.started_at)),
-    _outcome("duration_s", FLOAT, "duration of the attempt", "seconds"),
+    _outcome("duration_s", FLOAT, "duration of the attempt; of a calculated one, of the calculation", "seconds"),
     _outcome("available_memory_bytes", INT, "available host memory when the attempt started", "bytes"),
     _outcome("available_memory_end_bytes", INT, "available host memory after the attempt ended", "bytes"),
     _outcome(
@@ -411,7 +524,9 @@ NUMBER = Column(
     None,
     attrgetter("attempt.number"),
 )
-RESULT = tuple(c for c in (NUMBER, *WHERE, *ENDED, *PEAKS, *LIMITS, *MODEL, *QUALITY, *INPUTS, *DONE) if c.is_kept)
+RESULT = tuple(
+    c for c in (NUMBER, *WHERE, *ENDED, *DECIDING, *PEAKS, *LIMITS, *MODEL, *QUALITY, *INPUTS, *DONE) if c.is_kept
+)
 
 POINTS = (
     *(RUN, POINT_ID, DEVICE, KIND, NUMBER),
@@ -419,6 +534,7 @@ POINTS = (
     *WHERE,
     *PLAN[1:],
     *ENDED,
+    *DECIDING,
     *PEAKS,
     *LIMITS,
     *MODEL,
@@ -434,6 +550,8 @@ COUNTERS = {
     "reserved": "bytes that the caching allocator took from the device",
     "requested": "bytes requested from the caching allocator, before its rounding",
     "active": "bytes handed out, or freed and still in use by a stream",
+    "graph_pools": "bytes that private pools of captured CUDA graphs have reserved; a replay uses them, and allocated "
+    "leaves out what the graph freed while it was captured; no peak",
     "used": "used memory of the device, by all processes, as the driver reports it",
     "tensor": "live bytes of tensor storages, as tracked",
     "resident": "resident host memory of the process",
@@ -489,10 +607,23 @@ PHASES = (
     _phase("run_index", INT, "index of the repeat, from 0"),
     _phase("iterations", INT, "passes in the phase", "passes"),
     _phase("completed", BOOL, "false if the phase did not complete: its peak is then partial"),
-    _phase("elapsed_s", FLOAT, "duration, until the device had finished", "seconds"),
+    _phase("elapsed_s", FLOAT, "duration, until the device had finished; null if calculated", "seconds"),
     *(_counter(moment, counter) for moment in MOMENTS for counter in COUNTERS),
     _phase("alloc_retries", INT, "allocations that succeeded only after the allocator freed its cache", "times"),
-    _phase("num_ooms", INT, "allocations that the caching allocator refused", "times"),
+    _phase(
+        "num_ooms",
+        INT,
+        "allocations that the caching allocator refused, those included that a library replaced by smaller ones",
+        "times",
+    ),
+    _phase(
+        "refusals",
+        INT,
+        "refused allocations that reached the workload as exceptions. On cpu those of tracked tensors; of a program, "
+        "num_ooms of all its processes; null where they cannot be observed",
+        "times",
+    ),
+    _phase("refused_bytes", INT, "size of the largest of them", "bytes"),
     Column(
         "shapes",
         TEXT,
@@ -632,14 +763,19 @@ USUAL = frozenset(column.name for column in DIMENSIONS)
 TABLES = ("points", "attempts", "phases", "environment", "estimates", "frontier")
 
 
+def is_key(name: str) -> bool:
+    """Whether a column has the values of a key: one that every table has, or one that was set in this run."""
+    return name in USUAL or name not in FIXED
+
+
 def column_of(key: str) -> str:
     """The column name of a key: the key, prefixed with `dim.` if a fixed column has that name already."""
     return f"dim.{key}" if key in FIXED and key not in USUAL else key
 
 
 def swept_column(key: str, values: Iterable[Any]) -> Column:
-    """The column of a swept key. Its type is that of the values, or text (JSON) if their types differ."""
-    return Column(column_of(key), type_of(values), f"value of the swept key {key}")
+    """The column of a key that was set. Its type is that of the values, or text (JSON) if their types differ."""
+    return Column(column_of(key), type_of(values), f"value of the key {key}")
 
 
 def type_of(values: Iterable[Any]) -> pa.DataType:

@@ -13,6 +13,10 @@ class Mistake(Exception):
     """
 
 
+class NotTogether(Mistake):
+    """Two values that are each valid, and of which no point can have both."""
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """` (did you mean batch?)` with the nearest known word, or an empty string."""
     near = difflib.get_close_matches(str(word), list(known), 1, 0.65)

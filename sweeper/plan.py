@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -63,6 +64,13 @@ class Settler(Protocol):
         """The same point for the same choice. Raises Mistake if a value is not valid."""
 
     @property
+    def settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """By the id of each settled point: its values that differ from their defaults, by dotted key.
+
+        A value that follows other keys is the expression as it was written, such as `/ckpt/fold_${batch}.pt`.
+        """
+
+    @property
     def quality_references(self) -> Mapping[str, str]:
         """By the id of each settled point whose quality is compared: the id of the point it is compared with."""
 
@@ -95,6 +103,19 @@ def typed(value: Any) -> str:
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else canonical(value)
+
+
+# A resolver that reads something other than keys: ${oc.env:USER}, ${now:%H}.
+_OUTSIDE = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict\.))[\w.]+\s*:")
+
+
+def follows(value: Any) -> bool:
+    """Whether a value, as it was written, follows other keys: it contains an interpolation such as `${batch}`."""
+    if isinstance(value, Mapping):
+        return any(map(follows, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(follows, value))
+    return isinstance(value, str) and "${" in value and _OUTSIDE.search(value) is None
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -80,15 +80,16 @@ class SearchedLine:
     kind: ClassVar[str] = "searched"
 
     values: Mapping[str, Any]  # of one point of the search
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of that point, as in PlannedLine
     dimensions: tuple[Dimension, ...]  # those that are searched
 
     def to_json(self) -> dict[str, Any]:
         dimensions = [_dimension_to_json(each) for each in self.dimensions]
-        return {"kind": self.kind, "values": self.values, "dimensions": dimensions}
+        return {"kind": self.kind, "values": self.values, "settings": self.settings, "dimensions": dimensions}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> SearchedLine:
-        return cls(values=line["values"], dimensions=_dimensions(line))
+        return cls(values=line["values"], settings=line.get("settings") or {}, dimensions=_dimensions(line))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,7 @@ class PlannedLine:
     changed_from: str | None = None  # the id of its nearest neighbour among the points planned before it
     changed: tuple[str, ...] = ()  # the dimensions in which the two differ
     values: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)  # its values that differ from defaults or follow others
     quality_reference: str | None = None  # the id of the point its quality is compared with
 
     @property
@@ -146,6 +148,7 @@ class PlannedLine:
             "changed_from": self.changed_from,
             "changed": list(self.changed),
             "values": self.values,
+            "settings": self.settings,
             "quality_reference": self.quality_reference,
         }
 
@@ -158,6 +161,7 @@ class PlannedLine:
             changed_from=line.get("changed_from"),
             changed=tuple(line.get("changed") or ()),
             values=line["values"],
+            settings=line.get("settings") or {},
             quality_reference=line.get("quality_reference"),
         )
 

@@ -62,8 +62,15 @@ class SettledAttempt:
     @property
     def used_by_others(self) -> int | None:
         if self.attempt.device.card is not None:
-            return self.attempt.device.card.used_by_others_bytes
+            others: int | None = self.attempt.point.get("used_by_others")
+            return self.attempt.device.card.used_by_others_bytes if others is None else others
         return self.outcome.used_before_bytes
+
+    @property
+    def context_bytes(self) -> int | None:
+        """What is taken off a calculated card's total for the context and libraries."""
+        card = self.attempt.device.card
+        return None if card is None or card.is_host else card.context_bytes
 
     @property
     def quality(self) -> float | None:
@@ -83,7 +90,12 @@ class SettledAttempt:
 
     @cached_property
     def lengths(self) -> Mapping[str, Any]:
-        """Token counts, from the metrics of the phase that made the inputs (`whole` if phases are not separated)."""
+        """Token counts, from the metrics of the phase that made the inputs (`whole` if phases are not separated).
+
+        None of a custom workload, whose metrics and phases are the user's.
+        """
+        if self.attempt.point.get("workload") == "custom":
+            return {}
         return next((phase.metrics for phase in self.outcome.phases if phase.name in ("inputs", "whole")), {})
 
 

@@ -32,6 +32,7 @@ class RunFolder:
         self.path, self._lock = path, lock
         shutil.rmtree(path / ALLOCATION_TRACES, ignore_errors=True)  # left by a sweep that was killed
         self._plan = (path / PLAN).open("a+b")
+        self._unsynced = True
         self._close_torn_line()
 
     def plan(self, line: PlanLine) -> None:
@@ -39,6 +40,13 @@ class RunFolder:
         self.check()
         self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
         self._plan.flush()
+        self._unsynced = True
+
+    def sync(self) -> None:
+        """Wait until every line of the plan is on the disk. Raises OSError."""
+        if self._unsynced:
+            os.fsync(self._plan.fileno())
+            self._unsynced = False
 
     def check(self) -> None:
         """Raises FileNotFoundError if the folder was removed, even if an attempt has created part of it again."""
@@ -49,7 +57,7 @@ class RunFolder:
         """The folders of the attempts at a point on a device, oldest first."""
         number = 1
         while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():
-            if _never_started(folder):
+            if not folder.began():  # a sweep ended after it created the folder and before it started an attempt
                 shutil.rmtree(folder.path)
                 return
             yield folder
@@ -78,11 +86,6 @@ class RunFolder:
             self._plan.seek(-1, os.SEEK_END)
             if self._plan.read(1) != b"\n":
                 self._plan.write(b"\n")
-
-
-def _never_started(folder: AttemptFolder) -> bool:
-    """Whether a sweep was killed while it created the folder, before it started an attempt."""
-    return all(path.name.startswith(f"{folder.request.name}.") for path in folder.path.iterdir())
 
 
 def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:

@@ -11,6 +11,7 @@ UNITS = {
     "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB, "KB": KB, "MB": MB, "GB": GB, "TB": TB,
 }  # fmt: skip
 SIZE = "24GiB, 24GB, 600MiB or a number of bytes"  # how to write a size, for messages
+BOTH = ((GB, "GB", GIB, "GiB"), (MB, "MB", MIB, "MiB"), (KB, "KB", KIB, "KiB"))
 SHOWN = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
@@ -26,8 +27,21 @@ def format_exact(count: int) -> str:
 
 
 def format_both(count: int) -> str:
-    """Bytes exactly, in decimal and in binary gigabytes: `1,000 bytes = 0.00 GB = 0.00 GiB`."""
-    return f"{count:,} bytes = {hundredths(count, GB)} GB = {hundredths(count, GIB)} GiB"
+    """Bytes exactly, in decimal and in binary units: `14,000,000,000 bytes = 14.00 GB = 13.04 GiB`.
+
+    The unit is the largest binary one that they reach, and the decimal one of the same name.
+    """
+    found = next((each for each in BOTH if abs(count) >= each[2]), None)
+    if found is None:
+        return f"{count:,} bytes"
+    decimal, name, binary, binary_name = found
+    return f"{count:,} bytes = {hundredths(count, decimal)} {name} = {hundredths(count, binary)} {binary_name}"
+
+
+def format_decimal(count: int) -> str:
+    """Bytes in the largest decimal unit that they reach, to two decimals: `10.79 GB`."""
+    unit, name = next(((unit, name) for unit, name, *_ in BOTH if abs(count) >= unit), (1, "bytes"))
+    return f"{count:,} bytes" if unit == 1 else f"{hundredths(count, unit)} {name}"
 
 
 def hundredths(count: int, unit: int) -> str:

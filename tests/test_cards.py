@@ -17,6 +17,8 @@ KINDS: dict[str, type] = {
     "architecture": str,
     "total_bytes": int,
     "context_bytes": int,
+    "context_range_bytes": list,  # or null: one figure was found, or none
+    "has_display": bool,
     "bandwidth_bytes_per_s": int,
     "price_per_hour": type(None),  # no price is assumed
     "sources": dict,
@@ -64,7 +66,9 @@ def test_a_card_has_every_field_and_no_other(name: str) -> None:
     assert CARDS[name].read_text().startswith("# ")
     card = described(name)
     assert list(card) == list(KINDS)
-    assert {key: type(value) for key, value in card.items()} == KINDS
+    assert {key: type(value) for key, value in card.items() if (key, value) != ("context_range_bytes", None)} == {
+        key: kind for key, kind in KINDS.items() if key != "context_range_bytes" or card[key] is not None
+    }
     assert re.fullmatch(r"sm_\d{2,3}" if card["vendor"] == "nvidia" else r"gfx[0-9a-f]{3,4}", card["architecture"])
 
 
@@ -82,14 +86,37 @@ def test_a_context_is_small_compared_with_its_card(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CARDS)
+def test_a_context_lies_within_what_was_published(name: str) -> None:
+    card = described(name)
+    if card["context_range_bytes"] is None:
+        assert re.search(r"one message|ASSUMED", card["sources"]["context_bytes"])
+        return
+    least, most = card["context_range_bytes"]
+    assert least <= card["context_bytes"] <= most <= 2 * GIB
+
+
+def test_the_cards_of_v100_and_a100_know_the_contexts_of_eager_loading() -> None:
+    for name in ("a100-40gb", "a100-80gb"):
+        assert described(name)["context_range_bytes"][1] > 1.7 * GIB
+    for name in ("v100-16gb", "v100-32gb"):
+        assert described(name)["context_range_bytes"][1] > 0.9 * GIB
+
+
+def test_the_cards_that_people_have_at_home_or_under_a_desk_may_have_a_display() -> None:
+    with_display = {name for name in CARDS if described(name)["has_display"]}
+    assert with_display == {name for name in CARDS if name.startswith(("rtx", "gtx", "titan", "rx-"))}
+
+
+@pytest.mark.parametrize("name", CARDS)
 def test_a_bandwidth_is_in_bytes_per_second(name: str) -> None:
     assert 10**11 <= described(name)["bandwidth_bytes_per_s"] <= 10**13
 
 
 @pytest.mark.parametrize("name", CARDS)
 def test_every_figure_names_its_source(name: str) -> None:
-    sources = described(name)["sources"]
-    assert set(sources) == SOURCED
+    card = described(name)
+    sources = card["sources"]
+    assert set(sources) == SOURCED | ({"context_range_bytes"} if card["context_range_bytes"] else set())
     for line in sources.values():
         assert line.strip()
         assert "\n" not in line.strip()
@@ -97,10 +124,12 @@ def test_every_figure_names_its_source(name: str) -> None:
 
 
 def test_cards_of_one_architecture_have_one_context() -> None:
-    contexts: dict[str, set[tuple[int, str]]] = defaultdict(set)
+    contexts: dict[str, set[tuple[Any, ...]]] = defaultdict(set)
     for name in CARDS:
         card = described(name)
-        contexts[card["architecture"]].add((card["context_bytes"], card["sources"]["context_bytes"]))
+        figures = (card["context_bytes"], *(card["context_range_bytes"] or ()))
+        sources = (card["sources"]["context_bytes"], card["sources"].get("context_range_bytes"))
+        contexts[card["architecture"]].add((*figures, *sources))
     assert [architecture for architecture, found in contexts.items() if len(found) > 1] == []
 
 

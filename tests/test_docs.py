@@ -17,13 +17,26 @@ README = (ROOT / "README.md").read_text()
 # What makes the fault, in the code of the test: a workload of faulty.py or wl.py, a script, a signal, or the bytes of a
 # file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
+    "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",
+    "test_a_phase_called_between_is_an_error": "faulty:calls_its_phase_between",
+    "test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them": "faulty:fills_its_disk",
+    "test_a_limit_of_open_files_that_is_too_low_is_refused_with_its_value": "ulimit -n 20",
+    "test_an_attempt_for_which_the_system_has_no_process_is_unavailable_with_the_limit": "refusals=1000",
+    "test_an_attempt_that_no_supervisor_begins_is_lost_after_some_and_void": "exit 3",
+    "test_a_point_with_a_damaged_file_is_measured_again_and_the_frontier_stays": "damage(",
+    "test_a_plan_that_lost_its_end_anywhere_costs_no_outcome": "cuts(",
     "test_facts_reach_the_journal_whatever_a_workload_does_to_its_process": "closes_everything",
     "test_a_workload_that_reads_stdin_finds_it_empty": "faulty:reads_stdin",
     "test_a_workload_that_removes_its_own_folder_loses_nothing": "faulty:removes_folder",
     "test_a_flood_of_output_neither_blocks_nor_fills_the_disk": "faulty:floods",
     "test_grandchildren_that_outlive_the_workload_are_ended_and_counted": "faulty:leaves_grandchildren",
     "test_memory_of_child_processes_is_reported_separately": "faulty:works_in_a_child",
-    "test_a_refusal_that_the_workload_handles_is_no_failure": "faulty:catches_its_refusal",
+    "test_a_refusal_that_the_workload_handles_is_no_failure_and_no_proof_that_the_point_fits": (
+        "faulty:catches_its_refusal"
+    ),
+    "test_a_workload_that_looks_for_its_batch_size_decides_only_what_it_ran_or_that_nothing_fits": (
+        "faulty:halves_its_batch"
+    ),
     "test_a_refused_allocation_is_out_of_memory_with_what_was_asked": "faulty:asks_for_too_much",
     "test_a_budget_refuses_cleanly_and_tightly": "faulty:touches_in_steps",
     "test_without_a_budget_a_point_that_is_too_large_for_the_machine_is_refused_and_not_killed": "faulty:reserves",
@@ -49,6 +62,7 @@ MAKERS = {
     "test_a_folder_that_cannot_be_written_is_refused_before_anything_starts": "outputs=file/below",
     "test_a_device_is_left_alone_after_the_same_error_as_often_as_stop_after_same_error_says": "faulty:raises",
     "test_a_torn_line_loses_only_that_line": ".read_bytes()[:-20]",
+    "test_a_kill_between_two_renames_leaves_no_tables_of_two_moments": "KILLED_AT_A_RENAME",
     "test_missing_or_torn_tables_are_rebuilt_from_the_journals": ".read_bytes()[:-100]",
 }
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from runners.meters.torch_tensors import ALIGNMENT, TensorTracker
@@ -47,6 +49,13 @@ def counted(work: Work) -> int:
         work("cpu")
     changes = [event.nbytes() for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
     return max(accumulate(aligned(size) if size > 0 else -aligned(-size) for size in changes))
+
+
+def scripted(function: Callable[..., Any]) -> Any:
+    """The function in TorchScript, which newer versions of PyTorch warn about."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(function)
 
 
 def aligned(size: int) -> int:

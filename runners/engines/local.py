@@ -18,7 +18,10 @@ from runners.point import Attempt, AttemptFolder
 
 
 class EngineFailed(Exception):
-    """Results can no longer be written (a full disk, a missing folder): the sweep has to end."""
+    """No process can be started, or results can no longer be written (a full disk): the sweep has to end."""
+
+
+MOST_SUPERVISORS = 3  # that are started for an attempt that does not begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,9 @@ class _Lane:
     process: subprocess.Popen[bytes]
     environment: tuple[object, ...]  # properties of the supervisor that a template cannot change
     under_way: AttemptFolder | None = None
+    attempt: Attempt | None = None  # under way
+    began: bool = False  # as far as the supervisor has reported
+    tries: int = 0  # supervisors that were handed the attempt
     unread: bytes = b""
 
 
@@ -52,14 +58,20 @@ class Local:
         processes.inherit_orphans()  # of a supervisor that dies
         self._python, self._count = python, lanes
         self._lanes: dict[str, _Lane] = {}
+        self._cancelled: str | None = None  # why
         self._selector = selectors.DefaultSelector()
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ, None)
 
     def start(self, attempt: Attempt, folder: AttemptFolder, lane: str) -> None:
-        """Send an attempt, whose folder is created, to the lane's supervisor. Raises OSError if none can be started."""
+        """Send an attempt, whose folder is created, to the lane's supervisor. Raises EngineFailed if there is none."""
+        self._cancelled = None
+        self._hand_over(attempt, folder, lane, tries=1)
+
+    def _hand_over(self, attempt: Attempt, folder: AttemptFolder, lane: str, tries: int) -> None:
         supervisor = self._supervisor(lane, attempt)
-        supervisor.under_way = folder
+        supervisor.under_way, supervisor.attempt = folder, attempt
+        supervisor.began, supervisor.tries = False, tries
         self._send(supervisor, {"run": str(folder.path.absolute())})
 
     def wait(self, timeout: float | None) -> list[Event]:
@@ -77,6 +89,7 @@ class Local:
 
     def cancel(self, reason: str) -> None:
         """End every attempt under way. Each still settles."""
+        self._cancelled = reason
         for lane in self._lanes.values():
             if lane.under_way is not None:
                 self._send(lane, {"cancel": reason})
@@ -102,15 +115,18 @@ class Local:
             self._dismiss(name)
             lane = None
         if lane is None:
-            process = subprocess.Popen(
-                launch_command.command(self._python, "supervise", str(self._count)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=launch_command.environ(attempt.environ or {}),
-                cwd=attempt.cwd,
-                start_new_session=True,
-                bufsize=0,
-            )
+            try:
+                process = subprocess.Popen(
+                    launch_command.command(self._python, "supervise", str(self._count)),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=launch_command.environ(attempt.environ or {}),
+                    cwd=attempt.cwd,
+                    start_new_session=True,
+                    bufsize=0,
+                )
+            except OSError as error:
+                raise EngineFailed(f"{self._python} cannot be started: {processes.why_refused(error)}") from error
             lane = self._lanes[name] = _Lane(process, environment)
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
@@ -135,27 +151,40 @@ class Local:
         events = []
         for line in lines:
             answer = json.loads(line)
-            if "unwritten" in answer:
-                raise EngineFailed(f"{answer['unwritten']} cannot be written: {answer['error']}")
+            if "failed" in answer:
+                raise EngineFailed(f"{answer['failed']}: {answer['error']}")
             kind = next(kind for kind in ("began", "waiting", "settled") if kind in answer)
             events.append(Event(kind, AttemptFolder(Path(answer[kind])), name, answer.get("for")))
+            lane.began = lane.began or kind == "began"
             if kind == "settled":
                 lane.under_way = None
         return events
 
     def _handle_death(self, name: str) -> list[Event]:
-        """End what a supervisor that died has left, and settle its attempt as lost."""
+        """End what a supervisor that died has left, and settle its attempt as lost.
+
+        An attempt that had not begun is handed to a new supervisor, up to MOST_SUPERVISORS in all.
+        """
         lane = self._lanes.pop(name)
         self._forget(lane)
         code = lane.process.wait()
         processes.end_descendants(os.getpid(), spare=frozenset(other.process.pid for other in self._lanes.values()))
-        folder = lane.under_way
-        if folder is None:
+        folder, attempt = lane.under_way, lane.attempt
+        if folder is None or attempt is None:
             return []
-        if folder.settled() is None:
+        if not folder.exit.exists():
+            began = lane.began or folder.began()
+            if not began and self._cancelled is None and lane.tries < MOST_SUPERVISORS:
+                self._hand_over(attempt, folder, name, lane.tries + 1)
+                return []
             ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            exit = Exit(lost=True, reason=f"its supervisor died ({ended})")
+            if not began:
+                exit = Exit(lost=True, reason=f"{lane.tries} supervisors died before the attempt began ({ended})")
+            if not began and self._cancelled is not None:
+                exit = Exit(interrupted=True, reason=self._cancelled)
             try:
-                folder.settle(Exit(lost=True, reason=f"its supervisor died ({ended})"))
+                folder.settle(exit)
             except OSError as error:
                 raise EngineFailed(f"{folder.exit} cannot be written: {error}") from error
         return [Event("settled", folder, name)]

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ class ProgramMeter:
             self._after_the_end(readings, failed)
         else:
             for reading in readings.values():
-                reading.alloc_retries = reading.num_ooms = 0
+                reading.alloc_retries = reading.num_ooms = reading.refusals = 0
         with self._lock:
-            self._resident, self._used = None, {}
+            self._resident = None
+            self._used = {name: reading.now["used"] for name, reading in readings.items() if "used" in reading.now}
         return readings
 
     def glance(self) -> Mapping[str, Reading]:
@@ -110,9 +112,10 @@ class ProgramMeter:
         """The hook's reports, in the order in which their processes ended, without those that are damaged."""
         found = []
         for file in self._folder.glob("*.json"):
-            with suppress(OSError, ValueError):
-                found.append(json.loads(file.read_bytes()))
-        return sorted(found, key=lambda report: float(report["t"]))
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                report = json.loads(file.read_bytes())
+                found.append((float(report["t"]), report))
+        return [report for _, report in sorted(found, key=itemgetter(0))]
 
     def _sample(self) -> None:
         pids = [pid for pid in processes.family_of(os.getpid()) if not processes.borrows_memory(pid)]
@@ -153,6 +156,10 @@ class ProgramMeter:
         if failed:
             held = [report["failure"].get("resident") for report in reports if report["failure"]]
             host.now |= {"resident": held[-1]} if held and held[-1] is not None else {}
+        # A program's exceptions are not seen, so this includes what libraries handle themselves.
+        ooms = [device["num_ooms"] for report in reports for device in report["devices"]]
+        if ooms and None not in ooms:
+            host.refusals = sum(ooms)
         for index, name in enumerate(self._names):
             of_device = [device for report in reports for device in report["devices"] if self._is(device, index)]
             if not of_device:

@@ -49,7 +49,8 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
     """Entered around a workload. A storage counts once for all its views, until the last of them is released."""
 
     def __init__(self) -> None:
-        super().__init__()
+        UnseenByDynamo.__init__(self)
+        TensorBytes.__init__(self)
         # By the address of a live StorageImpl: its bytes, and a weak reference whose callback reports its release.
         self._storages: dict[int, tuple[int, Any]] = {}
         # The collector may release storages in the heartbeat's thread. Appending is atomic, and only the measured
@@ -74,7 +75,11 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
             with self:
                 result = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **(kwargs or {}))
         else:
-            result = func(*args, **(kwargs or {}))
+            try:
+                result = func(*args, **(kwargs or {}))
+            except RuntimeError as error:
+                self.refusals.see(error)
+                raise
         if isinstance(result, torch.Tensor):
             self._track(result)
         else:

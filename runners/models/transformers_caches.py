@@ -78,13 +78,24 @@ class CacheSpec:
         return quantised * BITS // 8 + quantised // GROUP * 2 * element + residual * vectors * element
 
 
-def prepare(workload: Mapping[str, Any], model: Any, config: Any, name: str, device: str) -> None:
-    """Check that the model, device and library version support the cache. Raises ValueError or Unavailable."""
+def prepare(
+    workload: Mapping[str, Any], model: Any, config: Any, name: str, device: str, in_chunks: bool = False
+) -> None:
+    """Check that the model, device and library version support the cache, also for prompts that are read `in_chunks`.
+
+    Raises ValueError or Unavailable.
+    """
     kind, windows = workload["cache"], _windows(config)
     if not argument(model):
         raise ValueError(f"workload=generate: {name} has no cache of keys and values")
     if kind == "sliding" and not any(windows or ()):
         raise ValueError(f"workload.cache=sliding: {name} has no layer with a window")
+    if in_chunks:
+        chunk = f"workload.prefill_chunk={workload['prefill_chunk']}"
+        if windows is None or getattr(model, "_is_stateful", False):
+            raise ValueError(f"{chunk}: {name} has layers that cannot continue a prompt, so it must be read at once")
+        if kind == "quantized":
+            raise ValueError(f"{chunk}: a quantized cache would quantise each chunk anew; use another workload.cache")
     if kind == "quantized":
         if windows is None or any(windows):
             raise ValueError(f"workload.cache=quantized: {name} has layers without full attention")

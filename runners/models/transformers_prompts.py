@@ -1,6 +1,7 @@
 """Prompts of a batch for a decoder: rows of equal length, padded rows, or one packed row.
 
-Each class makes the keyword arguments of a forward pass and selects the logits of the next tokens from its output.
+Each class makes the keyword arguments of a forward pass and selects the logits of the next tokens from its output. The
+prefill reads positions [first, end) of each row in a pass: all of them at once, or a chunk.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,24 +28,36 @@ class Prompts(ABC):
     def positions(self, step: int) -> int:
         """Positions of a row in the cache after `step`."""
 
+    def chunks(self, tokens: int | None) -> list[tuple[int, int]]:
+        """The positions of each pass of the prefill, `tokens` of each row at a time; None: all at once."""
+        end = self.positions(0)
+        return [(first, min(first + (tokens or end), end)) for first in range(0, end, tokens or end)]
+
     @abstractmethod
-    def prefill(self, width: int | None) -> dict[str, torch.Tensor]:
-        """Arguments of the prefill. `width`: positions that the cache returns, if not those stored so far."""
+    def prefill(self, first: int, end: int, width: int | None) -> dict[str, torch.Tensor]:
+        """Arguments of a pass of the prefill. `width`: positions that the cache returns, if not those stored so far."""
 
     @abstractmethod
     def decode(self, tokens: torch.Tensor, step: int, width: int | None) -> dict[str, torch.Tensor]:
         """Arguments of the pass that reads `tokens` (sequences,), chosen in the previous step."""
 
-    def last(self) -> int | torch.Tensor:
-        """The value of `logits_to_keep` that selects the last token of each prompt."""
+    def last(self, first: int, end: int) -> int | torch.Tensor:
+        """The value of `logits_to_keep` that selects the last token of each prompt that ends in this pass."""
         return 1
 
-    def of_prompts(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits (sequences, vocabulary) of the prompts' last tokens, from the prefill's logits (all or last only)."""
-        return logits[:, -1]
+    def of_prompts(self, logits: torch.Tensor, first: int, end: int) -> torch.Tensor | None:
+        """Logits (prompts, vocabulary) of the last tokens of the prompts that end in a pass of the prefill.
+
+        `logits`: the pass's own, of all its tokens or of those that `last` selects. None if no prompt ends in it.
+        """
+        return logits[:, -1] if end == self.positions(0) else None
 
     def of_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[:, -1]
+
+    def _ids(self, first: int, end: int) -> torch.Tensor:
+        """The tokens [first, end) of each row; the tensor itself if those are all."""
+        return self.ids if (first, end) == (0, self.ids.shape[1]) else self.ids[:, first:end]
 
 
 class Unpadded(Prompts):
@@ -56,8 +70,8 @@ class Unpadded(Prompts):
     def positions(self, step: int) -> int:
         return self.ids.shape[1] + step
 
-    def prefill(self, width: int | None) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.ids, **self.other_inputs}
+    def prefill(self, first: int, end: int, width: int | None) -> dict[str, torch.Tensor]:
+        return {"input_ids": self._ids(first, end), **self.other_inputs}
 
     def decode(self, tokens: torch.Tensor, step: int, width: int | None) -> dict[str, torch.Tensor]:
         return {"input_ids": tokens[:, None]}
@@ -82,14 +96,15 @@ class Padded(Unpadded):
         self._mask = (position_ids >= padding).long()  # up to the last token; a pass gets a slice
         self._position_ids = (position_ids[: ids.shape[1]] - padding).clamp(min=0)
 
-    def prefill(self, width: int | None) -> dict[str, torch.Tensor]:
-        return {**self._pass_inputs(self.ids, 0, self._position_ids), **self.other_inputs}
+    def prefill(self, first: int, end: int, width: int | None) -> dict[str, torch.Tensor]:
+        position_ids = self._position_ids[:, first:end]
+        return {**self._pass_inputs(self._ids(first, end), end, position_ids), **self.other_inputs}
 
     def decode(self, tokens: torch.Tensor, step: int, width: int | None) -> dict[str, torch.Tensor]:
-        return self._pass_inputs(tokens[:, None], step, self._length + step - 1)
+        return self._pass_inputs(tokens[:, None], self.positions(step), self._length + step - 1)
 
-    def _pass_inputs(self, ids: torch.Tensor, step: int, position_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        given = {"input_ids": ids, "attention_mask": self._mask[:, : self.positions(step)]}
+    def _pass_inputs(self, ids: torch.Tensor, end: int, position_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        given = {"input_ids": ids, "attention_mask": self._mask[:, :end]}
         return {**given, "position_ids": position_ids} if self._with_positions else given
 
 
@@ -109,31 +124,39 @@ class Packed(Prompts):
         length, device = torch.tensor(self.lengths, device=ids.device), ids.device
         prompts = torch.arange(len(lengths), device=device)
         self._owner = torch.cat([prompts.repeat_interleave(length), prompts.repeat(new_tokens)])
-        self._length, self._ends = length, length.cumsum(0) - 1
+        self._length = length
+        self._ends = [end - 1 for end in accumulate(self.lengths)]
         self._position_ids = torch.cat([torch.arange(each, device=device) for each in lengths])[None]
 
     def positions(self, step: int) -> int:
         return self.ids.shape[1] + step * len(self.lengths)
 
-    def prefill(self, width: int | None) -> dict[str, torch.Tensor]:
-        return self._pass_inputs(self.ids, 0, self._position_ids, width)
+    def prefill(self, first: int, end: int, width: int | None) -> dict[str, torch.Tensor]:
+        return self._pass_inputs(self._ids(first, end), end, self._position_ids[:, first:end], width)
 
     def decode(self, tokens: torch.Tensor, step: int, width: int | None) -> dict[str, torch.Tensor]:
-        return self._pass_inputs(tokens[None], step, (self._length + step - 1)[None], width)
+        return self._pass_inputs(tokens[None], self.positions(step), (self._length + step - 1)[None], width)
 
-    def last(self) -> int | torch.Tensor:
-        return self._ends
+    def last(self, first: int, end: int) -> int | torch.Tensor:
+        ending = self._ending(first, end)
+        return torch.tensor(ending, device=self.ids.device) if ending else 1
 
-    def of_prompts(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits[0] if logits.shape[1] == len(self.lengths) else logits[0, self._ends]
+    def of_prompts(self, logits: torch.Tensor, first: int, end: int) -> torch.Tensor | None:
+        ending = self._ending(first, end)
+        if not ending:
+            return None
+        return logits[0] if logits.shape[1] == len(ending) else logits[0, ending]
 
     def of_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[0]
 
+    def _ending(self, first: int, end: int) -> list[int]:
+        """The places in this pass of the tokens that end a prompt."""
+        return [place - first for place in self._ends if first <= place < end]
+
     def _pass_inputs(
-        self, ids: torch.Tensor, step: int, position_ids: torch.Tensor, width: int | None
+        self, ids: torch.Tensor, end: int, position_ids: torch.Tensor, width: int | None
     ) -> dict[str, torch.Tensor]:
-        end = self.positions(step)
         queries = torch.arange(end - ids.shape[1], end, device=ids.device)
         keys = torch.arange(width or end, device=ids.device)
         seen = self._owner[queries][:, None] == self._owner[: len(keys)]
@@ -146,8 +169,8 @@ def prompts(inputs: Mapping[str, torch.Tensor], module: Any, workload: Mapping[s
     """Prompts from the inputs of one forward pass, with their own padding or cut to different lengths."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
-    if workload["concurrency"] > 1 and min(lengths) == ids.shape[1]:
-        lengths = [prompt_length(row % workload["concurrency"], ids.shape[1]) for row in range(len(lengths))]
+    if workload["prompt_lengths"] > 1 and min(lengths) == ids.shape[1]:
+        lengths = [prompt_length(row % workload["prompt_lengths"], ids.shape[1]) for row in range(len(lengths))]
     if workload["packing"] == "packed":
         eager = module.config._attn_implementation == "eager"
         return Packed(ids, lengths, workload["new_tokens"], module.dtype if eager else None)
@@ -167,6 +190,13 @@ def prompt_length(index: int, context: int) -> int:
     return context - less
 
 
+def in_chunks(values: Mapping[str, Any]) -> bool:
+    """Whether the prefill takes several passes. Images make a prompt longer than the context, and a packed row is."""
+    workload = values["workload"]
+    chunk: int | None = workload["prefill_chunk"]
+    return chunk is not None and (chunk < values["context"] or workload["packing"] == "packed")
+
+
 def takes_positions(model: Any) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
@@ -177,8 +207,10 @@ def prepare(values: Mapping[str, Any], model: Any, config: Any) -> None:
     takes = inspect.signature(model.forward).parameters
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"workload=generate: {name} has an encoder; only decoders are supported")
-    if "pixel_values" in takes and (workload["concurrency"] > 1 or workload["packing"] == "packed"):
-        key = "concurrency" if workload["concurrency"] > 1 else "packing"
+    whole = {"prompt_lengths": 1, "packing": "padded", "prefill_chunk": None}
+    cut = [key for key, value in whole.items() if workload[key] != value]
+    if "pixel_values" in takes and cut:
+        key = cut[0]
         raise ValueError(f"workload.{key}={workload[key]}: prompts of {name} contain images and cannot be cut")
     if workload["logits"] == "last" and "logits_to_keep" not in takes:
         raise ValueError(f"workload.logits=last: {name} cannot compute the last logits alone; use workload.logits=all")

@@ -149,9 +149,12 @@ def _is_power_of_two(text: str) -> bool:
 class Refused(Exception):
     """An allocation that did not fit. The message has the form of torch.OutOfMemoryError's, which others parse."""
 
-    def __init__(self, message: str, requested: int, free: int, allocated: int, reserved: int) -> None:
+    def __init__(
+        self, message: str, requested: int, free: int, allocated: int, reserved: int, block: int | None = None
+    ) -> None:
         super().__init__(message)
         self.requested = requested  # bytes of the requested segment, as in the message
+        self.block = requested if block is None else block  # bytes that it would have handed out
         self.free = free
         self.allocated = allocated
         self.reserved = reserved
@@ -325,7 +328,7 @@ class CachingAllocator:
             block = self._new(pool, size, segment, stream)
         if block is None:
             self.num_ooms += 1
-            raise self._refused(segment)
+            raise self._refused(segment, size)
         return block
 
     def _segment_size(self, size: int) -> int:
@@ -396,7 +399,7 @@ class CachingAllocator:
                     excess -= block.size
                     self._release(block)
 
-    def _refused(self, segment: int) -> Refused:
+    def _refused(self, segment: int, block: int) -> Refused:
         free = self._device.left()
         if free is None:
             free = max(0, self._total - self._outside - self.reserved)
@@ -408,7 +411,7 @@ class CachingAllocator:
             f"{_printed(self.allocated)} is allocated by PyTorch, and {_printed(self.reserved - self.allocated)} is "
             "reserved by PyTorch but unallocated."
         )
-        return Refused(message, segment, free, self.allocated, self.reserved)
+        return Refused(message, segment, free, self.allocated, self.reserved, block)
 
     # Expandable segments: ranges of addresses larger than the card, whose pages are mapped on demand.
 

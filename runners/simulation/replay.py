@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runners import facts
 from runners.journal import BETWEEN
 from runners.phases import Reading
 from runners.simulation.allocator import Refused
@@ -25,9 +26,13 @@ def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict
         try:
             _apply(trace.events, done, until, memory, handles)
         except Refused as refused:
+            counters = _counters(before, memory.boundary(), memory, retries, ooms)
             yield {
                 **{"kind": "ended", **phase, "completed": False, "elapsed_s": None},
-                "counters": {device: _counters(before, memory.boundary(), memory, retries, ooms)},
+                # A traced program cannot catch what is refused in the replay, so it is not known whether it would.
+                "counters": {
+                    device: counters | {"refused": _as_fact(refused, counters["end"])._asdict(), "refusals": None}
+                },
             }
             yield {"kind": "failed", "chain": [_error_of(refused, memory)], "traceback": None}
             return
@@ -67,7 +72,12 @@ def _counters(before: Reading, after: Reading, memory: Memory, retries: int | No
         "peak": after.peak,
         "alloc_retries": rise(retries, memory.alloc_retries),
         "num_ooms": rise(ooms, memory.num_ooms),
+        "refusals": 0,
     }
+
+
+def _as_fact(refused: Refused, held: Mapping[str, int]) -> facts.Refused:
+    return facts.Refused(refused.requested, dict(held), refused.allocated + refused.block)
 
 
 def _error_of(refused: Refused, memory: Memory) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,9 @@ from runners.simulation.trace import AllocationTrace, DescribeError, card_of, tr
 def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_error: DescribeError) -> None:
     """Write the journal of a calculated attempt. Raises ValueError for a measured attempt."""
     card = card_of(attempt)
+    others = attempt.point.get("used_by_others")
+    if others is not None:
+        card = replace(card, used_by_others_bytes=others)
     path = Path(attempt.allocation_trace or os.devnull)
     trace = AllocationTrace.read(path) if attempt.allocation_trace else None
     if trace is None:
@@ -33,9 +37,9 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_e
             trace.write(path)
     budget = attempt.point.get("budget")
     if budget is not None:
-        kind, room = "tensors", budget
+        kind, room = facts.TENSORS, budget
         if card.total_bytes is not None:
-            kind, room = "allocator", min(budget, card.total_bytes - card.outside_bytes)
+            kind, room = facts.ALLOCATOR, min(budget, card.total_bytes - card.outside_bytes)
         journal.write(facts.Budget(kind, room))
     refused = False
     for line in replay(trace, attempt.device.name, memory_of(card, budget)):

@@ -8,7 +8,7 @@ policies (aten/src/ATen/autocast_mode.h and .cpp), and any caller of an operator
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ aten = torch.ops.aten
 
 AUTOCAST: Any = torch._C._dispatch_key_parse("AutocastPrivateUse1")
 AUTOCAST_KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
-ACTIVE: list[_Autocast] = []  # the last one belongs to the device whose rules are applied
 
 IN_AUTOCAST_DTYPE = frozenset(  # computed in the dtype of autocast
     (
@@ -48,34 +47,79 @@ OPTIONAL_DTYPE = frozenset(  # on CUDA their `dtype` argument defaults to float3
 
 @contextmanager
 def autocast_replaced(device: str) -> Iterator[None]:
-    """Replace torch.autocast by one for `device`, "cpu" or "cuda", that works on tensors without data."""
-    cast = _Autocast(device)
-    kind = (
-        torch.amp.autocast_mode.autocast
-    )  # its methods are replaced, since libraries have imported the class by many names
+    """Make torch.autocast for `device`, "cpu" or "cuda", work on tensors without data, for which libraries name the
+    device `meta`.
 
-    def enabled(device_type: str | None = None) -> bool:
-        return cast.enabled if cast.applies_to(device_type or "cuda") else was_enabled(device_type or "cuda")
+    The state stays PyTorch's own, so that every function that reads it is right. Only the functions that change it are
+    replaced, since the key of tensors without data has to follow.
+    """
+    cast = _Autocast(device)
+
+    def real(device_type: str) -> str:
+        return device if device_type == "meta" else device_type
+
+    def is_enabled(device_type: str = "cuda") -> bool:
+        return was_enabled(real(device_type))
 
     def dtype(device_type: str) -> torch.dtype:
-        return cast.dtype if cast.applies_to(device_type) else was_dtype(device_type)
+        return was_dtype(real(device_type))
+
+    def set_enabled(device_type: Any, enabled: bool | None = None) -> None:
+        arguments = (device_type,) if enabled is None else (real(device_type), enabled)  # one argument: on CUDA
+        set_was_enabled(*arguments)
+        cast.follow()
+
+    def set_dtype(device_type: str, to: torch.dtype) -> None:
+        set_was_dtype(real(device_type), to)
 
     def available(device_type: str) -> bool:
-        return True
+        return was_available(real(device_type))
+
+    def cast_inputs(value: Any, device_type: str, to: torch.dtype) -> Any:
+        """For torch.amp.custom_fwd(cast_inputs=...), which asks each tensor for its device."""
+        return was_cast(was_cast(value, "meta", to) if device_type == device else value, device_type, to)
+
+    def clear() -> None:
+        cast.copies.clear()
+        was_cleared()
 
     was_enabled, was_dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+    was_cleared, was_available = torch.clear_autocast_cache, torch.amp.is_autocast_available
+    was_cast: Any = torch.amp.autocast_mode._cast
+    set_was_enabled: Any = torch.set_autocast_enabled
+    set_was_dtype: Any = torch.set_autocast_dtype
+    state = was_enabled(device), was_dtype(device)
     with (
-        replaced(kind, __init__=_init, __enter__=_enter, __exit__=_exit),
-        replaced(torch, is_autocast_enabled=enabled, get_autocast_dtype=dtype),
+        replaced(torch, is_autocast_enabled=is_enabled, get_autocast_dtype=dtype, clear_autocast_cache=clear),
+        replaced(torch, set_autocast_enabled=set_enabled, set_autocast_dtype=set_dtype),
         replaced(torch.amp, is_autocast_available=available),
+        replaced(torch.amp.autocast_mode, is_autocast_available=available, _cast=cast_inputs),
+        nullcontext() if device == "cpu" else cuda_autocast_available(),
         cast.registered(),
     ):
-        ACTIVE.append(cast)
         try:
             yield
         finally:
-            ACTIVE.pop()
-            cast.set(False, cast.dtype)
+            set_was_dtype(device, state[1])
+            set_enabled(device, state[0])
+
+
+@contextmanager
+def cuda_autocast_available() -> Iterator[None]:
+    """Let torch.autocast and a gradient scaler for CUDA be made where there is no CUDA. PyTorch disables them when they
+    are made, which for a decorator is when its module is imported."""
+
+    def unavailable() -> bool:
+        return False
+
+    def supports_bfloat16(including_emulation: bool = True) -> bool:
+        return including_emulation  # every card does; older ones convert
+
+    with (
+        replaced(torch.cuda.amp.common, amp_definitely_not_available=unavailable),
+        replaced(torch.cuda, is_bf16_supported=supports_bfloat16),
+    ):
+        yield
 
 
 class _Autocast:
@@ -87,15 +131,15 @@ class _Autocast:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.enabled, self.dtype = False, torch.bfloat16 if device == "cpu" else torch.float16
-        self.depth = 0
         self.copies: Any = WeakTensorKeyDictionary()
 
-    def applies_to(self, device_type: str) -> bool:
-        return device_type in (self.device, "meta")
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.get_autocast_dtype(self.device)
 
-    def set(self, enabled: bool, dtype: torch.dtype) -> None:
-        self.enabled, self.dtype = enabled, dtype
+    def follow(self) -> None:
+        """Enable or disable the key of tensors without data as PyTorch's own state says."""
+        enabled = torch.is_autocast_enabled(self.device)
         torch._C._dispatch_tls_set_dispatch_key_excluded(AUTOCAST, not enabled)
         torch._C._dispatch_tls_set_dispatch_key_included(AUTOCAST, enabled)
 
@@ -159,36 +203,8 @@ class _Autocast:
         kept = value.is_leaf and value.requires_grad and value.dtype == torch.float32 and not value._is_view()
         if not kept or to != self.dtype:
             return value.to(to)
+        if not torch.is_autocast_cache_enabled():
+            return value.to(to)
         if value not in self.copies:
             self.copies[value] = value.to(to)
         return self.copies[value]
-
-
-def _init(
-    context: Any,
-    device_type: str,
-    dtype: torch.dtype | None = None,
-    enabled: bool = True,
-    cache_enabled: bool | None = None,
-) -> None:
-    """This and the two functions below replace the methods of torch.autocast."""
-    context.device, context.fast_dtype = device_type, dtype or torch.get_autocast_dtype(device_type)
-    context._enabled = enabled and context.fast_dtype in (torch.bfloat16, torch.float16)
-
-
-def _enter(context: Any) -> Any:
-    cast = ACTIVE[-1]
-    context.prev = cast.enabled, cast.dtype
-    cast.depth += 1
-    if cast.applies_to(context.device):
-        cast.set(context._enabled, context.fast_dtype)
-    return context
-
-
-def _exit(context: Any, *raised: Any) -> bool:
-    cast = ACTIVE[-1]
-    cast.depth -= 1
-    if not cast.depth:
-        cast.copies.clear()
-    cast.set(*context.prev)
-    return False

@@ -1,27 +1,35 @@
 """The differences of devices from tensors without data: the kernels that they choose, and the casts of autocast.
 
-Each rule is a context manager that is entered while a workload is traced.
+Operators that a device computes otherwise are replaced at PyTorch's dispatcher (torch_composites.py). The other rules
+are context managers that are entered while a workload is traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch.nn import functional
+import torch.utils.backend_registration
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
-from runners.simulation.kernels.torch_attention import attention
+from runners.phases import Unavailable
+from runners.simulation.kernels.torch_attention import attention, attention_in_parts
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.kernels.torch_products import is_matmul
+from runners.simulation.kernels.torch_sizes import HALVES
 from runners.simulation.kernels.torch_temporaries import temporaries
-from runners.simulation.torch_autocast import ACTIVE, autocast_replaced
-from runners.simulation.torch_tracer import replaced
+from runners.simulation.torch_autocast import autocast_replaced
+from runners.simulation.torch_composites import Functions, decomposed, operators
+from runners.simulation.torch_tracer import body_replaced, replaced
 
 aten = torch.ops.aten
-COMPOSITE = functional.scaled_dot_product_attention
+
+META = torch._C.DispatchKey.Meta
+FUSED_LAYERS = operators("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
 class CpuRules:
@@ -32,10 +40,16 @@ class CpuRules:
 
     host_counts = True
 
+    def __init__(self) -> None:
+        self.kernels: Functions = dict.fromkeys(operators("mish_backward"), _like_the_input)
+        self.composites: Functions = {
+            aten.scaled_dot_product_attention.default: _attention_on_cpu,
+            aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cpu"),
+            aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cpu"),
+        }
+
     def applied(self) -> AbstractContextManager[Any]:
-        return all_entered(
-            attention_replaced(_attention_on_cpu), autocast_replaced("cpu"), foreach_norms(), fused_optimizers()
-        )
+        return all_entered(autocast_replaced("cpu"), foreach_norms(), fused_optimizers(), fused_layers())
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
@@ -52,16 +66,25 @@ class CudaRules:
     def __init__(self, architecture: GpuArchitecture) -> None:
         self._architecture = architecture
         self._temporaries = temporaries(architecture)
+        self.composites: Functions = {
+            aten.scaled_dot_product_attention.default: partial(attention, architecture),
+            aten._scaled_dot_product_attention_math.default: attention_in_parts,
+            aten.softmax.int: partial(_softmax, aten.softmax.int, aten._softmax),
+            aten.log_softmax.int: partial(_softmax, aten.log_softmax.int, aten._log_softmax),
+            aten.dropout.default: _dropout,
+            aten.lstm_cell.default: _lstm_cell,
+            aten.gru_cell.default: _gru_cell,
+            aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cuda"),
+            aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cuda"),
+            **dict.fromkeys(FUSED_LAYERS, _fused_layer),
+        }
+        self.kernels: Functions = {
+            **dict.fromkeys(operators("mish_backward"), _like_the_input),
+            **{each: each.py_kernels[META] for each in operators("_fused_rms_norm") if META in each.py_kernels},
+        }
 
     def applied(self) -> AbstractContextManager[Any]:
-        return all_entered(
-            attention_replaced(self._attention),
-            autocast_replaced("cuda"),
-            foreach_norms(),
-            foreach_optimizers(),
-            fused_dropout(),
-            fused_softmax(),
-        )
+        return all_entered(autocast_replaced("cuda"), foreach_optimizers(), fused_layers())
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         rule = self._temporaries.get(operator)
@@ -69,9 +92,6 @@ class CudaRules:
 
     def uses_workspace(self, operator: Any) -> bool:
         return is_matmul(operator)
-
-    def _attention(self, *arguments: Any) -> torch.Tensor:
-        return attention(self._architecture, *arguments)
 
 
 @contextmanager
@@ -85,60 +105,30 @@ def all_entered(*rules: AbstractContextManager[Any]) -> Iterator[None]:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def attention_replaced(kernel: Callable[..., torch.Tensor]) -> AbstractContextManager[None]:
-    """Replace scaled_dot_product_attention, which on tensors without data would run as products and a softmax, with the
-    memory of eager attention.
-
-    The function itself is replaced rather than intercepted by a mode: Tensor.backward leaves such modes, and
-    checkpointed layers would recompute with another kernel.
-    """
-
-    def attend(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> torch.Tensor:
-        if not query.is_meta:
-            options: Any = {"scale": scale, "enable_gqa": enable_gqa}
-            return COMPOSITE(query, key, value, attn_mask, dropout_p, is_causal, **options)
-        arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        cast = ACTIVE[-1] if ACTIVE else None
-        if cast is None or not cast.enabled:
-            return kernel(*arguments)
-        attended: torch.Tensor = cast.call(kernel, cast.dtype, arguments, {})
-        return attended
-
-    return replaced(functional, scaled_dot_product_attention=attend)
-
-
 def _attention_on_cpu(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    mask: torch.Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> torch.Tensor:
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """Attention by the kernel that a CPU chooses for tensors of these shapes."""
+    operator, mask = aten.scaled_dot_product_attention.default, attn_mask
+    options: Any = {"scale": scale, **({"enable_gqa": True} if enable_gqa else {})}  # PyTorch 2.4 lacks the second
     with _disable_current_modes():
         q, k, v = (_without_memory(each) for each in (query, key, value))
         m = None if mask is None else _without_memory(mask)
-        flash = torch._fused_sdp_choice(q, k, v, m, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        flash = torch._fused_sdp_choice(q, k, v, m, dropout_p, is_causal, **options)
     if not flash:
-        return COMPOSITE(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return decomposed(operator, query, key, value, mask, dropout_p, is_causal, **options)
     if mask is not None and mask.dtype == torch.bool:  # as the composite operator before its kernel
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
-    output: torch.Tensor = aten._scaled_dot_product_flash_attention_for_cpu(
+    return aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale
     )[0]
-    return output
 
 
 def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -151,70 +141,116 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def foreach_optimizers() -> AbstractContextManager[None]:
-    """On CUDA optimizers use foreach kernels by default, which hold a copy of the parameters."""
-    from torch.optim import optimizer
+    """On CUDA optimizers, averages of weights and the norm of all gradients use foreach kernels by default. Those of
+    an optimizer hold a copy of the parameters."""
 
     def supported() -> list[str]:
         return ["cuda", "meta"]
 
-    return replaced(
-        optimizer, _get_foreach_kernels_supported_devices=supported, _get_fused_kernels_supported_devices=supported
+    return all_entered(
+        body_replaced(_foreach_utils._get_foreach_kernels_supported_devices, supported),
+        body_replaced(_foreach_utils._get_fused_kernels_supported_devices, supported),
     )
 
 
 def fused_optimizers() -> AbstractContextManager[None]:
     """A CPU has fused optimizers, and uses foreach kernels only on request."""
-    from torch.optim import optimizer
 
     def supported() -> list[str]:
         return ["cpu", "meta"]
 
-    return replaced(optimizer, _get_fused_kernels_supported_devices=supported)
+    return body_replaced(_foreach_utils._get_fused_kernels_supported_devices, supported)
 
 
 def foreach_norms() -> AbstractContextManager[None]:
-    """The norm of all gradients uses foreach kernels on CUDA and on a CPU."""
-    from torch.nn.utils import clip_grad
+    """The norm of all gradients uses foreach kernels also on a CPU."""
 
-    def supported(*_: Any, **__: Any) -> bool:
+    def supported(device: Any) -> bool:
         return True
 
-    return replaced(clip_grad, _device_has_foreach_support=supported, _has_foreach_support=supported)
+    return body_replaced(_foreach_utils._device_has_foreach_support, supported)
 
 
-# --- dropout ----------------------------------------------------------------------------------------------------------
+def _like_the_input(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(input)
 
 
-def fused_dropout() -> AbstractContextManager[None]:
+# --- dropout and softmax ----------------------------------------------------------------------------------------------
+
+
+def _dropout(input: torch.Tensor, p: float, train: bool) -> Any:
     """On CUDA dropout is one kernel that keeps a mask of one byte an element (aten/src/ATen/native/Dropout.cpp,
     is_fused_kernel_acceptable). Elsewhere it keeps the factors, in the input's dtype."""
-    composite, variants = torch.dropout, vars(functional)["_VF"]
-
-    def dropout(input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        if train and 0 < p < 1 and input.is_meta and input.numel():
-            dropped: torch.Tensor = torch.native_dropout(input, p, train)[0]
-            return dropped
-        return composite(input, p, train)
-
-    return all_entered(replaced(torch, dropout=dropout), replaced(variants, dropout=dropout))
+    if train and 0 < p < 1 and input.numel():
+        return torch.native_dropout(input, p, train)[0]
+    return decomposed(aten.dropout.default, input, p, train)
 
 
-# --- softmax ----------------------------------------------------------------------------------------------------------
-
-
-def fused_softmax() -> AbstractContextManager[None]:
+def _softmax(operator: Any, kernel: Any, input: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
     """On CUDA a softmax from float16 to float32, as in eager attention, converts within its kernel. Elsewhere it
     converts the scores first (aten/src/ATen/native/SoftMax.cpp, softmax with a dtype: float16 only)."""
+    if input.dtype is torch.float16 and dtype is torch.float32:
+        return kernel(input, dim, True)
+    return decomposed(operator, input, dim, dtype)
 
-    def one_kernel(composite: Any, kernel: Any) -> Any:
-        def softmax(input: torch.Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Any:
-            half = input.is_meta and input.dtype is torch.float16 and dtype is torch.float32 and dim is not None
-            return kernel(input, dim, True) if half else composite(input, dim, _stacklevel, dtype)
 
-        return softmax
+# --- layers in one operator -------------------------------------------------------------------------------------------
 
-    return replaced(
-        functional,
-        softmax=one_kernel(functional.softmax, aten._softmax),
-        log_softmax=one_kernel(functional.log_softmax, aten._log_softmax),
+
+def fused_layers() -> AbstractContextManager[None]:
+    """Without gradients nn.MultiheadAttention and nn.TransformerEncoderLayer are one operator each on a CPU, on CUDA
+    and on the device of an extension, whose name their modules read here."""
+    return replaced(torch.utils.backend_registration, _privateuse1_backend_name="meta")
+
+
+def _fused_layer(*_: Any, **__: Any) -> Any:
+    raise Unavailable(
+        "a layer of nn.MultiheadAttention or nn.TransformerEncoder in one operator cannot be traced: what it allocates "
+        "differs between releases of PyTorch; torch.backends.mha.set_fastpath_enabled(False) turns the operator off"
     )
+
+
+# aten/src/ATen/native/RNN.cpp, LSTMCell and GRUCell
+def _lstm_cell(
+    input: torch.Tensor,
+    hx: Sequence[torch.Tensor],
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> Any:
+    """On CUDA two products and one kernel for the gates."""
+    if b_ih is None:
+        raise Unavailable("aten._thnn_fused_lstm_cell without biases cannot be traced without data")
+    of_input, of_hidden = input.matmul(w_ih.t()), hx[0].matmul(w_hh.t())
+    hidden, cell, _ = aten._thnn_fused_lstm_cell(of_input, of_hidden, hx[1], b_ih, b_hh)
+    return hidden, cell
+
+
+def _gru_cell(
+    input: torch.Tensor,
+    hx: torch.Tensor,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor | None = None,
+    b_hh: torch.Tensor | None = None,
+) -> Any:
+    """As an LSTM's cell."""
+    of_input, of_hidden = input.matmul(w_ih.t()), hx.matmul(w_hh.t())
+    return aten._thnn_fused_gru_cell(of_input, of_hidden, hx, b_ih, b_hh)[0]
+
+
+# --- autocast in TorchScript ------------------------------------------------------------------------------------------
+# TorchScript inserts these operators for `with torch.autocast` (aten/src/ATen/native/TensorConversions.cpp).
+
+
+def _scripted_cast_down(
+    device: str, input: torch.Tensor, on_cuda: bool, on_cpu: bool, cuda_dtype: torch.dtype, cpu_dtype: torch.dtype
+) -> torch.Tensor:
+    enabled, dtype = (on_cuda, cuda_dtype) if device == "cuda" else (on_cpu, cpu_dtype)
+    return input.to(dtype) if enabled and input.dtype is torch.float32 else input
+
+
+def _scripted_cast_up(device: str, input: torch.Tensor, on_cuda: bool, on_cpu: bool) -> torch.Tensor:
+    enabled = on_cuda if device == "cuda" else on_cpu
+    return input.float() if enabled and input.dtype in HALVES else input

@@ -16,6 +16,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
+from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
@@ -25,13 +26,15 @@ from torch.utils._pytree import tree_iter, tree_map
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
+from runners.simulation.torch_composites import Functions, composites_replaced, operators
 
 WORKSPACE = 2**62  # an event in place of a size: the workspace of a matrix product's handle, which depends on the card
 EMPTY_CACHE = 2**62 + 1  # an event: torch.cuda.empty_cache()
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
+RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
 EMPTY, ON_HOST = -1, -2  # in place of an allocation's number: a storage without bytes, or without bytes on the device
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
@@ -43,6 +46,9 @@ class Rules(Protocol):
     """The differences of a device from tensors without data."""
 
     host_counts: bool  # whether tensors in host memory count: only on a CPU
+
+    composites: Functions  # operators that are made of others on the device, but of different ones
+    kernels: Functions  # operators that have a kernel on the device, in place of others
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -76,17 +82,45 @@ class MetaTracer(UnseenByDynamo):
         self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
+        recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
+        self._composites: Functions = {**rules.composites, **recurrent}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
         """Enter around the workload. Raises Unavailable at the end if the workload caught that exception before."""
-        with self._rules.applied(), _without_inference_mode(), self._remember_constants(), self._refuse_unseen(), self:
+        with (
+            self._rules.applied(),
+            composites_replaced(self._composites, self._rules.kernels),
+            _without_inference_mode(),
+            self._remember_constants(),
+            self._refuse_threads(),
+            self._follow_empty_cache(),
+            self,
+        ):
             yield
         if self.failure is not None:
             raise Unavailable(self.failure)
 
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
+
+    @contextmanager
+    def _follow_empty_cache(self) -> Iterator[None]:
+        """Trace torch.cuda.empty_cache(), which does nothing where there is no CUDA, by any name."""
+
+        def emptied() -> None:
+            traced_empty_cache()  # type: ignore[name-defined]  # noqa: F821 (a global of torch.cuda.memory)
+
+        if self._rules.host_counts:
+            yield
+            return
+        names = vars(torch.cuda.memory)
+        names["traced_empty_cache"] = self.empty_cache
+        try:
+            with body_replaced(torch.cuda.memory.empty_cache, emptied):
+                yield
+        finally:
+            del names["traced_empty_cache"]
 
     @contextmanager
     def made_on_host(self) -> Iterator[None]:
@@ -104,7 +138,10 @@ class MetaTracer(UnseenByDynamo):
         kwargs = kwargs or {}
         if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
-        if is_composite(func):  # in inference mode they are not decomposed before they reach a dispatch mode
+        if (composite := self._composites.get(func)) is not None:
+            with self:
+                return composite(*args, **kwargs)
+        if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
@@ -138,6 +175,10 @@ class MetaTracer(UnseenByDynamo):
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
+            if "DefaultCPUAllocator" in str(error):  # refused to a tensor with data; the workload may catch that
+                raise self._unavailable(
+                    func, "this machine has too little memory for a tensor that has data"
+                ) from error
             raise
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
@@ -218,20 +259,17 @@ class MetaTracer(UnseenByDynamo):
             self.events.append(-number - 1)
 
     @contextmanager
-    def _refuse_unseen(self) -> Iterator[None]:
-        """Raise Unavailable where the tracer sees nothing: in threads, which no dispatch mode reaches, and in recurrent
-        layers, whose kernels are cuDNN's or oneDNN's own."""
-
-        def refused(what: str, why: str) -> Any:
-            def refuse(*_: Any, **__: Any) -> Any:
-                raise self._unavailable(what, why)
-
-            return refuse
-
-        recurrent = {name: refused(f"aten.{name}", "its kernels are cuDNN's or oneDNN's own") for name in RECURRENT}
-        start = refused("threading.Thread.start", "tensors of another thread are not traced")
-        with replaced(torch._VF, **recurrent), replaced(threading.Thread, start=start):
+    def _refuse_threads(self) -> Iterator[None]:
+        """Raise Unavailable where a thread starts: no dispatch mode reaches it."""
+        start = self._refusal("threading.Thread.start", "tensors of another thread are not traced")
+        with replaced(threading.Thread, start=start):
             yield
+
+    def _refusal(self, what: Any, why: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise self._unavailable(what, why)
+
+        return refuse
 
     # --- values of whole and single numbers ---
 
@@ -358,8 +396,16 @@ def _without_inference_mode() -> AbstractContextManager[None]:
 
 @contextmanager
 def replaced(where: Any, **names: Any) -> Iterator[None]:
-    """Replace attributes of a module, class or object until the end."""
+    """Replace attributes of a module, class or object until the end. TorchScript takes what replaces an operator for
+    that operator, since it could not compile it."""
     before = {name: getattr(where, name) for name in names}
+    table = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+    operators = {
+        id(new): table[id(old)]
+        for old, new in zip(before.values(), names.values(), strict=True)
+        if isfunction(new) and id(old) in table
+    }
+    table.update(operators)
     for name, value in names.items():
         setattr(where, name, value)
     try:
@@ -367,6 +413,19 @@ def replaced(where: Any, **names: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(where, name, value)
+        for key in operators:
+            table.pop(key, None)
+
+
+@contextmanager
+def body_replaced(function: Any, by: Any) -> Iterator[None]:
+    """Replace what a Python function does, for every module that imported it, until the end."""
+    before = function.__code__
+    function.__code__ = by.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
 
 
 def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:

@@ -13,12 +13,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runners import facts
+from runners import facts, processes
 from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
 
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
+
+# Of PyTorch's errors for a device that it was not built for, and of flex_attention's for tensors without data.
+NEEDS_A_DEVICE = ("not compiled with CUDA", "Found input tensors on meta device")
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
 
@@ -73,14 +76,13 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
             name = attempt.point["workload"]
             raise Unavailable(f"workload={name}: a separate program cannot be traced without data")
         _check_dtypes(attempt)
-        workload.prepare(values, "meta")
+        with processes.forks_end_here(), _autocast_in_imports(card_of(attempt)):
+            workload.prepare(values, "meta")
         phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
         phases.open()
         with _workload_hooks(tracer), tracer.around_workload():
-            if values.get("phases") == WHOLE:
-                with phases(WHOLE):
-                    finished = workload.run(values, "meta", phases)
-            else:
+            whole = phases(WHOLE) if values.get("phases") == WHOLE else contextlib.nullcontext()
+            with whole, processes.forks_end_here():
                 finished = workload.run(values, "meta", phases)
         phases.close(completed=True)
         journal.add({"kind": "finished", **finished})
@@ -98,7 +100,7 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
 def _without_machine_errors(error: BaseException) -> BaseException:
     """Unavailable in place of an error that is about the tracing machine and not about the card: no CUDA, no compiler,
     or no memory for the tensors that do have data."""
-    if "not compiled with CUDA" in str(error) or type(error).__module__.startswith("torch._dynamo"):
+    if any(sign in str(error) for sign in NEEDS_A_DEVICE) or type(error).__module__.startswith("torch._dynamo"):
         return Unavailable(f"the workload needs a real device, and is traced without data: {error}")
     if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
         return Unavailable(f"this machine has too little memory to trace the workload: {error}")
@@ -155,6 +157,13 @@ def _check_dtypes(attempt: Attempt) -> None:
     for name in (point["dtype"], point.get("workload.precision")):
         if name is not None and (why := why_unsupported(architecture, dtype_named(name))):
             raise Unavailable(f"{attempt.device.name}: {why}")
+
+
+def _autocast_in_imports(card: Card) -> contextlib.AbstractContextManager[None]:
+    """Around the import of the user's modules, whose decorators are made then."""
+    from runners.simulation.torch_autocast import cuda_autocast_available
+
+    return contextlib.nullcontext() if card.is_host else cuda_autocast_available()
 
 
 def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:

@@ -5,7 +5,10 @@ index 0, 1, ... The prefill chooses the first token of each sequence, decode the
 sequence ends with context + new_tokens - 1 positions in the cache. The most likely token is chosen, but never an end of
 sequence; otherwise random weights would decide how many tokens are measured.
 
-Keys under `workload`: new_tokens, cache, cache_backend, concurrency, packing, logits.
+The prefill reads the prompts at once, or `prefill_chunk` tokens of each row in a pass, as servers do. A pass in which
+no prompt ends computes logits as the others do, and drops them.
+
+Keys under `workload`: new_tokens, prefill_chunk, cache, cache_backend, prompt_lengths, packing, logits.
 """
 
 from __future__ import annotations
@@ -46,7 +49,8 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 
     workload = values["workload"]
     model, config = transformers_models.class_and_config(values["model"])
-    transformers_caches.prepare(workload, model, config, name, device)
+    in_chunks = transformers_prompts.in_chunks(values)
+    transformers_caches.prepare(workload, model, config, name, device, in_chunks)
     transformers_prompts.prepare(values, model, config)
 
 
@@ -55,7 +59,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
 
     from runners.models.torch_models import empty_cache
 
-    sequences = values["batch"] * values["workload"]["concurrency"]
+    sequences = values["batch"] * values["workload"]["prompt_lengths"]
     network = builders.load({**values, "batch": sequences}, device, phase)
     network.module.eval()
     with phase("inputs") as notes:
@@ -88,6 +92,7 @@ class Generation:
     prompts: Prompts
     cache_spec: CacheSpec
     new_tokens: int
+    prefill_chunk: int | None  # tokens of each row that a pass of the prefill reads; None: all
     logits: str  # computed in the prefill: `all`, or those of the `last` token of each prompt
     end_tokens: torch.Tensor  # tokens that end a sequence
 
@@ -108,21 +113,24 @@ class Generation:
                 capacity=prompts.positions(workload["new_tokens"]),
             ),
             new_tokens=workload["new_tokens"],
+            prefill_chunk=workload["prefill_chunk"],
             logits=workload["logits"],
             end_tokens=transformers_prompts.end_tokens(module).to(network.device),
         )
 
     def once(self, phase: AnyPhase, prefix: str = "", run_index: int | None = None) -> dict[str, Any]:
         """Generate all new tokens of every sequence from an empty cache. Returns the metrics of the decode."""
+        import torch
+
         from runners.models.torch_models import shapes
 
-        logits_option = {"logits_to_keep": self.prompts.last()} if self.logits == "last" else {}
         with phase(f"{prefix}prefill", run_index) as notes:
             cache = self.cache_spec.cache()
-            inputs = self.prompts.prefill(self.cache_spec.width)
-            notes.shapes = shapes(inputs)
-            chosen = [self._choose(self.prompts.of_prompts(self._logits(cache, inputs, logits_option)))]
-            del inputs  # a packed row has a quadratic mask
+            first_tokens = []
+            for passes, (first, end) in enumerate(self.prompts.chunks(self.prefill_chunk), 1):
+                first_tokens += self._read_prompts(cache, first, end, notes)
+                notes.iterations = passes
+            chosen = [torch.cat(first_tokens) if len(first_tokens) > 1 else first_tokens[0]]
             notes.metrics |= self._metrics(cache, chosen)
         with phase(f"{prefix}decode", run_index) as notes:
             for step in range(1, self.new_tokens):
@@ -133,6 +141,17 @@ class Generation:
                 notes.iterations = step
             notes.metrics |= self._metrics(cache, chosen)
         return notes.metrics
+
+    def _read_prompts(self, cache: Any, first: int, end: int, notes: Notes) -> list[torch.Tensor]:
+        """Read the positions [first, end) of each row. Returns the first new tokens of the prompts that end there."""
+        from runners.models.torch_models import shapes
+
+        inputs = self.prompts.prefill(first, end, self.cache_spec.width)
+        notes.shapes = notes.shapes or shapes(inputs)
+        logits_option = {"logits_to_keep": self.prompts.last(first, end)} if self.logits == "last" else {}
+        ending = self.prompts.of_prompts(self._logits(cache, inputs, logits_option), first, end)
+        del inputs  # a packed row has a quadratic mask
+        return [] if ending is None else [self._choose(ending)]
 
     def _logits(self, cache: Any, inputs: Mapping[str, torch.Tensor], logits_option: Mapping[str, Any]) -> torch.Tensor:
         """Logits (rows, positions, vocabulary) of one pass.

@@ -60,7 +60,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
             raise ValueError(f"workload.checkpointing=true: {name} has no layers that support recomputation")
         if workload["export"] == "save_pretrained":
             raise ValueError(
-                f"workload.export=save_pretrained: {name} is not a transformers model; use export=state_dict"
+                f"workload.export=save_pretrained: {name} is not a transformers model; use workload.export=state_dict"
             )
     if workload["export"] is not None and device == "meta":
         raise Unavailable(f"workload.export={workload['export']}: a simulated device has no data to write")

@@ -27,6 +27,7 @@ class Answer:
     # In the budget's counter; without a budget, the peak that the allocator reserved. None if the limit cut it: an
     # allocator that gave its cache back to make room reserves what there is, whatever the point needs.
     used_bytes: int | None
+    peak_bytes: int | None = None  # the complete peak of the deciding counter; of a refused point only if calculated
 
 
 Design = Generator[list[PlannedPoint], list[Answer | None], None]
@@ -42,6 +43,7 @@ def answer(outcome: Outcome) -> Answer:
         attempt=outcome.attempt,
         budget_bytes=outcome.budget_bytes,
         used_bytes=None if _was_cut(outcome) else used,
+        peak_bytes=_complete_peak(outcome),
     )
 
 
@@ -58,6 +60,13 @@ def calculated_bytes(outcome: Outcome) -> int | None:
 
 def _was_cut(outcome: Outcome) -> bool:
     return any(phase.alloc_retries for phase in outcome.phases)
+
+
+def _complete_peak(outcome: Outcome) -> int | None:
+    if outcome.unlimited_peak_bytes is not None:
+        return outcome.unlimited_peak_bytes
+    is_complete = outcome.status is Status.OK and not outcome.peak_is_partial
+    return outcome.peak(outcome.device.deciding_counter) if is_complete else None
 
 
 @dataclass(frozen=True, slots=True)

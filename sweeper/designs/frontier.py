@@ -25,6 +25,8 @@ from sweeper.plan import Dimension, Plan, PlannedPoint
 # Statuses with possible causes outside the point, which is tried once more. An error or a timeout would repeat.
 RETRIED = (Status.KILLED, Status.CRASHED, Status.LOST)
 
+GROWING_ALONG = ("batch", "context")  # keys that may follow a searched one
+
 Known = Mapping[str, tuple[Point, Answer]]  # answers of earlier runs, by the point's id
 
 
@@ -257,8 +259,26 @@ def _check(plan: Plan, searched: Sequence[Dimension], others: Sequence[Dimension
             "design=frontier: there is nothing to search; give batch or context several values, as in"
             " 'batch=interval(1,512)' or batch=1,2,4,8"
         )
-    for corner in product(*([each.values[0], each.values[-1]] for each in plan.dimensions)):
+    first = {each.key: each.values[0] for each in plan.dimensions}
+    for dimension in searched:
+        ends = _ascending(dimension.values)
+        small, large = (plan.settle({**first, dimension.key: ends[at]}) for at in (0, -1))
+        for key in GROWING_ALONG:
+            before, after = small.get(key), large.get(key)
+            if before is not None and after is not None and before > after:
+                raise Mistake(
+                    f"design=frontier: {key} shrinks from {before} to {after} while {dimension.key} grows, so more of"
+                    f" {dimension.key} need not take more memory; list its values with design=grid"
+                )
+    for corner in product(*map(_checked_values, plan.dimensions)):
         plan.settle({each.key: value for each, value in zip(plan.dimensions, corner, strict=True)})
+
+
+def _checked_values(dimension: Dimension) -> Sequence[Any]:
+    """The ends of a dimension, and the first values of an interval: they show whether a divisor divides all of it."""
+    values = dimension.values
+    first = values[:3] if isinstance(values, Interval) else values[:1]
+    return [*first, *values[-1:]][: len(values)]
 
 
 def _all_points(plan: Plan, others: Sequence[Dimension], searched: Sequence[Dimension]) -> list[PlannedPoint]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runners.point import canonical
-from sweeper.plan import Plan, PlannedPoint
+from runners.point import Point, canonical
+from sweeper.plan import Plan, PlannedPoint, follows
 
 Choice = Mapping[str, Any]  # a value for each dimension
 
@@ -24,10 +24,14 @@ class Neighbours:
         point = self._plan.settle(choice)
         if point.id in self._earlier:
             return PlannedPoint(point=point, nth=nth)
-        values = [canonical(point.get(key)) for key in self._keys]
+        values = [canonical(self._requested(key, choice, point)) for key in self._keys]
         nearest, changed = self._nearest(values)
         self._earlier[point.id] = values
         return PlannedPoint(point=point, changed_from=nearest, changed=tuple(self._keys[at] for at in changed), nth=nth)
+
+    def _requested(self, key: str, choice: Choice, point: Point) -> Any:
+        """The value of a key as it settled, or the expression by which it follows others: that does not change."""
+        return choice[key] if follows(choice.get(key)) else point.get(key)
 
     def _nearest(self, values: Sequence[str]) -> tuple[str | None, Sequence[int]]:
         """The latest of the points that differ in the fewest dimensions, and the places of these dimensions."""

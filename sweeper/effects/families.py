@@ -22,12 +22,12 @@ from runners.device import CALCULATED, Device, device_named
 from runners.journal import BETWEEN, QUALITY
 from runners.outcome import OUR_OWN_BYTES, Status
 from sweeper import columns
-from sweeper.columns import NAMED, VARYING
+from sweeper.columns import NAMED
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
-from sweeper.frontier.edges import rest_of
 from sweeper.plan import typed
+from sweeper.requested import rest_of, settings_text, value_in
 from sweeper.rows import Row
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
@@ -37,11 +37,12 @@ FARTHEST = 8  # fits are extrapolated up to this multiple of the largest measure
 SIZE = ("batch", "context")
 
 NEEDS = (
-    "unlimited_peak_bytes",
+    *("unlimited_peak_bytes", "settings"),
     *("run", "point_id", "device", "kind", "attempt"),
     *(column.name for column in columns.DIMENSIONS),
     *("config", "order", "changed", "status", "fits", "flaky", "contaminated", "failed_phase"),
-    *("error_type", "error_message", "compute_dtype", "attention_used", *PEAKS, "peak_is_partial"),
+    *("handled_refusals", "error_type", "error_message", "compute_dtype", "attention_used", "tokens"),
+    *(*PEAKS, "peak_is_partial"),
 )
 NEEDS_OF_PHASES = (
     *("point_id", "device", "attempt", "phase_device", "phase", "run_index", "elapsed_s", "metrics"),
@@ -84,7 +85,7 @@ def dimensions_of(points: Sequence[Row]) -> list[str]:
     """The keys that the plan varied, and those of batch, context and the swept keys that differ between its sweeps."""
     swept = [name.removeprefix("dim.") for name in (points[0] if points else {}) if name not in columns.FIXED]
     found = [key for row in points for key in (row["changed"] or "").split(",") if key]
-    values = {key: {_plain(row.get(columns.column_of(key))) for row in points} for key in (*SIZE, *swept, *found)}
+    values = {key: {_plain(value_in(row, key)) for row in points} for key in (*SIZE, *swept, *found)}
     return [key for key in dict.fromkeys((*SIZE, *swept, *found)) if len(values[key]) > 1]
 
 
@@ -105,22 +106,21 @@ def _following(key: str, configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...
 def _neighbours(
     points: Sequence[Row], key: str, dimensions: Sequence[str], following: Sequence[str]
 ) -> Iterator[tuple[Row, Row]]:
-    column = columns.column_of(key)
-    others = [columns.column_of(other) for other in dimensions if other != key]
+    others = [other for other in dimensions if other != key]
     lines: dict[tuple[str, ...], dict[str, Row]] = defaultdict(dict)
     for row in points:
         rest = rest_of(row, (key, *following))
-        same = (row["device"], row["kind"], rest, *(_plain(row.get(other)) for other in others))
-        lines[same].setdefault(_plain(row.get(column)), row)
+        same = (row["device"], row["kind"], rest, *(_plain(value_in(row, other)) for other in others))
+        lines[same].setdefault(_plain(value_in(row, key)), row)
     for line in lines.values():
-        yield from pairwise(sorted(line.values(), key=lambda row: _place(row, column)))
+        yield from pairwise(sorted(line.values(), key=lambda row: _place(row, key)))
 
 
-def _place(row: Row, column: str) -> tuple[bool, float, int]:
+def _place(row: Row, key: str) -> tuple[bool, float, int]:
     """A sort key: numbers by size, everything else in the plan's order."""
-    value, order = row.get(column), row["order"] or 0
+    value, order = value_in(row, key), row["order"] or 0
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number, float(value) if is_number else 0.0, order  # type: ignore[arg-type]
+    return is_number, float(value) if is_number else 0.0, order
 
 
 def _difference(
@@ -130,11 +130,11 @@ def _difference(
     because: dict[str, str] = {}
     changes: dict[str, int | None] = {}
     for column in PEAKS:
-        reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in pair)), None)
-        if reason is not None and None not in (unlimited := [_unlimited(row, column) for row in pair]):
-            reason, changes[column] = None, unlimited[1] - unlimited[0]
-        else:
-            changes[column] = None if reason else after[column] - before[column]
+        peaks = [peak_of(row, column) for row in pair]
+        known = [peak for peak in peaks if peak is not None]
+        changes[column] = known[1] - known[0] if len(known) == len(pair) else None
+        without = [row for row, peak in zip(pair, peaks, strict=True) if peak is None]
+        reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in without)), None)
         because |= {column: reason} if reason else {}
     times = [_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
     reason = next((time for time in times if isinstance(time, str)), None)
@@ -145,13 +145,12 @@ def _difference(
             seconds = second - first
         else:
             reason, time_of = f"different phases: {time_of} and {other}", None
-    column = columns.column_of(key)
     return Difference(
         device=before["device"],
         kind=before["kind"],
         dimension=key,
-        step=(before.get(column), after.get(column)),
-        at={other: before.get(columns.column_of(other)) for other in dimensions if other != key},
+        step=(value_in(before, key), value_in(after, key)),
+        at={other: value_in(before, other) for other in dimensions if other != key},
         points=(before["point_id"], after["point_id"]),
         bytes=changes,
         seconds=seconds,
@@ -160,10 +159,15 @@ def _difference(
     )
 
 
-def _unlimited(row: Row, column: str) -> Any:
-    """The calculated peak with unlimited memory, which a refused point has too. None for other counters."""
+def peak_of(row: Row, column: str) -> int | None:
+    """A row's complete peak in bytes, None if it is not known.
+
+    A refused point has one on a calculated device, in the deciding counter: its peak with unlimited memory.
+    """
     deciding = f"peak_{device_named(row['device']).deciding_counter}_bytes"
-    return row.get("unlimited_peak_bytes") if column == deciding else None
+    unlimited: int | None = row.get("unlimited_peak_bytes") if column == deciding else None
+    peak: int | None = row[column]
+    return unlimited if unlimited is not None or why_not(row, column) else peak
 
 
 def why_not(row: Row, column: str = "") -> str | None:
@@ -173,6 +177,8 @@ def why_not(row: Row, column: str = "") -> str | None:
         return f"{row['status']}{phase}" + (": its peak is partial" if row["peak_is_partial"] else "")
     if row["peak_is_partial"]:
         return "a phase did not complete: its peak is partial"
+    if row["handled_refusals"]:
+        return "the workload was refused memory and continued"
     if row["flaky"]:
         return "it passes only sometimes"
     if column == "peak_used_bytes" and row["contaminated"]:
@@ -231,14 +237,13 @@ class PeakRange(NamedTuple):
 
 
 class Share(NamedTuple):
-    """A part of a measured peak: what it is, how it is known, and what would reduce it."""
+    """A part of a measured peak: what it is, and how it is known."""
 
     of: str
     bytes: int
     share: float
     kind: str
     known_by: str
-    lever: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,8 +432,7 @@ class Family:
             parts.append(("logits", logits[0], CALCULATED, logits[1]))
             grows -= logits[0]
         parts.append(("activations", grows, CALCULATED, "the peak less the other parts"))
-        levers = LEVERS | LEVERS_OF.get(str(self.rows[0]["workload"]), {})
-        shares = [Share(of, part, part / peak if peak else 0.0, kind, by, levers[of]) for of, part, kind, by in parts]
+        shares = [Share(of, part, part / peak if peak else 0.0, kind, by) for of, part, kind, by in parts]
         return sorted(shares, key=lambda share: -share.bytes)
 
     def held(self, size: Size) -> int | None:
@@ -458,6 +462,8 @@ class Family:
         return phase.phase.endswith(("forward", "loss", "backward", "warmup", "evaluation", "whole"))
 
     def _cache(self, size: Size, phase: PhaseKey) -> int | None:
+        if self.rows[0]["workload"] == "custom":  # its metrics are the user's
+            return None
         metrics = [
             json.loads(p["metrics"] or "{}") for p in self._phases(self.passed[size]) if p["phase"] == phase.phase
         ]
@@ -467,22 +473,6 @@ class Family:
 
     def _phases(self, row: Row) -> Sequence[Row]:
         return self.phases_of.get((row["point_id"], row["device"]), ())
-
-
-LEVERS = {
-    "fixed costs": "another precision of the weights (dtype, quantize)",
-    "activations": "a shorter context, a smaller batch",
-    "logits": "logits of the last token only, or logits in chunks",
-    "cache": "a shorter context, fewer sequences (batch, workload.concurrency), another cache (workload.cache)",
-}
-LEVERS_OF = {
-    "train": {
-        "fixed costs": "an adapter (workload.method=lora), another precision (dtype, workload.precision, quantize)",
-        "activations": "a shorter context, a smaller batch (workload.accumulate), workload.checkpointing=true",
-        "logits": "a loss in chunks",
-    },
-    "generate": {"logits": "workload.logits=last"},
-}
 
 
 def families(points: Sequence[Row], phases: Iterable[Row]) -> list[Family]:
@@ -508,14 +498,14 @@ def _fitted_counters(device: Device) -> tuple[str, ...]:
 
 
 def title(family: Family, families: Sequence[Family]) -> list[str]:
-    """The values that name a family among the others; on cpu with the allocator."""
+    """The values that name a family: those in which it differs from the others, and those that are not defaults."""
     row = family.rows[0]
-    swept = [name for name in row if name not in columns.FIXED]
-    others = [column for column in (*VARYING, *swept) if column not in SIZE]
-    apart = [column for column in others if len({_plain(each.rows[0].get(column)) for each in families}) > 1]
-    always = ["allocator"] if device_named(row["device"]).is_cpu else []
+    others = [name.removeprefix("dim.") for name in row if columns.is_key(name) and name not in (*NAMED, *SIZE)]
+    apart = [key for key in others if len({_plain(value_in(each.rows[0], key)) for each in families}) > 1]
+    named = dict.fromkeys((*(["allocator"] if device_named(row["device"]).is_cpu else []), *apart))
     names = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
-    return names + [f"{column}={typed(row.get(column))}" for column in dict.fromkeys((*always, *apart))]
+    names += [f"{key}={typed(value_in(row, key))}" for key in named]
+    return names + settings_text(row, (*named, *SIZE))
 
 
 def _size(row: Row) -> Size | None:

@@ -170,10 +170,10 @@ def _kv_cache_of(values: Values) -> list[MemoryTerm]:
     workload = values["workload"]
     if "new_tokens" not in workload:
         raise NoClosedForm("workload.new_tokens is not known")
-    cache, concurrency = workload.get("cache"), workload.get("concurrency", 1)
+    cache, lengths = workload.get("cache"), workload.get("prompt_lengths", 1)
     if cache in NOT_PLAIN:
         raise NoClosedForm(f"workload.cache={cache} {NOT_PLAIN[cache]}")
-    if workload.get("packing") == "packed" and concurrency > 1:
+    if workload.get("packing") == "packed" and lengths > 1:
         raise NoClosedForm("workload.packing=packed keeps prompts of different lengths")
     tokens = values["context"] + workload["new_tokens"]
     if cache in ("dynamic", "sliding"):
@@ -187,7 +187,7 @@ def _kv_cache_of(values: Values) -> list[MemoryTerm]:
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         tokens=tokens,
-        sequences=values["batch"] * concurrency,
+        sequences=values["batch"] * lengths,
         element_bytes=element_bits(values) // 8,
     )
     return [replace(term, assumption=KEPT.get(cache, term.assumption), alive=ALWAYS["generate"])]

@@ -18,9 +18,10 @@ from runners.device import CALCULATED, device_named
 from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.frontier.evidence import GROWING, At, Columns, Evidence, could_contradict
-from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json, without
+from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json
 from sweeper.frontier.open_values import OpenValues, SearchedValues
 from sweeper.objective import TOKENS, Objective, Rank
+from sweeper.requested import follows_in, rest_of, value_in
 from sweeper.rows import Row
 
 ALWAYS = ("batch", "context")
@@ -43,9 +44,18 @@ FROM_ROW = (
 NEEDS = (
     *FROM_ROW,
     *("config", "status", "fits", "flaky", "oom_scope", "failed_phase", "error_type", "error_message"),
-    *("needs_at_least_bytes", "unlimited_peak_bytes", "skipped_because", "device_total_bytes", "budget_used_bytes"),
+    *(
+        "handled_refusals",
+        "handled_refusal_bytes",
+        "needs_at_least_bytes",
+        "unlimited_peak_bytes",
+        "skipped_because",
+        "device_total_bytes",
+        "budget_used_bytes",
+    ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
-    *("peak_phase", "spreads", "beyond_training", "used_by_others_bytes", "started_at"),
+    *("other_processes", "other_processes_resident_bytes"),
+    *("peak_phase", "settings", "spreads", "beyond_training", "used_by_others_bytes", "started_at"),
 )
 
 
@@ -79,7 +89,7 @@ def groups_of(
     keys = _growing(rows, dimensions) if along is None else tuple(along)
     found: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None)
+        mine = tuple(key for key in keys if row.get(schema.column_of(key)) is not None and not follows_in(row, key))
         found[row["device"], row["kind"], ",".join(mine), rest_of(row, mine)].append(row)
     searched_in: dict[tuple[str, str], list[SearchedValues]] = defaultdict(list)
     for names in {key[2] for key in found} if searched else ():
@@ -92,21 +102,16 @@ def groups_of(
 
 
 def _growing(rows: Sequence[Row], dimensions: Collection[str]) -> tuple[str, ...]:
-    """The keys to search along: batch, context and swept growing ones that vary or are dimensions of a search."""
-    swept = [name for name in (rows[0] if rows else {}) if name not in schema.FIXED and not name.startswith("dim.")]
-    growing = (key for key in (*ALWAYS, *swept) if key.rpartition(".")[2] in GROWING)
-    varying = [key for key in growing if key in dimensions or _numbers_vary(row.get(key) for row in rows)]
+    """The keys to search along: the growing ones that vary, apart from those that follow others, or are searched."""
+    keys = [name for name in (rows[0] if rows else {}) if schema.is_key(name) and not name.startswith("dim.")]
+    growing = (key for key in dict.fromkeys((*ALWAYS, *keys)) if key.rpartition(".")[2] in GROWING)
+    varying = [key for key in growing if key in dimensions or _numbers_vary(value_in(row, key) for row in rows)]
     return tuple(varying) or ALWAYS
 
 
 def _numbers_vary(values: Iterable[Any]) -> bool:
     different = {value for value in values if value is not None}
     return len(different) > 1 and all(isinstance(value, int | float) and value is not True for value in different)
-
-
-def rest_of(row: Row, along: Sequence[str]) -> str:
-    """All settled values except those of the searched keys, as one text."""
-    return without(row["config"], along)
 
 
 @dataclass(frozen=True)
@@ -290,28 +295,53 @@ LIMITS = ("memory", "host_memory", "other")
 
 def limit_of(row: Row) -> str:
     """The limit that stopped an attempt which failed, was undecided or fits only sometimes."""
-    if row["fits"] is not None:
+    if row["fits"] is not None or row.get("handled_refusals"):
         return "memory"
     if row["status"] in NO_MEMORY:
         return "host_memory"
     return "other"
 
 
+# The columns that `limit_bytes` and `headroom` read.
+HEADROOM_NEEDS = (
+    *("device", "kind", "budget_bytes", "device_total_bytes", "budget_used_bytes"),
+    *("peak_reserved_bytes", "peak_used_bytes", "peak_resident_bytes"),
+)
+
+
+def limit_bytes(row: Row) -> int | None:
+    """The memory that the peak of `headroom`'s column may reach; None if it is not known."""
+    limit, _, _ = _limit(row)
+    return limit
+
+
 def headroom(row: Row) -> tuple[int | None, str | None]:
     """Bytes left of the limit at the peak, and the column with the peak; None where either is unknown."""
-    if row.get("budget_bytes") is not None:
-        return _headroom(row["budget_bytes"], row, ("budget_used_bytes",))
-    if device_named(row["device"]).is_cpu:
-        return _headroom(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
-    if row["kind"] == CALCULATED:
-        return _headroom(row.get("device_total_bytes"), row, ("peak_used_bytes",))
+    _, left, column = _limit(row)
+    return left, column
+
+
+def _limit(row: Row) -> tuple[int | None, int | None, str | None]:
+    """The limit of a point, the bytes left of it at the peak, and the column with the peak.
+
+    With a budget and a device's total it is the one that leaves less.
+    """
+    budget = _of_limit(row.get("budget_bytes"), row, ("budget_used_bytes",))
+    if device_named(row["device"]).is_host:
+        limited = row.get("budget_bytes") is not None
+        return budget if limited else _of_limit(row.get("device_total_bytes"), row, ("peak_resident_bytes",))
+    if row.get("budget_bytes") is not None and budget[1] is None:
+        return budget
     # Used memory has no high-water mark and can be read too late; what was reserved at the peak was used then.
-    return _headroom(row.get("device_total_bytes"), row, ("peak_used_bytes", "peak_reserved_bytes"))
+    columns = ("peak_used_bytes",) if row["kind"] == CALCULATED else ("peak_used_bytes", "peak_reserved_bytes")
+    of_device = _of_limit(row.get("device_total_bytes"), row, columns)
+    known = [each for each in (budget, of_device) if each[1] is not None]
+    return min(known, key=lambda each: each[1] or 0, default=of_device)
 
 
-def _headroom(limit: int | None, row: Row, columns: Sequence[str]) -> tuple[int | None, str | None]:
+def _of_limit(limit: int | None, row: Row, columns: Sequence[str]) -> tuple[int | None, int | None, str | None]:
     taken = [(row[column], column) for column in columns if row.get(column) is not None]
     if limit is None or not taken:
-        return None, None
+        return limit, None, None
     most, column = max(taken)
-    return limit - most, column
+    return limit, limit - most, column

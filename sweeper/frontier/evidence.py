@@ -18,7 +18,7 @@ At = tuple[float, ...]  # the value of a point in each dimension, or its place a
 # loop's length, a parameter of a custom workload) this is unknown; searching along it would hide its effect.
 GROWING = frozenset(
     (
-        *("batch", "context", "new_tokens", "prompt_tokens", "sequences", "concurrency"),
+        *("batch", "context", "new_tokens", "prompt_tokens", "sequences", "prompt_lengths"),
         *("width", "layers", "num_hidden_layers", "n_layer", "hidden_size", "n_embd"),
         *("intermediate_size", "n_inner", "vocab_size", "num_key_value_heads", "rank"),
     )

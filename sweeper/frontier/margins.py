@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runners.device import CALCULATED, MEASURED, device_named
-from runners.point import canonical
+from sweeper.requested import rest_of
 from sweeper.rows import Row
 from sweeper.units import format_bytes
 
@@ -50,18 +50,6 @@ class MarginTerm:
         return f"{self.name} {format_bytes(self.bytes)} {self.source}{', already in the peak' if self.in_peak else ''}"
 
 
-def without(config: str, keys: Iterable[str]) -> str:
-    """All settled values except those of these keys, as one text."""
-    values = json.loads(config)
-    for key in keys:
-        inner = values
-        *groups, last = key.split(".")
-        for group in groups:
-            inner = inner.get(group) or {}
-        inner.pop(last, None)
-    return canonical(values)
-
-
 class RunContext:
     """The rows of a run, to look up those that differ from a row in some keys only."""
 
@@ -75,8 +63,8 @@ class RunContext:
         if keys not in self._alike:
             found = self._alike[keys] = defaultdict(list)
             for each in self._rows:
-                found[without(each["config"], keys)].append(each)
-        return self._alike[keys].get(without(row["config"], keys), [])
+                found[rest_of(each, keys)].append(each)
+        return self._alike[keys].get(rest_of(row, keys), [])
 
     def on_same_device(self, row: Row, *keys: str) -> list[Row]:
         return [each for each in self.like(row, *keys) if each["device"] == row["device"]]

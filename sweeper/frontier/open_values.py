@@ -6,16 +6,16 @@ import bisect
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
-from runners.point import Point, canonical
+from runners.point import Point
 from sweeper.frontier.evidence import At, Evidence, but, covers
-from sweeper.frontier.margins import without
 from sweeper.interval import Interval
 from sweeper.plan_lines import SearchedLine
+from sweeper.requested import Settings, rest
 
 Values = Sequence[float]
 
@@ -24,13 +24,14 @@ MOST_VALUES = 1 << 20  # of overlapping intervals, compared one by one; beyond t
 
 @dataclass(frozen=True, slots=True)
 class SearchedValues:
-    """One search of a sweep that has an interval: a point of it, and the values of each dimension."""
+    """One search of a sweep that has an interval: a point of it with its settings, the values of each dimension."""
 
     point: Point
     dimensions: Mapping[str, Values]
+    settings: Settings = field(default_factory=dict)
 
     def rest(self, along: Sequence[str]) -> str:
-        return without(canonical(self.point.values), along)
+        return rest(self.point.values, self.settings, along)
 
     def lattice(self, along: Sequence[str]) -> tuple[Values, ...] | None:
         """The values of each of these keys, one value for a key that was not swept; None if a key has no value."""
@@ -42,7 +43,7 @@ def searched_in(line: SearchedLine) -> SearchedValues:
     """As a line of plan.jsonl has it."""
     values = {each.key: each.values for each in line.dimensions}
     ascending = {key: each if isinstance(each, Interval) else tuple(sorted(each)) for key, each in values.items()}
-    return SearchedValues(Point(values=line.values), ascending)
+    return SearchedValues(Point(values=line.values), ascending, line.settings)
 
 
 @dataclass(frozen=True)

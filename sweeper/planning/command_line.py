@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from sweeper.errors import Mistake, did_you_mean
+from sweeper.planning import hydra_keys
 
 # Flags that show something and run nothing.
 SHOWS = ("version", "help", "hydra_help", "cfg", "info", "shell_completion")
@@ -206,5 +207,6 @@ def _check_hydra_flags(line: CommandLine) -> None:
     if (flags.resolve or flags.package) and not (flags.cfg or flags.help):
         raise Mistake("--resolve and --package change how --cfg shows the configuration: add --cfg job")
     for override in line.of_hydra:
-        if re.match(r"[+~]*hydra[./](mode|sweeper|launcher|callbacks)\b", override):
-            raise Mistake(f"{override}: sweeper plans and starts its own processes; this cannot be changed")
+        why = hydra_keys.refusal(re.split("[=@]", override.lstrip("+~"))[0])
+        if why is not None:
+            raise Mistake(f"{override}: {why}")

@@ -24,11 +24,13 @@ from runners.point import canonical as as_text
 from sweeper.cards import Cards
 from sweeper.errors import Mistake
 from sweeper.plan import typed
+from sweeper.planning import hydra_keys
 from sweeper.planning.hydra_errors import explained, first_line, no_such_key, whole_number_hint
-from sweeper.planning.schema import TYPE_NAMES, WORKLOAD_RULES, expected_type
+from sweeper.planning.schema import TYPE_NAMES, WORKLOAD_RULES, as_list, expected_type
 
 PLANNING_GROUPS = ("design", "experiment")  # groups that configure the sweep itself and cannot be swept
 PARAMS = "workload.params."  # takes any key
+ENV = "env."  # takes any name
 REFERENCE = "quality.reference."  # takes any key of a point
 MODEL_CONFIG = "model.config."  # takes any key with a + before it
 NAMED_KEYS = ("resolution.", "margin.")  # keys of the run that take names: of intervals, of the user's terms
@@ -45,7 +47,10 @@ class Composer:
         self._of_hydra: list[str] = [str(each) for each in composed.hydra.overrides.hydra]
         choices: dict[str, Any] = dict(composed.hydra.runtime.choices)
         self.groups = tuple(group for group in choices if not group.startswith("hydra/"))
+        self._default_choices = choices
+        self._own = self._of(composed)  # Hydra's part of the configuration, without any file of the user's
         self._composed: dict[str, DictConfig] = {}
+        self._choices: dict[str, dict[str, Any]] = {}
 
     def options(self, group: str) -> list[str]:
         return list(self.loader.get_group_options(group))
@@ -74,11 +79,45 @@ class Composer:
             overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
             with explained():
                 config = self.loader.load_configuration("config", [*self._of_hydra, *overrides], RunMode.RUN)
+            self._choices[known] = dict(choices) | dict(config.hydra.runtime.choices)
+            self._refuse_keys_of_hydra(config, self._choices[known])
             OmegaConf.set_struct(config, False)
             del config["hydra"]
             OmegaConf.set_struct(config, True)
             self._composed[known] = config
         return copy.deepcopy(self._composed[known])
+
+    def _refuse_keys_of_hydra(self, config: DictConfig, choices: Mapping[str, Any]) -> None:
+        """Raises Mistake if a file sets one of Hydra's own keys or groups."""
+        for file in (f"{group}/{each}" for group in self.groups for each in as_list(choices.get(group))):
+            read = self.loader.repository.load_config(file)  # type: ignore[attr-defined]
+            groups = (str(getattr(each, "group", "")) for each in read.defaults_list or ())
+            keys = hydra_keys.keys_in(read.header, OmegaConf.to_container(read.config))
+            for key in (*hydra_keys.groups_in(groups), *keys):
+                raise Mistake(f"{file}.yaml: {key}: {hydra_keys.refusal(key)}")
+        for key in hydra_keys.changed(self._own, self._of(config)):  # in a file that one of those includes
+            raise Mistake(f"{key}: {hydra_keys.refusal(key)}")
+
+    @staticmethod
+    def _of(composed: DictConfig) -> dict[str, Any]:
+        values: dict[str, Any] = OmegaConf.to_container(composed.hydra, resolve=False)  # type: ignore[assignment]
+        return values
+
+    def compose_defaults(self, choices: Mapping[str, Any]) -> DictConfig:
+        """The composition without an experiment: with the same options of the other groups, and nothing set in them."""
+        if choices.get("experiment") is None:
+            return self.compose(choices)
+        return self.compose({group: self._chosen(choices)[group] for group in self.groups if group != "experiment"})
+
+    def not_default(self, choices: Mapping[str, Any]) -> dict[str, Any]:
+        """The option of each group of a point that is not the default; model and workload are named in any case."""
+        chosen = self._chosen(choices)
+        return {"inputs": chosen["inputs"]} if chosen["inputs"] != self._default_choices["inputs"] else {}
+
+    def _chosen(self, choices: Mapping[str, Any]) -> dict[str, Any]:
+        """The option of every group, those included that files choose."""
+        self.compose(choices)
+        return self._choices[as_text(dict(choices))]
 
     def _option(self, group: str, choice: Any) -> str:
         if isinstance(choice, list) and group in PLANNING_GROUPS:
@@ -92,7 +131,7 @@ class Composer:
         """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
         if key.startswith(PARAMS) and "params" not in config.workload:
             raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
-        free = key.startswith((PARAMS, REFERENCE, *NAMED_KEYS)) or (added and key.startswith(MODEL_CONFIG))
+        free = key.startswith((PARAMS, ENV, REFERENCE, *NAMED_KEYS)) or (added and key.startswith(MODEL_CONFIG))
         if not free:
             value = self._of_its_type(config, key, value)
         try:
@@ -142,5 +181,7 @@ def resolved(config: DictConfig) -> dict[str, Any]:
         example = examples.get(str(error.full_key), "...")
         raise Mistake(f"{error.full_key} has no value: give it one, as in {error.full_key}={example}") from None
     except OmegaConfBaseException as error:
+        if "HydraConfig was not set" in str(error):
+            raise Mistake(f"{error.full_key}: ${{hydra:...}} has no value, since Hydra runs no job here") from None
         raise Mistake(f"{error.full_key}: {first_line(error)}") from None
     return resolved

@@ -5,28 +5,29 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runners.device import SIM, Device
+from runners.device import SIM, Card, Device
 from runners.meters import cpu
+from runners.point import Point
 from runners.simulation.allocator import Settings
 from sweeper.cards import ALL, Cards
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
+from sweeper.units import format_bytes
 
 # Created by the kernel driver of a GPU (NVIDIA, AMD, either of them under WSL). Without any of them the probe is not
 # started: importing torch takes two seconds.
 DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/kfd"), Path("/dev/dxg"))
 FORM = "write cpu, cuda:0, cuda:0+cuda:1, sim:CARD, auto or all"
 # These change CUDA's memory use and are not simulated.
-UNSUPPORTED_VARIABLES = ("PYTORCH_NO_CUDA_MEMORY_CACHING", "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
-ALLOCATOR_VARIABLES = (
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-)  # in the order torch reads them
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+UNSUPPORTED_VARIABLES = (UNCACHED, "CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE")
+# torch reads the first that is set, even if it is empty (tried with 2.13: _accelerator_getAllocatorSettings)
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 Answer = Callable[[], Mapping[str, Any]]  # returns the report of runners.probe about devices
 
@@ -82,6 +83,15 @@ def resolve(names: Sequence[str], answer: Answer, report: Callable[[str], None],
     return tuple({device.name: device for device in found}.values())
 
 
+def check_variables(found: Sequence[Device], variables: Collection[str]) -> None:
+    """Raises Mistake if a point sets a variable of CUDA's allocator and is calculated, where it has no effect."""
+    calculated = next((device.name for device in found if device.is_calculated), None)
+    for name in (*ALLOCATOR_VARIABLES, *UNSUPPORTED_VARIABLES):
+        if calculated is not None and name in variables:
+            cure = "set it in the shell, for all points" if name in ALLOCATOR_VARIABLES else "leave one of them out"
+            raise Mistake(f"env.{name}: has no effect on devices={calculated}, which is calculated; {cure}")
+
+
 def _sim(card: str, cards: Cards) -> list[Device]:
     """The calculated device of a card, or of every card."""
     if card == ALL:
@@ -103,6 +113,63 @@ def _sim(card: str, cards: Cards) -> list[Device]:
     return [Device(name=f"{SIM}{card}", total_bytes=found.total_bytes, card=described)]
 
 
+def check_others(devices: Sequence[Device], points: Iterable[Point], budget_of_card: bool) -> None:
+    """Raise Mistake for `used_by_others` where it changes nothing, or leaves a card no room."""
+    values = {others: None for point in points if (others := point.get("used_by_others")) is not None}
+    for others in values:
+        for device in devices:
+            if device.card is None or device.card.is_host:
+                if not budget_of_card:
+                    rule = "it is of calculated cards (devices=[sim:CARD]) and of budget=card:NAME"
+                    raise Mistake(f"used_by_others={others}: {device.name} has what it has; {rule}")
+            elif others >= device.card.usable_bytes:
+                room = device.card.usable_bytes
+                raise Mistake(f"used_by_others={others}: {device.name} has {room} bytes without them; give less")
+
+
+def check_budgets(devices: Sequence[Device], points: Iterable[Point]) -> None:
+    """Raise Mistake for a budget on a GPU whose allocator would not keep to it, by the variables that torch reads."""
+    measured = [each.name for each in devices if not each.is_cpu and not each.is_calculated and not each.unavailable]
+    name = next((name for name in ALLOCATOR_VARIABLES if name in os.environ), None)
+    backend = None if name is None else re.search(r"(?:^|,)backend:(\w+)", "".join(os.environ[name].split()))
+    if UNCACHED in os.environ:
+        name = UNCACHED
+    elif backend is None or backend[1] == "native":
+        return
+    if measured and any(point.get("budget") is not None for point in points):
+        limits = "a budget limits what PyTorch's own caching allocator reserves"
+        raise Mistake(f"{name}={os.environ[str(name)]}: {limits}, and {measured[0]} would not use it; unset it")
+
+
+MOST_LINES = 3  # of cards; sim:all has 42
+DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of it"
+
+
+def assumptions(devices: Sequence[Device], points: Iterable[Point]) -> list[str]:
+    """A line for each calculated card: what is taken off its total, and how sure that is."""
+    cards = [device for device in devices if device.card is not None and not device.card.is_host]
+    if len(cards) > MOST_LINES:
+        return [f"{len(cards)} calculated cards: context_bytes and used_by_others_bytes are taken off their totals"]
+    given = frozenset(point.get("used_by_others") for point in points)
+    return [_assumption(device.name, device.card, given) for device in cards if device.card is not None]
+
+
+def _assumption(name: str, card: Card, given: frozenset[int | None]) -> str:
+    assert card.total_bytes is not None
+    text = (
+        f"{name}: of {format_bytes(card.total_bytes)}, {format_bytes(card.context_bytes)} are for context and libraries"
+    )
+    if card.context_range_bytes is not None:
+        least, most = map(format_bytes, card.context_range_bytes)
+        text += f" (published: {least} to {most})"
+    others = {card.used_by_others_bytes or 0 if each is None else each for each in given} or {0}
+    if len(others) == 1:
+        text += f" and {format_bytes(others.pop())} for other processes"
+    if card.has_display and given <= {None}:
+        text += f"; {DESKTOP}: used_by_others=1GiB"
+    return text
+
+
 def _cpu() -> Device:
     return Device(name="cpu", total_bytes=cpu.total_memory_bytes())
 
@@ -114,11 +181,15 @@ def _cuda(name: str, answer: Mapping[str, Any]) -> Device:
         if part not in by_name:
             return replace(device, unavailable=_why_not(part, by_name, answer))
     gpus = [by_name[part] for part in device.parts]
+    errors = [f"{part}: {gpu['error']}" for part, gpu in zip(device.parts, gpus, strict=True) if gpu.get("error")]
+    if errors:
+        return replace(device, unavailable="; ".join(errors))
     uuids = [gpu["uuid"] for gpu in gpus]
     return replace(
         device,
         uuids=() if None in uuids else tuple(uuids),
         total_bytes=min(gpu["total_bytes"] for gpu in gpus),
+        backend=answer.get("backend"),
     )
 
 
@@ -129,17 +200,19 @@ def _why_not(name: str, by_name: Mapping[str, Any], answer: Mapping[str, Any]) -
 
 def _auto(answer: Answer, report: Callable[[str], None]) -> Device:
     if not gpu_driver():
-        report("devices=auto: no GPU here, so the points are measured on cpu")
+        report("devices=auto: cpu, since there is no GPU here")
         return _cpu()
     answered = answer()
     # None: unknown, because the library that reports it is missing. Such a device is taken if none is known to be idle.
+    usable = [gpu for gpu in answered["gpus"] if not gpu.get("error")]
     for idle in (True, None):
-        for gpu in answered["gpus"]:
+        for gpu in usable:
             if gpu["idle"] is idle:
-                report(f"devices=auto: the points are measured on cuda:{gpu['index']}, {gpu['name']}")
+                report(f"devices=auto: cuda:{gpu['index']}, {gpu['name']}")
                 return _cuda(f"cuda:{gpu['index']}", answered)
-    busy = "every GPU is in use" if answered["gpus"] else _why_not("GPU", {}, answered)
-    report(f"devices=auto: {busy}, so the points are measured on cpu")
+    broken = next((gpu["error"] for gpu in answered["gpus"] if gpu.get("error")), None)
+    busy = "every GPU is in use" if usable else broken or _why_not("GPU", {}, answered)
+    report(f"devices=auto: cpu, since {busy}")
     return _cpu()
 
 

@@ -15,6 +15,8 @@ from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
 from sweeper.planning.schema import expected_type
 
+RENAMED = {"workload.concurrency": "workload.prompt_lengths, the number of different prompt lengths"}
+
 
 def whole_number_hint(value: Any) -> str:
     """` (1000)` after 1e3 or 2.0, which Hydra reads as floats."""
@@ -61,6 +63,8 @@ def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
 
 
 def no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] = ()) -> str:
+    if key in RENAMED:
+        return f"no such key: {key}; it is called {RENAMED[key]}"
     path, _, last = str(error.full_key or key).rpartition(".")
     known = map(str, error.parent_node) if isinstance(error.parent_node, DictConfig) else ()
     if not path:

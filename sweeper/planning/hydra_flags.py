@@ -15,7 +15,7 @@ from sweeper.cards import CONF
 from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import PARAMS, REFERENCE, Composer
+from sweeper.planning.composer import ENV, PARAMS, REFERENCE, Composer
 from sweeper.planning.hydra_errors import explained, first_line
 from sweeper.planning.hydra_sweeper import run_hydra
 from sweeper.planning.overrides import Typed, parse
@@ -65,7 +65,7 @@ def _one_configuration(line: CommandLine) -> list[str]:
 
 
 def _override(key: str, found: Typed) -> str:
-    prefix = "++" if key.startswith((PARAMS, REFERENCE)) else "+" if key in found.added else ""
+    prefix = "++" if key.startswith((PARAMS, ENV, REFERENCE)) else "+" if key in found.added else ""
     value = found.fixed[key]
     if (CONF / key).is_dir() and isinstance(value, (int, float)):
         value = typed(value)  # an option with a name like a number

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, Quote, Quo
 
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
-from sweeper.planning.composer import PARAMS
+from sweeper.planning.composer import ENV, PARAMS
 from sweeper.planning.schema import LIST_KEYS, RUN_KEYS, as_list, is_run_key
 
 MAXIMUM_EXACT = 2**53  # of the whole numbers that a float represents exactly
@@ -54,18 +54,21 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
 
 
 def _as_words(override: str) -> str:
-    """Quote each word of workload.argv that has no quotes.
+    """Quote each word of workload.argv, and each value of an environment variable, that has no quotes.
 
-    The shell removes the quotes of '{batch}', which Hydra then cannot parse, and Hydra would turn `1` or `true` into
-    something other than a string.
+    The shell removes the quotes of '{batch}', which Hydra then cannot parse, and Hydra would turn `1`, `007` or `1e3`
+    into something other than the same text.
     """
     key, equals, value = override.partition("=")
-    if key.lstrip("+") != "workload.argv" or "[" not in value:
+    is_variable = key.lstrip("+").startswith(ENV) and re.match(r"\w+\(", value) is None
+    if not is_variable and (key.lstrip("+") != "workload.argv" or "[" not in value):
         return override
     quoted_or_word = r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|([^\[\],'"\s][^\[\],'"]*)"""
 
     def quote(found: re.Match[str]) -> str:
-        return found[1] or str(QuotedString(found[2].rstrip(), Quote.single).with_quotes())
+        if found[1] or (is_variable and found[0] == "null"):
+            return found[0]
+        return str(QuotedString(found[2].rstrip(), Quote.single).with_quotes())
 
     return key + equals + re.sub(quoted_or_word, quote, value)
 
@@ -78,7 +81,7 @@ def _quoted(override: str) -> str:
 
 def _one(override: Override) -> Any:
     value = _plain(override.value())
-    if value == "" and not override.key_or_group.startswith(PARAMS):
+    if value == "" and not override.key_or_group.startswith((PARAMS, ENV)):
         raise Mistake(f"{override.input_line}: a value is missing")
     return value
 
@@ -108,7 +111,7 @@ def _several(override: Override) -> Sequence[Any]:
     if not values:
         matched = "matches nothing" if override.value_type == ValueType.GLOB_CHOICE_SWEEP else "is empty"
         raise Mistake(f"{line}: {matched}, so there is nothing to try")
-    if "" in values and not key.startswith(PARAMS):
+    if "" in values and not key.startswith((PARAMS, ENV)):
         raise Mistake(f"{line}: a value is missing")
     return values
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -18,7 +18,7 @@ from sweeper.objective import Objective
 from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import PLANNING_GROUPS, Composer
+from sweeper.planning.composer import ENV, PLANNING_GROUPS, Composer
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
 from sweeper.planning.experiment import grid_of, points_of
 from sweeper.planning.hydra_errors import explained
@@ -29,6 +29,7 @@ from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
 from sweeper.planning.schema import as_list
 
+Choice = Mapping[str, Any]  # a value for each key with several
 Values = Mapping[str, Sequence[Any]]  # of each key with several, in the order of the dimensions
 
 
@@ -56,7 +57,9 @@ class _Planner:
         # The keys of listed points are given with each of them: the first point may lack a key that a later one has.
         swept = self.typed.several if listed else several
         beginning = {**{key: values[0] for key, values in swept.items()}, **(listed[0] if listed else {})}
-        config = self.configurations.of(beginning)
+        configuration = self.configurations.of(beginning)
+        config = configuration.values
+        self._check_run_keys(beginning, several, listed)
         run = run_keys(config)
         intervals = {key: values for key, values in several.items() if isinstance(values, Interval)}
         resolution = resolutions(config, list(intervals))
@@ -65,7 +68,8 @@ class _Planner:
             swept=[key for key in swept if _varies(several[key])],
             signature=lambda key, target: self.probes.signature(run.python, key, target),
             cards=self.cards,
-            given=[*self.typed.fixed, *swept],
+            listed=[key for key in several if key not in swept and _varies(several[key])],
+            given={*self.typed.fixed, *swept, *configuration.settings},
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)
@@ -89,7 +93,30 @@ class _Planner:
         _check_objective(run.objective, plan.points)
         _check_references(reference, plan)
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.report, self.cards)
+        devices.check_budgets(here, plan.points)
+        devices.check_others(here, plan.points, str(config["budget"]).startswith("card:"))
+        for line in devices.assumptions(here, plan.points):
+            self.report(line)
+        devices.check_variables(here, {*config["env"], *(key.removeprefix(ENV) for key in several)})
         return replace(plan, devices=here)
+
+    def _check_run_keys(self, beginning: Choice, several: Values, listed: Sequence[Choice]) -> None:
+        """Raises Mistake if a key of the run follows a swept key: it has one value for all points."""
+        written = self.configurations.interpolated_run_keys(beginning)
+        if not written:
+            return
+        first = Point(values=self.configurations.of(beginning).values)
+        others: list[tuple[Iterable[str], Choice]] = [(point, {**beginning, **point}) for point in listed]
+        for key in self.typed.several if listed else several:
+            values = several[key]
+            several_of = (values[0], values[-1]) if isinstance(values, Interval) else values
+            others += [((key,), {**beginning, key: value}) for value in several_of]
+        for keys, choice in others:
+            point = Point(values=self.configurations.of(choice).values)
+            for key, text in written.items():
+                if point.get(key) != first.get(key):
+                    follows = f"this one follows {' or '.join(keys)}, which has several"
+                    raise Mistake(f"{key}={typed(text)}: a key of the run has one value for all points, and {follows}")
 
     def _refuse_planning_keys(self) -> None:
         for key in (*self.typed.fixed, *self.typed.several):

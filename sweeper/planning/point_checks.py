@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -14,14 +15,16 @@ from runners.device import Card
 from runners.point import Point, canonical
 from runners.workloads.command import placeholders
 from sweeper import quality
-from sweeper.errors import Mistake, did_you_mean
+from sweeper.errors import Mistake, NotTogether, did_you_mean
 from sweeper.plan import dotted, typed
 from sweeper.planning.schema import (
     CHOICES,
+    LATER_KEYS,
     MAXIMUM,
     MINIMUM,
     NULLABLE,
     POINT_KEYS,
+    REFUSED_VARIABLES,
     TYPE_NAMES,
     WORKLOAD_KEYS,
     at_least,
@@ -62,7 +65,12 @@ class Rules:
     swept: Collection[str]  # keys with more than one value
     signature: Callable[[str, str], Signature]  # (key, target) -> that function's; raises Mistake
     cards: Mapping[str, Card]  # by name, from conf/card
+    listed: Collection[str] = ()  # keys in which listed points differ
     given: Collection[str] = ()  # keys that the user gave one or more values
+
+    @property
+    def varied(self) -> tuple[str, ...]:
+        return (*self.swept, *self.listed)
 
 
 def settled(config: Mapping[str, Any], rules: Rules) -> Point:
@@ -73,7 +81,8 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     uses = set(workload.pop("uses", WORKLOAD_KEYS))
     _check_choices(workload, workload.pop("choices", {}))
     _check_ranges(workload, workload.pop("at_least", {}))
-    _null_where_unused(workload, workload.pop("only_with", {}), rules.swept)
+    _null_where_unused(workload, workload.pop("only_with", {}), rules)
+    _check_division(workload, workload.pop("divides", {}), config)
     if "target" in workload:
         signature = rules.signature("workload.target", workload["target"])
         uses = {key for key in uses if signature.takes(key)}
@@ -83,21 +92,43 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         signature = _placeholders(workload)
         uses = {key for key in uses if signature.takes(key)}
         _check_parameters(workload, signature)
-    _check_swept_keys(rules.swept, uses, workload)
+    _check_unused_keys(rules, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
+    values.pop("env")
+    if config["env"]:  # absent where there is none: the id of such a point is that of earlier versions
+        values["env"] = _environment(config["env"])
     if "inputs" in uses and values["inputs"].get("of_positions") is not None:
         values["context"] = _share_of_positions(values, rules.given)
     values["quality"] = {"target": _quality(values, uses, rules)}
+    others = values["used_by_others"]
+    if others is not None:
+        values["used_by_others"] = others = size_in_bytes("used_by_others", others, 0)
     if values["budget"] is not None:
-        values["budget"] = _budget(values["budget"], rules.cards)
+        values["budget"] = _budget(values["budget"], rules.cards, others or 0)
     for key in WORKLOAD_KEYS:
         if key not in uses:
             values[key] = None
         elif (values[key] is None and key not in NULLABLE) or (key == "model" and "name" not in values[key]):
             example = "model=tiny-llama" if key == "model" else f"{key}={MINIMUM.get(key, 1)}"
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
-    return Point(values=_as_json(values))
+    return Point(values=_as_json({key: value for key, value in values.items() if not _is_later_null(key, value)}))
+
+
+def _is_later_null(key: str, value: Any) -> bool:
+    return value is None and key in LATER_KEYS
+
+
+def _environment(variables: Mapping[str, Any]) -> dict[str, str | None]:
+    """Environment variables as text; None removes one. Raises Mistake."""
+    for name, value in variables.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise Mistake(f"env.{name}: must be the name of an environment variable, of letters, digits and _")
+        if name in REFUSED_VARIABLES:
+            raise Mistake(f"env.{name}: {REFUSED_VARIABLES[name]}")
+        if isinstance(value, (list, Mapping)) or "\0" in typed(value):
+            raise Mistake(f"env.{name}={typed(value)}: must be a word, a number or null, in quotes if it has a comma")
+    return {name: None if value is None else typed(value) for name, value in variables.items()}
 
 
 def _checked(key: str, value: Any) -> Any:
@@ -165,13 +196,19 @@ CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
 }
 
 
-def _budget(value: Any, cards: Mapping[str, Card]) -> int:
-    """In bytes, so that 1GiB, 1024MiB and a card with that much usable memory are the same point."""
+def _budget(value: Any, cards: Mapping[str, Card], others: int) -> int:
+    """In bytes, so that 1GiB, 1024MiB and a card with that much usable memory are the same point.
+
+    `others` is what other processes use of the card that the budget is named after.
+    """
     if isinstance(value, str) and value.startswith("card:"):
         card = value.removeprefix("card:")
         if card not in cards:
             raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
-        return cards[card].usable_bytes
+        usable = cards[card].usable_bytes
+        if usable - others < MINIMUM_BUDGET_BYTES:
+            raise Mistake(f"used_by_others={others}: budget={value} has {usable} bytes without them; give less")
+        return usable - others
     return size_in_bytes("budget", value, MINIMUM_BUDGET_BYTES)
 
 
@@ -193,17 +230,29 @@ def _check_ranges(workload: Mapping[str, Any], minimum: Mapping[str, float]) -> 
         raise Mistake(f"workload.{key}={typed(value)}: must be {TYPE_NAMES[type(bound).__name__]}, {bound:g} or more")
 
 
-def _null_where_unused(
-    workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], swept: Collection[str]
-) -> None:
-    """Set keys to null that have no effect with the other values, so that their values settle to one point."""
+def _null_where_unused(workload: dict[str, Any], only_with: Mapping[str, Mapping[str, Any]], rules: Rules) -> None:
+    """Set keys to null that have no effect with the other values, so that their values settle to one point.
+
+    Raises Mistake for such a key if it was given, and the other values are the same in every point.
+    """
     for key, others in only_with.items():
         if all(workload[other] == value for other, value in others.items()):
             continue
-        if f"workload.{key}" in swept and not any(f"workload.{other}" in swept for other in others):
+        name, vary = f"workload.{key}", any(f"workload.{other}" in rules.varied for other in others)
+        if not vary and (name in rules.swept or name in rules.given):
             needed = " ".join(f"workload.{other}={typed(value)}" for other, value in others.items())
-            raise Mistake(f"workload.{key} has several values, and has an effect only with {needed}")
+            given = f"{name} has several values, and" if name in rules.swept else f"{name}={typed(workload[key])}"
+            raise Mistake(f"{given} has an effect only with {needed}")
         workload[key] = None
+
+
+def _check_division(workload: Mapping[str, Any], divides: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    """Raises NotTogether if a key of the workload is not a divisor of the key of the point that it divides."""
+    for key, other in divides.items():
+        parts, whole = workload[key], config[other]
+        if parts and whole is not None and whole % parts:
+            cure = f"{other} must be a multiple of {parts}, in an interval by resolution.{other}={parts}"
+            raise NotTogether(f"workload.{key}={parts}: {other}={whole} cannot be split into equal parts; {cure}")
 
 
 def _check_parameters(workload: Mapping[str, Any], signature: Signature) -> None:
@@ -246,16 +295,22 @@ def _placeholders(workload: Mapping[str, Any]) -> Signature:
     return Signature(parameters=names, required=(), takes_any=False)
 
 
-def _check_swept_keys(swept: Collection[str], uses: Collection[str], workload: Mapping[str, Any]) -> None:
-    """Raises Mistake for a swept key without effect: its values would be equal points, each measured again."""
-    for key in swept:
+def _check_unused_keys(rules: Rules, uses: Collection[str], workload: Mapping[str, Any]) -> None:
+    """Raises Mistake for a key without effect that was swept or given.
+
+    The values of a swept one would be equal points, each measured again. One that was given once may have its effect in
+    the points of another workload.
+    """
+    workload_varies = any(key.partition(".")[0] == "workload" for key in rules.varied)
+    for key in [*rules.swept, *(() if workload_varies else sorted(rules.given))]:
         root = key.partition(".")[0]
         if root in WORKLOAD_KEYS and root not in uses:
+            given = f"{key} has several values, and" if key in rules.swept else f"{key} was given, and"
             if "target" in workload and root in CALLED_WITH:
-                raise Mistake(f"{key} has several values, and {workload['target']} takes no {root}")
+                raise Mistake(f"{given} {workload['target']} takes no {root}")
             if "argv" in workload and root in CALLED_WITH:
-                raise Mistake(f"{key} has several values, and workload.argv has no {{{root}}}")
-            raise Mistake(f"{key} has several values, and workload={workload['name']} does not use it")
+                raise Mistake(f"{given} workload.argv has no {{{root}}}")
+            raise Mistake(f"{given} workload={workload['name']} does not use it")
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:

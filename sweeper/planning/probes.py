@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from runners import launch_command
+from runners import launch_command, processes
 from sweeper.errors import Mistake
 from sweeper.planning import devices
 from sweeper.planning.point_checks import Signature
@@ -88,7 +88,7 @@ class Probes:
                 errors="replace",
             )
         except OSError as error:
-            raise Mistake(f"python={python}: cannot be started: {error.strerror or error}") from None
+            raise Mistake(f"python={python}: cannot be started: {processes.why_refused(error)}") from None
         probe = Probe(process, python, needs_devices, target)
         self._started.append(probe)
         return probe

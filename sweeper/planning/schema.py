@@ -36,6 +36,8 @@ class Keys:
     tensors: bool = True
     timeout: float | None = None
     budget: Any = None
+    used_by_others: Any = None
+    env: dict[str, Any] = field(default_factory=dict)
     quality: dict[str, Any] = field(default_factory=dict)
 
     devices: Any = "auto"
@@ -65,7 +67,7 @@ WORKLOAD_KEYS = (
     "quality",
 )  # fmt: skip
 # What a workload's file declares about its keys. These are not keys themselves and not part of a point.
-WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with")
+WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with", "divides")
 NULLABLE = ("attention",)  # null is the library's own choice
 RUN_KEYS = (
     "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "edge",
@@ -85,11 +87,25 @@ CHOICES = {
     "edge": ("all", "largest"),
     "trace": ("never", "on_failure"),
 }
+# Environment variables that `env` does not take, with the reason. Most are set in sweeper/sweeping/conditions.py.
+REFUSED_VARIABLES = {
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"), "devices= sets it"),
+    **dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MKL_ENABLE_INSTRUCTIONS"), "allocator=repeatable sets it"),
+    **dict.fromkeys(("OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS"), "sweeper sets it, unless the shell does"),
+    **dict.fromkeys(("PYTHONPATH", "PYTHONHOME"), "sweeper plans with it too; set it in the shell"),
+}
 MINIMUM = {
     "batch": 1, "context": 1, "repeats": 1, "warmup": 0, "seed": 0, "stop_after_same_error": 0, "repeat_points": 1,
 }  # fmt: skip
 MAXIMUM = 2**63 - 1  # the largest int64
-TYPE_NAMES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+TYPE_NAMES = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word",
+    "dict[str, Any]": "keys with values",
+}  # fmt: skip
+
+
+# Keys that came later. A point leaves out their null, so that the ids of earlier points stay as they were.
+LATER_KEYS = ("used_by_others",)
 
 
 def expected_type(key: str) -> str:

@@ -1,22 +1,35 @@
-"""The environment variables of a measured process, and the locks of its device."""
+"""The limits of open files, the environment variables of a measured process, and the locks of its device."""
 
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from pathlib import Path
 
 from runners.device import Device
 from runners.point import Point
+from sweeper.errors import Mistake
+
+# A sweep on one device ran with 16 at a time. Each further device has two pipes, and libraries open a few more.
+OPEN_FILES, OPEN_FILES_PER_DEVICE = 28, 4
+
+
+def check_limits(devices: int) -> None:
+    """Raises Mistake if this process may open fewer files than a sweep on so many devices."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OPEN_FILES + OPEN_FILES_PER_DEVICE * devices
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        on = "a device" if devices == 1 else f"{devices} devices"
+        raise Mistake(f"ulimit -n is {allowed}: a sweep on {on} opens up to {needed} files; raise the limit")
+
+
+AMD_DRIVER = Path("/dev/kfd")
 
 
 def environ_of(point: Point, device: Device) -> dict[str, str | None]:
     """Variables that are set before the measured interpreter starts, and recorded with the attempt."""
-    environ: dict[str, str | None] = {}
-    if device.is_cpu or device.is_calculated:
-        environ["CUDA_VISIBLE_DEVICES"] = ""  # code that uses plain `cuda` finds no device
-    elif device.uuids:
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuids)
+    environ = _visible(device)
     # Threads that spin while waiting slow other attempts down: 3-22 s instead of 1.1-2.4 s for one point.
     if "OMP_WAIT_POLICY" not in os.environ:
         environ["OMP_WAIT_POLICY"] = "PASSIVE"
@@ -29,7 +42,26 @@ def environ_of(point: Point, device: Device) -> dict[str, str | None]:
             environ["MKL_ENABLE_INSTRUCTIONS"] = "AVX2"
     if point.get("start") == "warm" and "OPENBLAS_NUM_THREADS" not in os.environ:
         environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy starts threads on import, and threads are lost in a fork
-    return environ
+    return environ | (point.values.get("env") or {})
+
+
+def _visible(device: Device) -> dict[str, str | None]:
+    """The variables that show the process its own GPUs alone.
+
+    CUDA takes UUIDs. HIP reads HIP_VISIBLE_DEVICES before CUDA_VISIBLE_DEVICES, and its documentation promises indices
+    only. An index counts within the list that this process was given itself.
+    """
+    if device.is_cpu or device.is_calculated:  # code that uses plain `cuda` finds no device
+        hidden: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": ""}
+        return {**hidden, "HIP_VISIBLE_DEVICES": "-1"} if AMD_DRIVER.exists() else hidden
+    is_amd = device.backend == "hip"
+    if device.uuids and not is_amd:
+        return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuids)}
+    given = (is_amd and os.environ.get("HIP_VISIBLE_DEVICES")) or os.environ.get("CUDA_VISIBLE_DEVICES") or ""
+    listed = [entry.strip() for entry in given.split(",") if entry.strip()]
+    indices = [int(part.rpartition(":")[2]) for part in device.parts]
+    own = ",".join(listed[index] if index < len(listed) else str(index) for index in indices)
+    return {"HIP_VISIBLE_DEVICES": own, "CUDA_VISIBLE_DEVICES": None} if is_amd else {"CUDA_VISIBLE_DEVICES": own}
 
 
 def locks_of(device: Device) -> tuple[str, ...]:

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners import journal, launch_command
+from runners import launch_command, processes
 from runners.device import Card, Device
 from runners.fingerprint import code_names
-from runners.outcome import Outcome, Status, outcome_of
-from runners.point import Attempt, AttemptFolder, Point, canonical
+from runners.outcome import Outcome, Status
+from runners.point import Attempt, Damaged, Point, canonical
+from runners.record import outcome_in
 from sweeper.errors import Mistake
 from sweeper.plan import PlannedPoint, RunKeys
 from sweeper.run_folder import RunFolder
@@ -34,7 +35,10 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     """The fingerprint in the measured interpreter. Raises Mistake if it cannot be determined."""
     names = {canonical(each): each for each in map(code_names, points)}
     command = launch_command.command(python, "fingerprint", json.dumps(list(names.values())))
-    process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    try:
+        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    except OSError as error:
+        raise Mistake(f"python={python}: cannot be started: {processes.why_refused(error)}") from None
     try:
         found = json.loads(process.stdout)
     except ValueError:
@@ -48,17 +52,19 @@ def recall(
 ) -> tuple[int, Outcome | None]:
     """The number of the point's next attempt, and the outcome of an earlier one that makes it unnecessary.
 
-    The n-th planned attempt at a point recalls its n-th outcome; those that decided whether it fits come first. Raises
+    The n-th planned attempt at a point recalls its n-th outcome; those that decided whether it fits come first. An
+    attempt that did not settle, that never began or whose files are damaged is none of them. Raises
     Mistake if the last outcome was measured under another fingerprint, unless resume=anew.
     """
     number, outcomes, changed = 1, [], None
     for folder in run.attempts(planned.point, device):
         number += 1
-        if folder.settled() is None:
+        try:
+            then = folder.attempt()
+        except Damaged:
             continue
-        then = folder.attempt()
         outcome = outcome_in(folder, then)
-        if outcome.status in {*NEVER_RECALLED, *keys.retry}:
+        if not folder.exit.exists() or outcome.void or outcome.status in {*NEVER_RECALLED, *keys.retry}:
             continue
         changed = difference(then, outcome, fingerprint, device)
         if changed is None:
@@ -68,11 +74,6 @@ def recall(
         raise Mistake(f"name={keys.name}: {changed}; {cure}")
     decided = [outcome for outcome in outcomes if outcome.fits is not None] or outcomes
     return number, decided[planned.nth - 1] if len(decided) >= planned.nth else None
-
-
-def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
-    """The outcome of an attempt from the files in its folder."""
-    return outcome_of(attempt, journal.read(folder.journal), folder.settled())
 
 
 def difference(then: Attempt, outcome: Outcome, now: Fingerprint, device: Device) -> str | None:

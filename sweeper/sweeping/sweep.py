@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import sweeper
 from runners.device import Device
@@ -21,20 +22,24 @@ from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
+from runners.record import outcome_in
+from sweeper.columns import NAMED
 from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer, calculated_bytes
 from sweeper.designs.frontier import grows, searched
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
-from sweeper.plan import Plan, PlannedPoint
+from sweeper.plan import Plan, PlannedPoint, typed
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.sweeping.conditions import environ_of, locks_of
+from sweeper.sweeping.conditions import check_limits, environ_of, locks_of
 from sweeper.sweeping.lane import Lane
-from sweeper.sweeping.recall import Fingerprint, current_fingerprint, outcome_in, recall
+from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
+from sweeper.units import format_bytes
 from sweeper.views.progress import Show, show_for
 
+LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
 GRACE_SECONDS = 5.0  # for running attempts to end when the sweep is stopped
 
 
@@ -60,6 +65,7 @@ def sweep(plan: Plan) -> int:
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
     SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
     """
+    check_limits(len(plan.devices))
     fingerprint = current_fingerprint(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
@@ -140,7 +146,8 @@ class Sweep:
         )
         for point in searched(plan):
             dimensions = tuple(each for each in plan.dimensions if grows(each))
-            self._add_line(SearchedLine(values=point.values, dimensions=dimensions))
+            settings = plan.settler.settings.get(point.id, {})
+            self._add_line(SearchedLine(values=point.values, settings=settings, dimensions=dimensions))
         for device in plan.devices:
             self._add_line(
                 DeviceLine(
@@ -175,6 +182,7 @@ class Sweep:
                         changed_from=each.changed_from,
                         changed=each.changed,
                         values=each.point.values,
+                        settings=self.plan.settler.settings.get(id, {}),
                         quality_reference=self.plan.settler.quality_references.get(id),
                     )
                 )
@@ -186,6 +194,7 @@ class Sweep:
                 self._add_line(SkippedLine(id=id, device=device, because=each.because))
             elif not each.later:
                 self.show.planned(device, each.point)
+        self.run_folder.sync()
 
     # -- the measuring ------------------------------------------------------------------------------------------------
 
@@ -247,12 +256,22 @@ class Sweep:
             lane.forked.clear()
         if not attempt.device.is_calculated:
             lane.forked.add(attempt.point.id)
-        folder = self.run_folder.attempt_folder(attempt)
         self.run_folder.check()
-        folder.create(attempt)
+        attempt, folder = self._created(attempt)
         engine.start(attempt, folder, lane.engine_lane)
         lane.running = attempt
         self.show.began(lane.device.name, attempt.point)
+
+    def _created(self, attempt: Attempt) -> tuple[Attempt, AttemptFolder]:
+        """The attempt in a new folder. Its number is the next free one where an earlier folder was lost."""
+        while True:
+            folder = self.run_folder.attempt_folder(attempt)
+            try:
+                folder.create(attempt)
+            except FileExistsError:
+                attempt = replace(attempt, number=attempt.number + 1)
+            else:
+                return attempt, folder
 
     def _engine_lane(self, attempt: Attempt) -> str | None:
         """The engine's lane for an attempt, None if it has to wait.
@@ -359,7 +378,25 @@ class Sweep:
 
 
 def _slug(plan: Plan) -> str:
-    """The part of the folder name that describes a run without a name."""
+    """The part of the folder name that describes a run without a name: its settings that are the same in every point.
+
+    Settings that do not fit are counted; the tables have them.
+    """
     first = plan.points[0] if plan.points else plan.settle({})
-    names = (first.get("workload"), first.get("model"))
-    return "-".join(str(name) for name in names if name)
+    names = [str(name) for key in NAMED if key != "dtype" and (name := first.get(key)) is not None]
+    swept = {dimension.key for dimension in plan.dimensions}
+    settings = plan.settler.settings.get(first.id, {})
+    words = [
+        f"{key.rpartition('.')[2]}-{_in_a_name(key, value)}" for key, value in settings.items() if key not in swept
+    ]
+    slug, left = "-".join(reversed(names)), len(words)
+    for word in words:
+        if len(slug) + len(word) < LONGEST_SLUG:
+            slug, left = f"{slug}-{word}", left - 1
+    return slug + (f"-and-{left}-more" if left else "")
+
+
+def _in_a_name(key: str, value: Any) -> str:
+    text = format_bytes(value) if key == "budget" else typed(value)
+    safe = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
+    return safe if len(safe) <= LONGEST_VALUE else safe[:LONGEST_VALUE].rstrip("-") + ".."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,13 @@ from sweeper.errors import Mistake
 from sweeper.plan_lines import PLAN, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.tables.packed_rows import warn
-from sweeper.tables.run_tables import PLAN_BYTES, Tables, attempt_folders, file_size, table_file
+from sweeper.tables.run_tables import GENERATION, PLAN_BYTES, Tables, attempt_folders, file_size, table_file
+from sweeper.units import format_count
 
 if TYPE_CHECKING:
     import pandas as pd
+
+READS = 3  # times that the files are opened, until all are of one writing
 
 
 class Frames(NamedTuple):
@@ -46,14 +50,44 @@ def read(run: str | Path) -> dict[str, pa.Table]:
     """The tables of a run by name, as Arrow tables. Raises Mistake as `load` does."""
     folder = run_folder(run)
     try:
-        found = {name: pq.read_table(table_file(folder, name), partitioning=None) for name in TABLES}
+        found = _files(folder)
         behind = _behind(folder, found)
     except (OSError, pa.ArrowException) as error:
         behind = f"cannot be read ({' '.join(str(error).split())})"
     if behind is None:
         return found
+    lost = _attempts_without_a_journal(folder)
+    if lost:
+        missing = f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
+        raise Mistake(f"{run}: the tables {behind}, and {missing}")
     warn(f"the tables of {folder} {behind}: rebuilt from its journals")
     return Tables(folder, unsettled=False).arrow()
+
+
+def _files(folder: Path) -> dict[str, pa.Table]:
+    """The tables as they are on disk, all of one writing if possible: a sweep may be renaming its files meanwhile."""
+    found: dict[str, pa.Table] = {}
+    for _ in range(READS):
+        with contextlib.ExitStack() as opened:  # all of them before any is read, which takes longer
+            files = {name: opened.enter_context(table_file(folder, name).open("rb")) for name in TABLES}
+            found = {name: _table(file.read()) for name, file in files.items()}
+        if len(_generations(found)) == 1:
+            break
+    return found
+
+
+def _table(content: bytes) -> pa.Table:
+    """One table, from a file that was opened once: pyarrow opens a path twice, and it may be replaced in between."""
+    return pq.ParquetFile(pa.BufferReader(content)).read()
+
+
+def _generations(found: Mapping[str, pa.Table]) -> set[str | None]:
+    return {_metadata(table, GENERATION) for table in found.values()}
+
+
+def _metadata(table: pa.Table, key: str) -> str | None:
+    value: bytes | None = (table.schema.metadata or {}).get(key.encode())
+    return None if value is None else value.decode()
 
 
 def run_folder(run: str | Path) -> Path:
@@ -73,20 +107,33 @@ def run_folder(run: str | Path) -> Path:
 def _behind(folder: Path, found: Mapping[str, pa.Table]) -> str | None:
     """Why the tables lack something that is in the folder, or None if they are up to date."""
     for name, table in found.items():
-        version = (table.schema.metadata or {}).get(b"sweeper.schema", b"?").decode()
+        version = _metadata(table, "sweeper.schema")
         if version != str(VERSION):
-            return f"are of another version ({name}.parquet: {version}, now {VERSION})"
-    written_from = (found["points"].schema.metadata or {}).get(PLAN_BYTES.encode(), b"0")
-    if int(written_from) != file_size(folder / PLAN):
+            return f"are of another version ({name}.parquet: {version or '?'}, now {VERSION})"
+    if len(_generations(found)) > 1:
+        return "are of several writings"
+    if int(_metadata(found["points"], PLAN_BYTES) or 0) != file_size(folder / PLAN):
         return "are behind its plan"
-    attempts = found["attempts"].select(["point_id", "device", "attempt"]).to_pydict()
-    known = {(id, _on_disk(device), number) for id, device, number in zip(*attempts.values(), strict=True)}
+    known = _attempts_in(found["attempts"])
     for path in attempt_folders(folder / POINTS):
-        id, _, rest = path.name.partition(".")
-        device, _, number = rest.rpartition(".")
-        if (id, device, int(number) if number.isdigit() else None) not in known and AttemptFolder(path).exit.exists():
+        if path.name not in known and AttemptFolder(path).exit.exists():
             return "are behind its attempts"
     return None
+
+
+def _attempts_in(attempts: pa.Table) -> set[str]:
+    """The names of the folders of the attempts in a table."""
+    columns = attempts.select(["point_id", "device", "attempt"]).to_pydict().values()
+    return {f"{id}.{_on_disk(device)}.{number}" for id, device, number in zip(*columns, strict=True)}
+
+
+def _attempts_without_a_journal(folder: Path) -> int:
+    """The number of attempts in attempts.parquet whose folders are missing; 0 if the table cannot be read either."""
+    try:
+        known = _attempts_in(_table(table_file(folder, "attempts").read_bytes()))
+    except (OSError, pa.ArrowException, KeyError):
+        return 0
+    return len(known - {path.name for path in attempt_folders(folder / POINTS)})
 
 
 @cache

@@ -41,6 +41,8 @@ def trained(device: str, point: Point, outcome: Outcome) -> Trained | None:
     """The losses of an attempt; None if it did not finish training or computed nothing (a calculated attempt)."""
     workload = point.values.get("workload") or {}
     losses = outcome.metrics.get("losses")
+    if outcome.handled_refusals:  # it may have trained with a smaller batch
+        return None
     if workload.get("name") != "train" or not losses or None in losses or not PLAIN.keys() <= workload.keys():
         return None
     rest = {key: value for key, value in point.values.items() if key not in CONDITIONS}

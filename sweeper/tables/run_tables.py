@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,15 +26,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from runners import journal
 from runners.device import device_named
-from runners.outcome import Outcome, Status, outcome_of
-from runners.point import Attempt, AttemptFolder, Point, canonical
+from runners.outcome import Outcome, Status
+from runners.point import Attempt, AttemptFolder, Damaged, Point, canonical
+from runners.record import outcome_in
 from sweeper import columns, quality, run_folder
 from sweeper.columns import Column
-from sweeper.frontier.edges import NEEDS, frontier
+from sweeper.frontier.edges import HEADROOM_NEEDS, NEEDS, frontier, headroom, limit_bytes
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.objective import TOKENS
+from sweeper.plan import dotted
 from sweeper.plan_lines import (
     PLAN,
     DeviceLine,
@@ -52,7 +54,8 @@ from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of, wa
 PENDING_ATTEMPTS = 64  # attempts that wait to be packed: each holds its whole outcome
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # these repeat exactly
 REST = 9  # pause between writes, in durations of the last one: a small run grows by a tenth with every attempt
-PLAN_BYTES = "sweeper.plan_bytes"  # key in the metadata of points.parquet: the size of plan.jsonl it was written from
+# Keys in the metadata of every file: the writing it belongs to, and the size of plan.jsonl that it was written from.
+GENERATION, PLAN_BYTES = "sweeper.generation", "sweeper.plan_bytes"
 
 # malloc, because Arrow's own pools keep freed memory: after 2,000 attempts the orchestrator was 58 MiB larger than
 # after 200, and 18 MiB larger with malloc.
@@ -72,7 +75,7 @@ class Tables:
         self._plan, self._results = PackedRows(columns.PLAN), PackedRows(columns.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = PackedRows(columns.PHASES), PackedRows(columns.ESTIMATES)
         self._plan_rows: dict[tuple[str, str | None], int] = {}  # point and device (None: all devices) -> row of _plan
-        self._swept: dict[str, list[Any]] = {}  # key -> its value in each row of _plan
+        self._set: dict[str, list[Any]] = {}  # key without a column of its own -> its value in each row of _plan
         self._devices: dict[str, DeviceLine] = {}
         self._skipped: dict[tuple[str, str | None], str] = {}
         self._neighbours: dict[tuple[str, str], NeighbourLine] = {}  # recorded when the point was started
@@ -86,8 +89,10 @@ class Tables:
         with _no_garbage_collector():
             for line in read_plan(self.folder):
                 self.planned(line)
-            for attempt, outcome in _settled_in(self.folder / run_folder.POINTS, unsettled):
-                self.settled(attempt, outcome)
+            for path in attempt_folders(self.folder / run_folder.POINTS):
+                found = AttemptFolder(path)
+                if found.began() if unsettled else found.exit.exists():
+                    self._read(found)
 
     def planned(self, line: PlanLine) -> None:
         """Add a line of plan.jsonl."""
@@ -97,7 +102,7 @@ class Tables:
                 self.quality = self.quality or line.quality
                 self.margin = line.margin or self.margin
                 for dimension in line.dimensions:
-                    self._sweep(dimension.key)
+                    self._add_key(dimension.key)
             case DeviceLine():
                 self._devices[line.name] = line
             case PlannedLine():
@@ -134,13 +139,25 @@ class Tables:
             self.write()
 
     def write(self) -> None:
-        """Write every file aside, then rename it: readers see the old file or the new one, never a part."""
+        """Write every file aside, then rename them all: readers see an old file or a new one, never a part.
+
+        The files of one writing have the same generation: after a kill between two renames, they differ.
+        """
         began = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _no_garbage_collector():
-            for name, declared, slices in self._tables():
-                metadata = {PLAN_BYTES: str(file_size(self.folder / PLAN))} if name == "points" else None
-                _write(table_file(self.folder, name), columns.schema_of(declared, metadata), slices)
+        metadata = {GENERATION: uuid.uuid4().hex, PLAN_BYTES: str(file_size(self.folder / PLAN))}
+        asides: dict[Path, Path] = {}
+        try:
+            with _no_garbage_collector():
+                for name, declared, slices in self._tables():
+                    file = table_file(self.folder, name)
+                    aside = asides[file] = file.with_name(f".{file.name}.tmp")  # no match for *.parquet
+                    _write(aside, columns.schema_of(declared, metadata), slices)
+            for file, aside in asides.items():
+                os.replace(aside, file)
+        finally:
+            for aside in asides.values():
+                aside.unlink(missing_ok=True)
         self._written = self._size()
         ended = time.monotonic()
         self._rested = ended + REST * (ended - began)
@@ -175,25 +192,54 @@ class Tables:
 
     # Adding
 
+    def _read(self, folder: AttemptFolder) -> None:
+        """Add an attempt on disk. One without a request that can be read is known by its name, if it was planned."""
+        try:
+            attempt = folder.attempt()
+        except Damaged as damaged:
+            found = self._named_after(folder.path)
+            if found is None:
+                warn(f"{folder.path}: skipped, its {damaged}")
+                return
+            why = f"its record is damaged: {damaged}"
+            lost = Outcome(status=Status.LOST, void=True, device=found.device, attempt=found.number, error_message=why)
+            self.settled(found, lost)
+        else:
+            self.settled(attempt, outcome_in(folder, attempt))
+
+    def _named_after(self, path: Path) -> Attempt | None:
+        """The planned attempt whose folder has this name."""
+        id, number = path.name.partition(".")[0], path.name.rpartition(".")[2]
+        for name in self._devices:
+            planned = self._plan_row(id, name)
+            if planned is not None and number.isdigit():
+                point = Point(values=json.loads(self._plan.table()["config"][planned].as_py()))
+                attempt = Attempt(point=point, device=device_named(name), number=int(number))
+                if path.parent.parent / attempt.name == path:
+                    return attempt
+        return None
+
     def _plan_point(self, line: PlannedLine) -> None:
         key, id, point = (line.id, line.device), line.id, line.point
         if key in self._plan_rows:
             return
         self._plan_rows[key] = len(self._plan)
         self._plan.add(PlannedRow(point, line))
-        for swept, values in self._swept.items():
-            values.append(_shared(point.get(swept)))
+        for each, values in self._set.items():
+            values.append(_shared(point.get(each)))
+        for each in (*line.settings, *(f"workload.{name}" for name, _ in dotted(_workload(point)))):
+            self._add_key(each)
         if id not in self._estimated:
             self._estimated.add(id)
             for term in _terms(point.values):
                 self._estimates.add(EstimatedTerm(id, term))
 
-    def _sweep(self, key: str) -> None:
-        """Give a swept key its column, also for points of an earlier run that did not vary it."""
-        if key in self._swept or key in columns.USUAL:
+    def _add_key(self, key: str) -> None:
+        """Give a key its column, also for the points that were planned before it was set."""
+        if key in self._set or key in columns.USUAL or key == "workload.name":
             return
         configs = (config for table in self._plan.slices() for config in table["config"].to_pylist())
-        self._swept[key] = [_shared(Point(values=json.loads(config)).get(key)) for config in configs]
+        self._set[key] = [_shared(Point(values=json.loads(config)).get(key)) for config in configs]
 
     def _keep_losses(self, losses: Trained | None) -> None:
         """Keep the losses of the attempt that becomes the next row of results."""
@@ -281,15 +327,15 @@ class Tables:
         return self._plan_rows.get((point, device), self._plan_rows.get((point, None)))
 
     def _swept_columns(self) -> list[Column]:
-        return [columns.swept_column(key, values) for key, values in self._swept.items()]
+        return [columns.swept_column(key, values) for key, values in self._set.items()]
 
     def _joined(
         self, declared: Sequence[Column], rows: Sequence[PointRow], swept: Sequence[Column]
     ) -> Iterator[pa.Table]:
         """The rows, a slice at a time, each joined from its plan row, its result and values computed here."""
         plan, results = self._plan.table(), self._results.table()
-        for key, column in zip(self._swept, swept, strict=True):
-            values = columns.swept_values(self._swept[key], column.type)
+        for key, column in zip(self._set, swept, strict=True):
+            values = columns.swept_values(self._set[key], column.type)
             plan = plan.append_column(column.name, as_array(values, column.type, column.name))
         declared = columns.with_swept(declared, swept)
         for start in range(0, len(rows), SLICE):
@@ -298,7 +344,10 @@ class Tables:
             settled = results.take(pa.array([row.result for row in part], pa.int64()))
             computed = self._computed(part) | self._verdicts(part, planned, settled, results)
             computed |= self._spreads(part, results)
-            arrays = [_joined_column(column, planned, settled, computed) for column in declared]
+            computed |= _limits(part, settled, computed)
+            found = dict(zip(settled.column_names, settled.columns, strict=True))
+            found |= zip(planned.column_names, planned.columns, strict=True)
+            arrays = [_joined_column(column, found, computed) for column in declared]
             yield pa.Table.from_arrays(arrays, schema=columns.schema_of(declared))
 
     def _loss_check(self, result: int | None) -> str | None:
@@ -421,23 +470,40 @@ class PointRow(NamedTuple):
         return self._replace(attempt=attempt, counts=attempt == self.attempt)
 
 
-def _joined_column(column: Column, planned: pa.Table, settled: pa.Table, computed: Mapping[str, list[Any]]) -> pa.Array:
-    found = next((table[column.name] for table in (planned, settled) if column.name in table.column_names), None)
+def _limits(
+    rows: Sequence[PointRow], settled: pa.Table, computed: Mapping[str, list[Any]]
+) -> dict[str, list[int | str | None]]:
+    """The limit of each row; for a point that fits, the bytes left of it and the column that they are left of."""
+    found = {name: settled[name].to_pylist() for name in HEADROOM_NEEDS if name in settled.column_names}
+    found |= {name: computed[name] for name in HEADROOM_NEEDS if name not in found}
+    limits = [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
+    left = [
+        headroom(limit) if row.attempt is not None and row.attempt.fits else (None, None)
+        for row, limit in zip(rows, limits, strict=True)
+    ]
+    return {
+        "limit_bytes": [limit_bytes(limit) for limit in limits],
+        "headroom_bytes": [free for free, _ in left],
+        "headroom_counter": [counter for _, counter in left],
+    }
+
+
+def _workload(point: Point) -> Mapping[str, Any]:
+    workload = point.values.get("workload")
+    return workload if isinstance(workload, Mapping) else {}
+
+
+def _joined_column(column: Column, found: Mapping[str, pa.Array], computed: Mapping[str, list[Any]]) -> pa.Array:
     if column.name not in computed:
-        return found
+        return found[column.name]
     values = as_array(computed[column.name], column.type, column.name)
-    return values if found is None else pc.coalesce(found, values)
+    return pc.coalesce(found[column.name], values) if column.name in found else values
 
 
 def _write(file: Path, file_schema: pa.Schema, slices: Iterable[pa.Table]) -> None:
-    aside = file.with_name(f".{file.name}.tmp")  # no match for *.parquet, which readers of tables use
-    try:
-        with pq.ParquetWriter(aside, file_schema, compression="zstd") as writer:
-            for table in slices:
-                writer.write_table(table, row_group_size=SLICE)
-        os.replace(aside, file)
-    finally:
-        aside.unlink(missing_ok=True)
+    with pq.ParquetWriter(file, file_schema, compression="zstd") as writer:
+        for table in slices:
+            writer.write_table(table, row_group_size=SLICE)
 
 
 @contextmanager
@@ -450,21 +516,6 @@ def _no_garbage_collector() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _settled_in(points: Path, unsettled: bool) -> Iterator[tuple[Attempt, Outcome]]:
-    """The attempts on disk, in a fixed order. One whose request cannot be read is skipped with a warning."""
-    for path in attempt_folders(points):
-        folder = AttemptFolder(path)
-        exit = folder.settled()
-        if exit is None and not unsettled:
-            continue
-        try:
-            attempt = folder.attempt()
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            warn(f"{path}: skipped, its point.json cannot be read ({type(error).__name__}: {error})")
-            continue
-        yield attempt, outcome_of(attempt, journal.read(folder.journal), exit)
 
 
 def attempt_folders(points: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sweeper.estimates.card_check import CardCheck, check_card
 from sweeper.estimates.memory_terms import MemoryTerm, reserve, weights
 from sweeper.planning.card_request import CardRequest
-from sweeper.units import GB, format_both, hundredths
+from sweeper.units import format_both, format_decimal
 from sweeper.views.layout import indent, term_lines
 
 
@@ -53,7 +53,7 @@ def _lines(report: CardReport) -> Iterator[str]:
     yield f"on card={check.card}, where an allocator can use {format_both(check.usable_bytes)}"
     yield f"  ({check.usable}):"
     for way in check.ways:
-        yield f"{way.way}: {way.verdict}, {hundredths(abs(way.left_bytes), GB)} GB {'left' if way.fits else 'missing'}"
+        yield f"{way.way}: {way.verdict}, {format_decimal(abs(way.left_bytes))} {'left' if way.fits else 'missing'}"
         yield from indent([format_both(way.bytes), f"= {way.formula}", f"assumed: {way.assumption}"], 11)
     yield from check.not_estimated
     yield f"not included: {'; '.join(check.not_included)}"

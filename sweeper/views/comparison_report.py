@@ -12,6 +12,7 @@ from runners.device import CALCULATED, MEASURED
 from runners.point import canonical
 from sweeper import columns
 from sweeper.estimates.comparison import NEEDS, Deviation, Figure, PointComparison, comparisons
+from sweeper.requested import settings_of
 from sweeper.units import format_both, format_count
 from sweeper.views import estimate_report
 from sweeper.views.estimate_report import LISTED
@@ -28,11 +29,15 @@ NEVER_ADDED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComparison:
-    """`devices`: the name of each device that has one. `values`: by point id, of each dimension that has one."""
+    """`devices`: the name of each device that has one. `values`: by point id, of each key that has one.
+
+    `settings`: the keys that some point has at another value than the default.
+    """
 
     run: str
     devices: Mapping[str, str | None]
     values: Mapping[str, Mapping[str, Any]]
+    settings: Sequence[str]
     points: Sequence[PointComparison]
 
 
@@ -40,13 +45,14 @@ def run_comparison(run: str, tables: Mapping[str, pa.Table]) -> RunComparison:
     points = tables["points"]
     keys = [column.name for column in columns.DIMENSIONS]
     keys += [name for name in points.column_names if name not in columns.FIXED]
-    rows = points.select([*NEEDS, *keys]).to_pylist()
+    rows = points.select([*NEEDS, "settings", *keys]).to_pylist()
     environment = tables["environment"].select(["environment_id", "device_name"]).to_pylist()
     names = {row["environment_id"]: row["device_name"] for row in environment}
     return RunComparison(
         run=run,
         devices={row["device"]: names.get(row["environment_id"]) for row in rows if row["environment_id"]},
         values={row["point_id"]: {key: row[key] for key in keys if row[key] is not None} for row in rows},
+        settings=tuple(dict.fromkeys(key for row in rows for key in settings_of(row))),
         points=list(comparisons(rows)),
     )
 
@@ -58,13 +64,14 @@ def as_text(found: RunComparison) -> str:
 def _lines(found: RunComparison) -> Iterator[str]:
     keys = list(dict.fromkeys(key for values in found.values.values() for key in values))
     differing = [key for key in keys if len({canonical(values.get(key)) for values in found.values.values()}) > 1]
-    shared = [key for key in ("model", "workload", "dtype", "batch", "context") if key in keys and key not in differing]
+    named = dict.fromkeys(("model", "workload", "dtype", "batch", "context", *map(columns.column_of, found.settings)))
+    shared = [key for key in named if key in keys and key not in differing]
     first: Mapping[str, Any] = next(iter(found.values.values()), {})
     yield f"{found.run}: {format_count(len(found.points), 'point')}, {assignments(first, shared)}"
     yield from (f"  {device} is {name}" for device, name in found.devices.items() if name)
     for point in found.points[:LISTED]:
         yield ""
-        yield assignments(found.values[point.point_id], differing) or point.point_id
+        yield assignments(found.values[point.point_id], differing or shared)
         yield from indent(table([HEADS, *(_row(figure, point.errors) for figure in point.figures)], "<<<<<"))
         yield from (f"  {device}: {status}" for device, status in point.without_figures.items())
     yield from more(len(found.points), LISTED, "points")

@@ -14,19 +14,23 @@ import pyarrow.compute as pc
 from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
+from sweeper.columns import NAMED
 from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, groups_of
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS, Objective
 from sweeper.plan_lines import PLAN, RunLine, SearchedLine, read_plan
 from sweeper.quality import SAME
+from sweeper.requested import settings_of
 from sweeper.rows import Row
+from sweeper.settled_keys import differing
 from sweeper.units import format_bytes, format_count, format_exact
 from sweeper.views.frontier_text import frontier_text, why
 from sweeper.views.layout import assignments, counts, indent, more, table
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes", "peak_used_bytes"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes", "peak_graph_pools_bytes"),
+    "peak_used_bytes",
     *("budget_bytes", "budget_used_bytes", "device_total_bytes"),
 )
 ASSESSED = (
@@ -86,7 +90,10 @@ def _statuses(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
 
 def _loads(rows: Sequence[Row], objective: Objective, tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Any]]:
     """For each search: the largest point that fits, the next larger one that does not, and the largest one tried."""
-    for search in groups_of(rows):
+    searches = groups_of(rows)
+    along = {key for search in searches for key in search.along}
+    apart = differing((search.rows[0]["config"] for search in searches), (*NAMED, *along))
+    for search in searches:
         largest = search.largest(objective)
         tried = [row for row in search.rows if row["status"] in TRIED]
         chosen = [
@@ -99,7 +106,7 @@ def _loads(rows: Sequence[Row], objective: Objective, tables: Mapping[str, pa.Ta
             if row is not None:
                 roles.setdefault(row["point_id"], ([], row))[0].append(role)
         for names, row in roles.values():
-            at = dict(zip(search.along, search.at(row), strict=True))
+            at = apart[search.rows[0]["config"]] | dict(zip(search.along, search.at(row), strict=True))
             yield {"is": ", ".join(names), **_load(row, at, tables)}
 
 
@@ -119,6 +126,7 @@ def _load(row: Row, at: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> di
         "point_id": row["point_id"],
         "device": row["device"],
         **{name: row[name] for name in ("model", "workload", "dtype", "allocator")},
+        "settings": {key: value for key, value in settings_of(row).items() if key not in at},
         "at": at,
         "status": row["status"],
         "why": None if row["fits"] else why(row),
@@ -245,7 +253,9 @@ def _status_lines(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _load_lines(load: Mapping[str, Any]) -> list[str]:
-    what = " ".join(str(load[name]) for name in ("device", "model", "workload", "dtype"))
+    settings = {key: value for key, value in load["settings"].items() if key not in columns.NAMED}
+    what = " ".join(str(load[name]) for name in ("device", *columns.NAMED) if load[name] is not None)
+    what = f"{what} {assignments(settings)}".rstrip()
     details = [load["why"]] if load["why"] and load["status"] not in NO_MEMORY else []
     details.append(f"phases passed: {', '.join(load['passed']) or 'none'}; failed: {load['failed'] or 'none'}")
     counters = [[name, format_bytes(count), f"({count:,} bytes)"] for name, count in load["counters"].items()]

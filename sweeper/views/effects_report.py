@@ -27,14 +27,21 @@ from sweeper.effects.families import (
     why_not,
 )
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
+from sweeper.effects.savings import levers_at
 from sweeper.plan import typed
+from sweeper.plan_lines import PlanLine
 from sweeper.rows import Row
 from sweeper.units import format_bytes
+from sweeper.views import levers_text
 from sweeper.views.layout import assignments, counts, indent, more, table
 
 LONGEST = 24  # steps on the screen; --json has them all
 HIGHEST = 5  # phases listed for the size of --at
 HEADS = {"fixed": "fixed", "per_sample": "a sample", "per_token": "a token", "per_token_squared": "a token^2"}
+
+
+WHAT_ELSE = {"logits": "or, in your own code, a loss in chunks"}
+EXPERIMENTS = {"train": "training_levers", "generate": "generation_levers"}  # by workload
 
 
 def rows_of(tables: Mapping[str, pa.Table]) -> tuple[list[Row], list[Row]]:
@@ -44,18 +51,26 @@ def rows_of(tables: Mapping[str, pa.Table]) -> tuple[list[Row], list[Row]]:
     return points.select([*NEEDS, *swept]).to_pylist(), tables["phases"].select(NEEDS_OF_PHASES).to_pylist()
 
 
-def effects(points: Sequence[Row], phases: Iterable[Row], at: Mapping[str, int] | None = None) -> dict[str, Any]:
-    """The value for JSON: whole bytes, null for what is not known. `at`: a size whose peak to calculate.
+def effects(
+    points: Sequence[Row],
+    phases: Iterable[Row],
+    at: Mapping[str, int] | None = None,
+    plan: Iterable[PlanLine] = (),
+) -> dict[str, Any]:
+    """The value for JSON: whole bytes, null for what is not known.
 
-    Raises Mistake if `at` has no value for a key that was varied.
+    `at`: a size whose peak to calculate. `plan`: the lines of the run's plan, for what design=levers found. Raises
+    Mistake if `at` has no value for a key that was varied.
     """
     phases = list(phases)
     found, steps = families(points, phases), differences(points, phases)
     any_known = any(change is not None for step in steps for change in step.bytes.values())
+    added = levers_text.runs_of(points, levers_text.dimensions_of(plan))
     return {
-        "nothing": None if found or any_known else _nothing(points),
+        "nothing": None if found or any_known or added else _nothing(points),
+        "added_levers": levers_text.as_json(added),
         "differences": [_difference_as_json(step) for step in steps],
-        "families": [_family_as_json(family, title(family, found), at) for family in found],
+        "families": [_family_as_json(family, title(family, found), at, points) for family in found],
     }
 
 
@@ -84,7 +99,9 @@ def _difference_as_json(found: Difference) -> dict[str, Any]:
     }
 
 
-def _family_as_json(family: Family, named: Sequence[str], at: Mapping[str, int] | None) -> dict[str, Any]:
+def _family_as_json(
+    family: Family, named: Sequence[str], at: Mapping[str, int] | None, points: Sequence[Row]
+) -> dict[str, Any]:
     row, largest = family.rows[0], family.largest
     return {
         **{name: row[name] for name in ("device", "kind", *NAMED)},
@@ -94,7 +111,7 @@ def _family_as_json(family: Family, named: Sequence[str], at: Mapping[str, int] 
         "range": {name: _ends([getattr(size, name) for size in family.sizes]) for name in SIZE},
         "left_out": family.left_out,
         "fits": [_fit_as_json(phase, found) for phase, found in family.fits.items()],
-        "largest": None if largest is None else _largest_as_json(family, largest),
+        "largest": None if largest is None else _largest_as_json(family, largest, points),
         "peak_phases": [
             {
                 "along": along,
@@ -133,13 +150,14 @@ def _range_as_json(found: PeakRange) -> dict[str, Any]:
     return {"phase": found.phase.phase, "from": found.first, "to": found.last, "kind": found.kind}
 
 
-def _largest_as_json(family: Family, size: Size) -> dict[str, Any]:
+def _largest_as_json(family: Family, size: Size, points: Sequence[Row]) -> dict[str, Any]:
     """The largest point that passed: its peak, the cost of one more sample or token, and the parts of the peak."""
     phase = family.peak_phase(size)
     found = family.fits[phase]
     fitted = None if isinstance(found, NotFitted) else found
     logits = family.logits(Size(1, 1), phase)
     token = None if fitted is None else fitted.of_a_token(size)
+    device = levers_text.devices_of(family.rows)[family.rows[0]["device"]]
     return {
         **size._asdict(),
         "kind": family.rows[0]["kind"],
@@ -154,7 +172,11 @@ def _largest_as_json(family: Family, size: Size) -> dict[str, Any]:
             "because": found.because if isinstance(found, NotFitted) else None,
             "worst_residual": None if fitted is None or fitted.is_exact_by_count else fitted.worst,
         },
-        "levers": [share._asdict() | {"brings_bytes": None} for share in family.shares()],
+        "parts": [
+            share._asdict()
+            | {"levers": [lever._asdict() for lever in levers_at(family, size, share.of, points, device)]}
+            for share in family.shares()
+        ],
     }
 
 
@@ -183,6 +205,8 @@ def as_text(found: Mapping[str, Any]) -> str:
     if found["nothing"] is not None:
         return str(found["nothing"])
     lines = _difference_lines(found["differences"])
+    if found["added_levers"]:
+        lines = [*levers_text.as_text(found["added_levers"]).splitlines(), "", *lines]
     shown: dict[tuple[str, ...], str] = {}
     for family in found["families"]:
         name = tuple(family["title"])
@@ -199,18 +223,20 @@ def _difference_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     known = [each for each in found if any(each[column] is not None for column in PEAKS)]
     columns = [column for column in PEAKS if any(each[column] is not None for each in known)]
     kinds = " and ".join(dict.fromkeys(each["kind"] for each in known)) or MEASURED
-    lines = [f"ONE STEP OF ONE DIMENSION ({kinds}; the seconds are of one warm repeat)"]
-    head = ["", "", *(column.removeprefix("peak_").removesuffix("_bytes") for column in columns), "time"]
+    has_times = any(each["seconds"] is not None for each in known)
+    lines = [f"ONE STEP OF ONE DIMENSION ({kinds}{'; the seconds are of one warm repeat' if has_times else ''})"]
+    head = ["", "", *(column.removeprefix("peak_").removesuffix("_bytes") for column in columns)]
+    head += ["time"] if has_times else []
     body = [
         [
             f"{each['device']}  {each['dimension']} {typed(each['from'])} -> {typed(each['to'])}",
             assignments(each["at"]),
             *("-" if each[column] is None else _signed(each[column]) for column in columns),
-            "-" if each["seconds"] is None else f"{each['seconds']:+.3f} s",
+            *(["-" if each["seconds"] is None else f"{each['seconds']:+.3f} s"] if has_times else []),
         ]
         for each in known[:LONGEST]
     ]
-    align = "<<" + ">" * len(columns) + ">"
+    align = "<<" + ">" * (len(head) - 2)
     lines += indent(table([head, *body], align) if known else ["no two neighbours passed completely"])
     lines += indent(more(len(known), LONGEST))
     unknown = Counter(next(iter(each["because"].values())) for each in found if each not in known)
@@ -307,18 +333,29 @@ def _range_line(along: str, ranges: Sequence[Mapping[str, Any]]) -> str:
 def _lever_lines(family: Mapping[str, Any]) -> list[str]:
     largest = family["largest"]
     lines = [f"  WHICH LEVER FIRST, at {assignments(largest, SIZE)} in {largest['peak_phase']}"]
-    if not largest["levers"]:
+    if not largest["parts"]:
         return [*lines, "    not known: fixed costs cannot be separated from the rest"]
-    for share in largest["levers"]:
-        part = f"{share['share']:4.0%}  {share['of']:<11}  {format_bytes(share['bytes'])}"
-        lines += [f"    {part} ({share['kind']}: {share['known_by']})"]
-        lines += [f"          {share['lever']}"]
-    lines.append("    experiment=training_levers or generation_levers calculates for a card what each would save")
+    for part in largest["parts"]:
+        size = f"{part['share']:4.0%}  {part['of']:<11}  {format_bytes(part['bytes'])}"
+        lines += [f"    {size} ({part['kind']}: {part['known_by']})"]
+        lines += indent(map(_lever, part["levers"]), 10) or ["          no key is left that makes it smaller"]
+        lines += [f"          {WHAT_ELSE[part['of']]}"] if part["of"] in WHAT_ELSE else []
+    if family["workload"] in EXPERIMENTS:
+        experiment = EXPERIMENTS[family["workload"]]
+        lines.append(f"    experiment={experiment} adds such changes up until a run fits on a card")
     held = largest["held_when_a_warm_pass_begins_bytes"]
     if held is not None:
-        part = f" = {held / largest['peak_bytes']:.0%} of the peak" if largest["peak_bytes"] else ""
-        lines.append(f"    held when a warm pass begins: {format_bytes(held)}{part} ({largest['kind']})")
+        share = f" = {held / largest['peak_bytes']:.0%} of the peak" if largest["peak_bytes"] else ""
+        lines.append(f"    held when a warm pass begins: {format_bytes(held)}{share} ({largest['kind']})")
     return lines
+
+
+def _lever(lever: Mapping[str, Any]) -> str:
+    """One change as it would be typed, and what it saves."""
+    words = assignments(lever["changes"])
+    if lever["saves_bytes"] is None:
+        return words
+    return f"{words} saves {format_bytes(lever['saves_bytes'])} ({lever['kind']}: {lever['known_by']})"
 
 
 def _at_lines(found: Mapping[str, Any]) -> list[str]:

@@ -56,7 +56,7 @@ def _has_ended(folder: Path, first: Attempt) -> bool:
     """Whether any attempt ended. Attempts are numbered from 1 without a gap; one that was cut off is made again."""
     attempt = first
     while (found := AttemptFolder(folder / attempt.name)).path.exists():
-        if found.settled() is not None:
+        if found.exit.exists():
             return True
         attempt = replace(attempt, number=attempt.number + 1)
     return False
@@ -85,31 +85,39 @@ def _plan_lines(found: PlanEstimate) -> Iterator[str]:
     measured = sum((each.point.id, name) in found.measured for each in planned for name in names)
     yield (
         f"plan: {format_count(len(planned), 'point')} x {format_count(len(names), 'device')} ({', '.join(names)}),"
-        f" design {plan.design}, {measured} of {len(planned) * len(names)} measured already"
+        f" design {plan.design}, {measured} of {len(planned) * len(names)} have a result already"
     )
     yield from (
         f"  {device.name} is unavailable: {device.unavailable}" for device in plan.devices if device.unavailable
     )
-    if plan.design == "frontier":
+    if plan.design in ("frontier", "levers"):
         yield "  these are the first points; the next ones depend on how they end"
     keys = [dimension.key for dimension in plan.dimensions]
     for order, each in enumerate(planned[:LISTED], 1):
         already = [name for name in names if (each.point.id, name) in found.measured]
-        note = f"  measured on {', '.join(already)}" if already else ""
-        yield f"  {order:>4}  {_values(each.point, keys) or each.point.id}{note}"
+        note = f"  has a result on {', '.join(already)}" if already else ""
+        yield f"  {order:>4}  {_values(each.point, keys or _named(each.point))}{note}"
     yield from indent(more(len(planned), LISTED), 8)
+
+
+def _named(point: Point) -> list[str]:
+    """The keys that name a point where none was swept."""
+    return [key for key in (*FAMILY, "batch", "context") if point.get(key) is not None]
 
 
 def _estimate_lines(found: PlanEstimate) -> Iterator[str]:
     """For each model, workload and dtype: the terms of the largest point, and the lower bound of each point."""
     keys = [dimension.key for dimension in found.plan.dimensions]
+    settings = found.plan.settler.settings
     for family in _families(found.groups):
         points = [point for _, points in family for point in points]
         shared = [key for key in keys if len({canonical(point.get(key)) for point in points}) == 1]
         differing = [key for key in keys if key not in shared and key not in FAMILY]
-        heading = [key for key in dict.fromkeys([*FAMILY, *shared]) if points[0].get(key) is not None]
+        fixed = (key for key in settings.get(points[0].id, {}) if key not in keys)
+        heading = [key for key in dict.fromkeys([*FAMILY, *shared, *fixed]) if points[0].get(key) is not None]
         largest, points_of_largest = max(family, key=lambda group: _size(group[0]))
         yield ""
+        heading += [key for key in ("batch", "context") if len(points) == 1 and key not in heading]
         yield f"estimate: {_values(points[0], heading)} ({format_count(len(points), 'point')})"
         if len(family) > 1:
             yield f"  {_values(points_of_largest[0], differing)}, the largest:"

@@ -8,17 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from runners.device import CALCULATED, device_named
+from runners.facts import ALLOCATOR, DATA_LIMIT, GUARD, TENSORS
+from runners.outcome import Status
 from sweeper import columns as schema
-from sweeper.columns import NAMED, VARYING
+from sweeper.columns import NAMED
 from sweeper.frontier.edges import NO_MEMORY, FrontierGroup, groups_of, headroom
 from sweeper.frontier.evidence import At, covers
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
+from sweeper.plan import typed
+from sweeper.requested import settings_text, value_in
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
+from sweeper.views.layout import handled, other_processes
+from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
+PREFILL_CHUNK = "workload.prefill_chunk"
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
 
 
@@ -50,10 +57,22 @@ def frontier_text(
 
 
 def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
-    """The columns, apart from the usual ones, in which groups differ."""
-    columns = [*VARYING, *(name for name in (found[0].rows[0] if found else {}) if name not in schema.FIXED)]
-    searched = {schema.column_of(key) for group in found for key in group.along}
-    return tuple(c for c in columns if c not in searched and len({str(g.rows[0].get(c)) for g in found}) > 1)
+    """The keys in which groups differ, apart from those that every heading names."""
+    columns = found[0].rows[0] if found else {}
+    keys = [name.removeprefix("dim.") for name in columns if schema.is_key(name) and name not in NAMED]
+    searched = {key for group in found for key in group.along}
+    return tuple(k for k in keys if k not in searched and len({str(value_in(g.rows[0], k)) for g in found}) > 1)
+
+
+def _title(group: FrontierGroup, names: Sequence[str]) -> list[str]:
+    """The model, workload and dtype of a group, the values in which it differs from others, and its other settings."""
+    row = group.rows[0]
+    named = [*(["allocator"] if device_named(row["device"]).is_cpu and "allocator" not in names else []), *names]
+    title = [str(row[name]) for name in NAMED if row.get(name) is not None]
+    title += [f"{name}={typed(value_in(row, name))}" for name in named if name != PREFILL_CHUNK]
+    title += settings_text(row, (*named, *group.along, "budget", PREFILL_CHUNK))
+    read = prefill_of(row)
+    return title if read is None or PREFILL_CHUNK in group.along else [*title, read]
 
 
 def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective: Objective) -> list[str]:
@@ -63,9 +82,7 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
         return []
     alike: dict[str, list[FrontierGroup]] = defaultdict(list)
     for group in found:
-        row = group.rows[0]
-        words = [str(row[name]) for name in NAMED if row.get(name) is not None]
-        alike["  ".join([*words, *(f"{name}={row.get(name)}" for name in names)])].append(group)
+        alike["  ".join(_title(group, names))].append(group)
     lines = []
     for name, groups in alike.items():
         groups.sort(key=lambda group: (group.rows[0].get("device_total_bytes") or 0, group.rows[0]["device"]))
@@ -82,10 +99,7 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
 
 def _lines(group: FrontierGroup, names: Sequence[str], objective: Objective, margin: Margin) -> list[str]:
     row = group.rows[0]
-    title = [row["device"], *(str(row[name]) for name in NAMED if row.get(name) is not None)]
-    if device_named(row["device"]).is_cpu and "allocator" not in names:
-        title.append(f"allocator={row.get('allocator')}")
-    title += [f"{name}={row.get(name)}" for name in names]
+    title = [row["device"], *_title(group, names)]
     title += _budget(next((each for each in group.rows if each.get("budget_bytes") is not None), row))
     if row["kind"] == CALCULATED:
         title.append("(calculated, not measured)")
@@ -120,9 +134,10 @@ def _unknown(terms: Iterable[MarginTerm]) -> list[str]:
 
 
 def _budget(row: Row) -> list[str]:
-    if row.get("budget_bytes") is None or row.get("budget_kind") == "guard":
+    if row.get("budget_bytes") is None or row.get("budget_kind") == GUARD:
         return []
-    return [f"budget {format_bytes(row['budget_bytes'])} ({row['budget_kind']})"]
+    what = "budget" if row.get("budget_kind") in (ALLOCATOR, DATA_LIMIT, TENSORS) else "limit"
+    return [f"{what} {format_bytes(row['budget_bytes'])} ({row['budget_kind']})"]
 
 
 def _largest_line(group: FrontierGroup, objective: Objective) -> str:
@@ -138,14 +153,37 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     if peak is not None:
         text += f"  peak {format_bytes(peak)} {counter}"
         text += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
-    free, _ = headroom(row)
-    if free is not None and row.get("budget_kind") != "guard":
-        text += f", {format_bytes(free)} left"
+    text += _beside(row)
+    text += _left(row, f"peak_{counter}_bytes")
     if obstacle is None:
         return f"{text}; nothing larger was tried"
     if obstacle["fits"] is not False or obstacle.get("flaky"):
         return f"{text}; the next, {group.text(group.at(obstacle))}: {why(obstacle)}"
     return text
+
+
+RELEVANT = 0.05  # share of the peak from which the memory of other processes is named
+
+
+def _beside(row: Row) -> str:
+    """The memory of processes that the workload started on cpu, which is in no peak, if it is a relevant share."""
+    others, peak = row.get("other_processes_resident_bytes"), row.get("peak_resident_bytes")
+    if not device_named(row["device"]).is_cpu or not others or (peak is not None and others < RELEVANT * peak):
+        return ""
+    return f", and {other_processes(row['other_processes'], others)}"
+
+
+def _left(row: Row, peak: str) -> str:
+    """What the limit leaves, with the counter that it is compared with if that is not the printed peak's."""
+    free, counter = headroom(row)
+    if free is None or counter is None or row.get("budget_kind") == GUARD:
+        return ""
+    if counter == peak or (counter == "budget_used_bytes" and row["budget_used_bytes"] == row.get(peak)):
+        return f", {format_bytes(free)} left"
+    if counter == "budget_used_bytes":
+        return f"; {format_bytes(row[counter])} of {format_bytes(row['budget_bytes'])} used, {format_bytes(free)} left"
+    name = counter.removeprefix("peak_").removesuffix("_bytes")
+    return f"; {format_bytes(row[counter])} {name}, {format_bytes(free)} left"
 
 
 def _smallest(group: FrontierGroup, objective: Objective) -> At | None:
@@ -194,7 +232,7 @@ def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
     lines = []
     for device, rows in by_device.items():
         counts = Counter(row["status"] for row in rows)
-        reason = next((_message(row) for row in rows if _message(row)), None)
+        reason = next((text for row in rows if (text := _message(row) or _handled(row))), None)
         statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
         lines.append(f"{device}  no attempt decided what fits: {statuses}" + (f" ({reason})" if reason else ""))
     return lines
@@ -204,6 +242,8 @@ def why(row: Row) -> str:
     """Why a point failed, is undecided or fits only sometimes, in one line."""
     if row["fits"] is True:
         return "fits only sometimes"
+    if row["status"] == Status.OK.value:
+        return handled(row["handled_refusals"], row["handled_refusal_bytes"])
     phase = f" in {row['failed_phase']}" if row.get("failed_phase") else ""
     if row["status"] not in NO_MEMORY:
         message = _message(row)
@@ -216,8 +256,13 @@ def why(row: Row) -> str:
         limit = row.get("budget_bytes") or row.get("device_total_bytes")
         text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
     elif needs is not None:
-        text += f", needs at least {format_bytes(needs)}"
-    return f"{text}; a smaller batch would not help" if _is_of_any_batch(row) else text
+        text += f", needs at least {format_bytes(needs)} {device_named(row['device']).deciding_counter}"
+    if _is_of_any_batch(row):
+        return f"{text}; a smaller batch would not help"
+    if row["workload"] != GENERATE:
+        return text
+    least = least_in_chunks(json.loads(row["config"]), row.get("failed_phase"))
+    return text if least is None else f"{text}; {least}"
 
 
 # Phases of sweeper's own workloads in which no activations are alive. The optimizer's step holds weights, gradients and
@@ -234,6 +279,11 @@ def _is_of_any_batch(row: Row) -> bool:
         evaluation = json.loads(row["config"])["workload"].get("evaluation") or {}
         return evaluation.get("batch") is not None
     return row.get("failed_phase") in OF_ANY_BATCH
+
+
+def _handled(row: Row) -> str | None:
+    refusals = row.get("handled_refusals")
+    return handled(refusals, row["handled_refusal_bytes"]) if refusals and row["status"] == Status.OK.value else None
 
 
 def _message(row: Row) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeper.estimates.memory_terms import MemoryTerm
 from sweeper.plan import typed
-from sweeper.units import format_both
+from sweeper.units import format_both, format_bytes
 
 
 def indent(lines: Iterable[str], spaces: int = 2) -> list[str]:
@@ -37,6 +37,20 @@ def assignments(values: Mapping[str, Any], keys: Iterable[str] | None = None) ->
 def counts(found: Mapping[str, int]) -> str:
     """`4 ok, 2 oom`."""
     return ", ".join(f"{count} {name}" for name, count in found.items())
+
+
+def handled(refusals: int, largest_bytes: int | None) -> str:
+    """Why a pass with refused allocations decides nothing."""
+    what = "a refused allocation" if refusals == 1 else f"{refusals} refused allocations"
+    size = (
+        "" if largest_bytes is None else f"{' ' if refusals == 1 else ', the largest '}of {format_bytes(largest_bytes)}"
+    )
+    return f"undecided: the workload caught {what}{size}{',' if size and refusals > 1 else ''} and continued"
+
+
+def other_processes(count: int, resident_bytes: int) -> str:
+    """What processes that the workload started held. The sum counts pages that they share in each."""
+    return f"{format_bytes(resident_bytes)} in {count} other process{'' if count == 1 else 'es'}"
 
 
 def more(total: int, shown: int, noun: str = "") -> list[str]:

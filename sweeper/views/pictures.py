@@ -23,10 +23,12 @@ FORMATS = (".png", ".svg", ".pdf")
 MOST_FAMILIES = 4  # a row of panels for each
 MOST_PHASES = 6  # drawn in a panel; the lowest ones decide nothing
 STEPS = 60  # of a curve
+HEADROOM = 1.2  # of an axis, for the text above the curves
 GREY, BAND = "#8a8a8a", "#f0e442"
 ACROSS = ("data", "axes fraction")
 # The palette of Okabe and Ito, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LARGEST_MARK = 9
 MARKS = ("o", "s", "^", "D", "v", "P")
 
 
@@ -99,9 +101,13 @@ def _panel(panel: Axes, family: Family, line: Line, at: dict[str, int]) -> None:
     along, sizes = line.along, line.sizes
     values = [getattr(size, along) for size in sizes]
     end = max(values[-1], at.get(along, 0))
-    for (names, phase), colour, mark in zip(_highest(family, line), COLOURS, MARKS, strict=False):
+    shown = _highest(family, line)
+    for place, ((names, phase), colour, mark) in enumerate(zip(shown, COLOURS, MARKS, strict=False)):
         peaks = {getattr(size, along): family.peaks[phase][size] for size in sizes if size in family.peaks[phase]}
-        panel.plot(list(peaks), [peak / MIB for peak in peaks.values()], mark, color=colour, label=names, zorder=3)
+        # Equal peaks stay visible: later marks are smaller than the ones below them.
+        size = LARGEST_MARK - place
+        heights = [peak / MIB for peak in peaks.values()]
+        panel.plot(list(peaks), heights, mark, color=colour, label=names, markersize=size, zorder=3)
         curve = _curve(family.fits[phase], sizes[-1], along, values[0], end)
         panel.plot([value for value, _ in curve], [peak for _, peak in curve], "--", color=colour, linewidth=1.2)
     _mark_take_overs(panel, line)
@@ -112,7 +118,7 @@ def _panel(panel: Axes, family: Family, line: Line, at: dict[str, int]) -> None:
     panel.set_xlabel(along)
     panel.set_ylabel(f"{family.counter}, MiB")
     panel.set_xticks(sorted({*values, *failed, end}))
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(0, HEADROOM * panel.get_ylim()[1])
     panel.grid(axis="y", alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))

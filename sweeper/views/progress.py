@@ -13,10 +13,12 @@ from typing import Any
 
 from runners.outcome import Outcome, Status
 from runners.point import Point
+from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.units import format_bytes, format_count, format_seconds
-from sweeper.views.layout import assignments, counts
+from sweeper.views.layout import assignments, counts, handled, other_processes
+from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
 
 ENDINGS = {
     Status.OK: "fits",
@@ -37,6 +39,7 @@ class Show:
 
     def __init__(self, plan: Plan) -> None:
         self._keys = [dimension.key for dimension in plan.dimensions]
+        self._design, self._dimensions = plan.design, plan.dimensions
         self._objective, self._margin = plan.run.objective, plan.run.margin
         self._total = 0
         self._done = 0
@@ -52,7 +55,12 @@ class Show:
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
-        self._line(f"{self._named(device, point)}  {outcome_text(outcome)}{'  (measured before)' if recalled else ''}")
+        text = outcome_text(outcome)
+        if outcome.fits is False and point.get("workload") == GENERATE:
+            least = least_in_chunks(point.values, outcome.failed_phase)
+            text += "" if least is None else f"; {prefill(point.values)}; {least}"
+        before = f"  ({outcome.device.kind} before)" if recalled else ""
+        self._line(f"{self._named(device, point)}  {text}{before}")
 
     def remark(self, device: str, text: str) -> None:
         self._line(f"{device}  {text}")
@@ -73,17 +81,21 @@ class Show:
         context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
-        """Print the number of points with each status, the frontier, and the place of the tables.
+        """Print the number of points with each status, the frontier or the levers, and the place of the tables.
 
         `rows`: the points that this sweep planned. `context`: all rows of the run. `searched`: its intervals.
         """
+        from sweeper.views import levers_text
         from sweeper.views.frontier_text import frontier_text
 
         statuses = Counter(str(row["status"]) for row in rows)
         tables = f"{_short(folder)}/points.parquet, attempts, phases, environment, estimates, frontier"
-        frontier = frontier_text(rows, self._objective, self._margin, context, searched)
+        if self._design == DESIGN:
+            found = levers_text.as_text(levers_text.as_json(levers_text.runs_of(rows, self._dimensions)))
+        else:
+            found = frontier_text(rows, self._objective, self._margin, context, searched)
         total = format_count(sum(statuses.values()), "point")
-        for text in ("", f"{total}: {counts(statuses)}", "", frontier, "", f"tables: {tables}"):
+        for text in ("", f"{total}: {counts(statuses)}", "", found, "", f"tables: {tables}"):
             self._line(text)
 
     def _named(self, device: str, point: Point) -> str:
@@ -162,16 +174,25 @@ def show_for(plan: Plan, folder: Path) -> Iterator[Show]:
 def outcome_text(outcome: Outcome) -> str:
     """The result of an attempt in one line: the failed phase, the peak with its counter, and the error."""
     text = ENDINGS.get(outcome.status, str(outcome.status))
+    if outcome.status is Status.OK and outcome.handled_refusals:
+        text = handled(outcome.handled_refusals, outcome.handled_refusal_bytes)
     if outcome.failed_phase is not None and outcome.phases:
         text += f" in {outcome.failed_phase}"
     counter = outcome.device.deciding_counter
     peak = outcome.peak(counter)
     if peak is not None:
         text += f", {format_bytes(peak)} {counter}{' so far' if outcome.peak_is_partial else ''}"
+    reserved, in_pools = outcome.peak("reserved"), outcome.peak("graph_pools")
+    if reserved is not None and in_pools:
+        text += f", {format_bytes(reserved)} reserved, {format_bytes(in_pools)} of it for CUDA graphs"
+    if outcome.other_processes and outcome.other_processes_resident_bytes:
+        text += f", and {other_processes(outcome.other_processes, outcome.other_processes_resident_bytes)}"
     if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
         text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
     if outcome.fits is None and outcome.error_message:
         text += f": {outcome.error_type + ': ' if outcome.error_type else ''}{_first_line(outcome.error_message)}"
+    if outcome.started_cold_because is not None:
+        text += f"  (started cold: {outcome.started_cold_because})"
     return text
 
 

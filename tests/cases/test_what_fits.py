@@ -41,6 +41,17 @@ def test_no_number_of_failures_ends_the_sweep_early(too_large: Ran) -> None:
     assert rows["status"].tolist() == ["oom"] * 5 + ["ok"]
 
 
+def test_a_key_that_follows_the_searched_one_leaves_one_answer(sweep: Sweep) -> None:
+    """A checkpoint of its own for each batch: three groups under one heading contradicted each other."""
+    target = workload("threshold", limit=4, note="'/ckpt/fold_${batch}.pt'")
+    ran = sweep(*target, "context=1", "batch=2,4,8")
+    assert ran.out.count("largest that fits:   batch=4") == ran.out.count("largest that fits") == 1
+    assert "workload.params.note=/ckpt/fold_${batch}.pt" in ran.out
+    assert ran.points["workload.params.note"].tolist() == [f"/ckpt/fold_{batch}.pt" for batch in (2, 4, 8)]
+    assert ran.table("frontier")["batch"].tolist() == [4, 8]
+    assert ran.points["changed"].tolist()[1:] == ["batch", "batch"]
+
+
 @pytest.fixture(scope="module")
 def edges(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     words = [*workload("threshold", limit="1,2,6,7,8,9"), "context=1", "batch=1,2,3,4,5,6,7,8"]

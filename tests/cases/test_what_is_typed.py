@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.cases.conftest import Ran, Sweep, run, workload
@@ -86,17 +87,23 @@ def test_a_dtype_that_no_model_computes_in_is_refused(sweep: Sweep, dtype: str) 
     assert refused(sweep(f"dtype={dtype}", "model=mlp"), f"dtype={dtype}")
 
 
-@pytest.mark.parametrize("words", [(), ("hydra.job.chdir=true",)], ids=["", "where Hydra would change the folder"])
 def test_a_function_is_found_in_the_current_folder_and_on_pythonpath(
-    sweep: Sweep, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, words: tuple[str, ...]
+    sweep: Sweep, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Case 46 (Lightning#2691, hydra#922, hydra#2844)."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     for folder, module in ((tmp_path, "here"), (elsewhere, "there")):
         (folder / f"{module}.py").write_text("def run(batch):\n    return {'doubled': 2 * batch}\n")
-    ran = sweep("workload=custom", "workload.target=here:run,there:run", *words, PYTHONPATH=str(elsewhere))
+    ran = sweep("workload=custom", "workload.target=here:run,there:run", PYTHONPATH=str(elsewhere))
     assert list(ran.points["status"]) == ["ok", "ok"]
     assert [json.loads(metrics) for metrics in ran.points["metrics"]] == [{"doubled": 2}] * 2
+
+
+def test_a_variable_is_set_in_the_measured_process_alone_and_is_a_column(sweep: Sweep, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import os\ndef run():\n    return {'is': os.environ.get('MINE')}\n")
+    ran = sweep("workload=custom", "workload.target=mine:run", "env.MINE=one,null,'',007", MINE="of the shell")
+    assert [json.loads(metrics)["is"] for metrics in ran.points["metrics"]] == ["one", None, "", "007"]
+    assert [None if pd.isna(value) else value for value in ran.points["env.MINE"]] == ["one", None, "", "007"]
 
 
 @pytest.mark.parametrize(

@@ -224,6 +224,20 @@ def catches_its_refusal(*, phase, mib=64, **_):
     return {"bytes": kept.numel() * 4}
 
 
+def halves_its_batch(*, batch, phase, least=0, **_):
+    """As accelerate's find_executable_batch_size: tries `batch` MiB (at least `least`), then half, until it fits."""
+    while batch:
+        try:
+            with phase("step"):
+                touch(max(batch, least))
+            return {"used": batch}
+        except RuntimeError as error:
+            if "DefaultCPUAllocator: can't allocate memory" not in str(error):
+                raise
+            batch //= 2
+    raise RuntimeError("No executable batch size found, reached zero.")
+
+
 def touches_in_steps(*, phase, mib=4096, **_):
     """Fills the memory it is allowed, 16 MiB at a time."""
     with phase("work"):
@@ -265,6 +279,78 @@ def uses_phase_in_a_fork(*, phase, **_):
             os._exit(7)
         os._exit(0)
     return {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
+
+
+def forks(*, phase, how="returns", where="inside", mib=128, **_):
+    """Touches and frees memory, and forks. The child takes more, and leaves by the code that the parent runs too."""
+    import contextlib
+
+    outside = contextlib.nullcontext()
+    with phase("work") if where == "inside" else outside:
+        touch(mib)
+        pid = os.fork()
+        if pid == 0:
+            kept = bytearray(os.urandom(1) * (2 * mib * MIB))
+            if how == "raises":
+                raise ValueError("of the child")
+            if how == "interrupts":
+                raise KeyboardInterrupt
+            if how.startswith("exits"):
+                sys.exit({"exits": None, "exits with 3": 3, "exits with a text": "of the child"}[how])
+            return {"bytes": len(kept)}
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return {"code": code}
+
+
+def reports_a_model_in_a_fork(*, phase, **_):
+    phase.model(parameters=1)
+    pid = os.fork()
+    if pid == 0:
+        phase.model(parameters=2)
+    return {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
+
+
+def dies_after_a_larger_child(*, phase, mib=64, number=11, **_):
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        pid = os.fork()
+        if pid == 0:
+            bytearray(os.urandom(1) * (4 * mib * MIB))
+            os._exit(0)
+        os.waitpid(pid, 0)
+        wait_for_a_reading()
+        os.kill(os.getpid(), number)
+
+
+def is_an_orphan(*, phase, **_):
+    """The measured process leaves, and a copy of it goes on."""
+    with phase("work"):
+        if os.fork():
+            os._exit(0)
+    return {"bytes": 0}
+
+
+def reports_facts_as_a_model(*, phase, **_):
+    phase.model(kind="finished", t=-1.0, phase="work", event=0, parameters=5)
+    raise ValueError("a bug")
+
+
+def calls_its_phase_between(*, phase, **_):
+    with phase("between"), phase("inner"):
+        pass
+
+
+def fills_its_disk(*, phase, mib=64, **_):
+    """Cannot write to a file any more, as on a full disk, and handles the error."""
+    import contextlib
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with contextlib.suppress(OSError), phase("work"):
+        touch(mib)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    return {"bytes": 0}
 
 
 def wait_for_a_reading():

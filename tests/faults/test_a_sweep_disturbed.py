@@ -332,6 +332,27 @@ def test_a_full_disk_ends_the_sweep_in_one_line_and_keeps_what_is_finished(tmp_p
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def limited(folder: Path, limit: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A sweep under a limit of the shell."""
+    command = shlex.join([sys.executable, "-m", "sweeper", *COMMON, "name=run", *words])
+    shell = ["bash", "-c", f"{limit}; exec {command}"]
+    return subprocess.run(shell, cwd=folder, env=environ(), capture_output=True, text=True)
+
+
+def test_a_limit_of_open_files_that_is_too_low_is_refused_with_its_value(tmp_path: Path) -> None:
+    refused = limited(tmp_path, "ulimit -n 20", *program(DOES_NOTHING))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("sweeper: ulimit -n is 20: a sweep on a device opens up to 32 files")
+    assert refused.stderr.count("\n") == 1
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_sweep_measures_with_few_open_files(tmp_path: Path) -> None:
+    done = limited(tmp_path, "ulimit -n 40", *program(DOES_NOTHING, "batch=1,2"))
+    assert done.returncode == 0, done.stderr
+    assert counts(table(tmp_path, "points")) == {"ok": 2}
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = swept(tmp_path, *program(DOES_NOTHING), "outputs=file/below")

@@ -106,14 +106,13 @@ def measure(lab: Lab, batch: int, context: int, budget: int | None) -> Measured:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "context"), [(4, 256), (2, 512)])
-def test_the_smallest_budget_that_passes_is_the_free_runs_peak_of_address_space(
+def test_the_smallest_budget_that_passes_is_what_a_free_run_uses_of_its_budget(
     lab: Lab, batch: int, context: int
 ) -> None:
     free = measure(lab, batch, context, 8 * 2**30).outcome  # never reached, but starts the same threads
     assert free.status is Status.OK
-    peak = free.peak("address")
-    assert peak is not None
-    expected = peak - free.process_baseline["virtual"]
+    expected = free.budget_used_bytes
+    assert expected is not None
     fails, passes = expected - 32 * MIB, expected + 32 * MIB
     assert measure(lab, batch, context, fails).outcome.status is Status.OOM
     assert measure(lab, batch, context, passes).outcome.status is Status.OK
@@ -123,6 +122,14 @@ def test_the_smallest_budget_that_passes_is_the_free_runs_peak_of_address_space(
         assert outcome.status in (Status.OK, Status.OOM), outcome
         passes, fails = (middle, fails) if outcome.fits else (passes, middle)
     assert abs(passes - expected) <= 2 * MIB
+
+
+def test_what_is_used_of_a_small_budget_is_what_the_workload_holds(lab: Lab) -> None:
+    """Not the 64 MiB of addresses that a thread had reserved for a moment before the workload began."""
+    for mib in (8, 16, 32):
+        outcome = lab.measure("faulty:good", {"mib": mib}, budget=64 * MIB).outcome
+        assert outcome.budget_used_bytes is not None
+        assert mib * MIB <= outcome.budget_used_bytes < (mib + 1) * MIB
 
 
 def test_without_a_budget_a_point_that_is_too_large_for_the_machine_is_refused_and_not_killed(lab: Lab) -> None:

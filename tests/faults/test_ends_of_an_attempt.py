@@ -149,6 +149,12 @@ def test_facts_reach_the_journal_whatever_a_workload_does_to_its_process(lab: La
     assert measured.outcome.metrics == {"bytes": 64 * MIB}
 
 
+def test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them(lab: Lab) -> None:
+    outcome = lab.measure("faulty:fills_its_disk").outcome
+    assert (outcome.status, outcome.void, outcome.metrics) == (Status.LOST, True, {})
+    assert "journal.jsonl cannot be written: File too large" in (outcome.error_message or "")
+
+
 def test_a_workload_that_reads_stdin_finds_it_empty(lab: Lab) -> None:
     measured = lab.measure("faulty:reads_stdin")
     assert_ended(measured, Status.OK, True, None, 64)
@@ -172,13 +178,32 @@ def test_a_refused_allocation_is_out_of_memory_with_what_was_asked(lab: Lab) -> 
     assert outcome.needs_at_least_bytes > 4 * 10**15 + 512 * MIB
 
 
-def test_a_refusal_that_the_workload_handles_is_no_failure(lab: Lab) -> None:
+def test_a_refusal_that_the_workload_handles_is_no_failure_and_no_proof_that_the_point_fits(lab: Lab) -> None:
     measured = lab.measure("faulty:catches_its_refusal")
-    assert measured.outcome.status is Status.OK
+    assert (measured.outcome.status, measured.outcome.fits) == (Status.OK, None)
+    assert (measured.outcome.handled_refusals, measured.outcome.handled_refusal_bytes) == (1, 4 * 10**15)
     assert [(phase.name, phase.completed) for phase in measured.outcome.phases if phase.name != "between"] == [
         ("too much", False),
         ("less", True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("batch", "least", "status", "fits", "refusals"),
+    [(64, 0, Status.OK, True, 0), (1024, 0, Status.OK, None, 3), (1024, 1024, Status.OOM, False, 11)],
+)
+def test_a_workload_that_looks_for_its_batch_size_decides_only_what_it_ran_or_that_nothing_fits(
+    lab: Lab, batch: int, least: int, status: Status, fits: bool | None, refusals: int
+) -> None:
+    """1024 MiB, and its halves down to 128, the first that the budget of 200 MiB leaves room for."""
+    outcome = lab.measure("faulty:halves_its_batch", {"least": least}, batch=batch, budget=200 * MIB).outcome
+    assert (outcome.status, outcome.fits, outcome.handled_refusals) == (status, fits, refusals)
+    assert outcome.handled_refusal_bytes == (batch * MIB if refusals else None)
+
+
+def test_refusals_are_unknown_where_tensors_are_not_tracked(lab: Lab) -> None:
+    outcome = lab.measure("faulty:catches_its_refusal", tensors=False).outcome
+    assert (outcome.fits, outcome.handled_refusals) == (True, None)
 
 
 def test_a_budget_refuses_cleanly_and_tightly(lab: Lab) -> None:
@@ -210,6 +235,73 @@ def test_memory_taken_between_two_phases_is_in_the_peak(lab: Lab) -> None:
     measured = lab.measure("faulty:works_between_phases", {"mib": 256})
     assert_ended(measured, Status.OK, True, None, 256)
     assert measured.outcome.peak_phase == "between"
+
+
+FORKS = [
+    ("returns", 0),
+    ("raises", 1),
+    ("exits", 0),
+    ("exits with 3", 3),
+    ("exits with a text", 1),
+    ("interrupts", -signal.SIGINT),
+]
+
+
+@pytest.mark.parametrize(("how", "code"), FORKS)
+def test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing(
+    lab: Lab, how: str, code: int
+) -> None:
+    measured = lab.measure("faulty:forks", {"how": how})
+    assert_ended(measured, Status.OK, True, None, 128)
+    assert measured.outcome.metrics == {"code": code}
+    assert [line["kind"] for line in measured.journal if line["kind"] in ("ended", "failed", "finished")] == [
+        *["ended"] * 3,
+        "finished",
+    ]
+
+
+@pytest.mark.parametrize(
+    "settled", [{"start": "cold"}, {"phases": "whole"}, {"trace": True}], ids=["cold", "whole", "traced"]
+)
+def test_a_forked_child_writes_nothing_however_the_attempt_is_measured(lab: Lab, settled: Mapping[str, Any]) -> None:
+    measured = lab.measure("faulty:forks", {"how": "raises", "where": "outside"}, **settled)
+    outcome = measured.outcome
+    assert (outcome.status, outcome.metrics, outcome.peak_is_partial) == (Status.OK, {"code": 1}, False)
+    assert b"ValueError: of the child" in measured.folder.output.read_bytes()
+    assert not measured.folder.trace.exists()
+
+
+def test_a_child_that_an_import_forks_writes_nothing(lab: Lab) -> None:
+    measured = lab.measure("forks_on_import:run")
+    assert (measured.outcome.status, measured.outcome.metrics) == (Status.OK, {"forked": True})
+    assert [line["kind"] for line in measured.journal].count("environment") == 1
+
+
+def test_a_forked_child_cannot_report_the_model(lab: Lab) -> None:
+    outcome = lab.measure("faulty:reports_a_model_in_a_fork").outcome
+    assert (outcome.status, outcome.metrics, outcome.model) == (Status.OK, {"code": 1}, {"parameters": 1})
+
+
+def test_a_copy_that_goes_on_after_the_measured_process_left_finishes_nothing(lab: Lab) -> None:
+    assert lab.measure("faulty:is_an_orphan").outcome.status is Status.CRASHED
+
+
+def test_the_mark_at_death_is_not_that_of_a_child_which_was_larger(lab: Lab) -> None:
+    measured = lab.measure("faulty:dies_after_a_larger_child")
+    assert_ended(measured, Status.CRASHED, None, "work", 64)
+    assert measured.exit["maxrss_bytes"] is None
+
+
+def test_facts_that_a_workload_reports_about_its_model_replace_no_fact_of_the_attempt(lab: Lab) -> None:
+    outcome = lab.measure("faulty:reports_facts_as_a_model").outcome
+    assert (outcome.status, outcome.error_message) == (Status.ERROR, "a bug")
+    assert outcome.model == {"kind": "finished", "t": -1.0, "phase": "work", "event": 0, "parameters": 5}
+
+
+def test_a_phase_called_between_is_an_error(lab: Lab) -> None:
+    outcome = lab.measure("faulty:calls_its_phase_between").outcome
+    assert outcome.status is Status.ERROR
+    assert "this is the name of what happens between two phases" in (outcome.error_message or "")
 
 
 def test_a_phase_in_a_forked_process_is_refused(lab: Lab) -> None:

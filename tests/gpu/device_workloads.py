@@ -49,6 +49,30 @@ def growing(*, device: str, phase: Any) -> None:
             take(16 * step, device)
 
 
+def resets(*, device: str, phase: Any) -> None:
+    """512 MiB, then a reset by the workload, which reads what torch gives it after the phases' own resets."""
+    with phase("first"):
+        take(512, device)
+        torch.cuda.reset_peak_memory_stats()
+        take(64, device)
+    with phase("second"):
+        assert torch.cuda.max_memory_allocated() == 64 * MIB, torch.cuda.max_memory_allocated()
+
+
+def graph(*, device: str, phase: Any) -> None:
+    """A graph that allocates and frees 64 MiB while it is captured."""
+    with phase("capture"):
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            held = torch.zeros(64 * MIB, dtype=torch.uint8, device=device)
+            total = held.sum()
+            del held
+    with phase("replay"):
+        captured.replay()
+        torch.cuda.synchronize()
+    del total
+
+
 def out_of_range(*, batch: int, device: str, phase: Any) -> None:
     """With batch=1 an assertion in a kernel fails, unseen by the workload, and destroys the process's context."""
     with phase("look_up"):
@@ -81,3 +105,14 @@ def both(*, device: str, phase: Any) -> None:
     with phase("hold"):
         kept = [take(64, "cuda:0"), take(192, "cuda:1")]
     del kept
+
+
+def halves(*, batch: int, device: str, phase: Any) -> int:
+    """As a batch-size finder: `batch` times 64 MiB, and half of that after each refusal."""
+    while True:
+        try:
+            with phase("fill"):
+                take(64 * batch, device)
+            return batch
+        except torch.cuda.OutOfMemoryError:
+            batch //= 2

@@ -54,7 +54,7 @@ def history(seed: int, length: int = 600) -> list[tuple[int, int | None]]:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_the_simulated_allocator_has_the_counters_of_the_real_one_at_every_event(settings: str, seed: int) -> None:
     events = history(seed)
-    environ = {**os.environ, "PYTORCH_ALLOC_CONF": settings} if settings else dict(os.environ)
+    environ = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings} if settings else dict(os.environ)
     done = subprocess.run(
         [sys.executable, "-c", HISTORY],
         input=json.dumps(events),

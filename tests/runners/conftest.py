@@ -118,7 +118,7 @@ def run(tmp_path: Path) -> Callable[..., Run]:
         facts = [json.loads(line) for line in journal.read_text().splitlines()]
         return Run(
             returned=returned,
-            model=next((fact for fact in facts if fact["kind"] == "model"), {}),
+            model=next((fact["facts"] for fact in facts if fact["kind"] == "model"), {}),
             lines=[fact for fact in facts if fact["kind"] == "ended"],
         )
 

@@ -27,25 +27,59 @@ def attempt(budget: int | None, device: Device | None = None) -> Attempt:
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "available_memory_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(cpu, "machine_available_bytes", lambda: 64 * GIB)
+    monkeypatch.setattr(cpu, "cgroup_available_bytes", lambda: None)
 
 
-def test_on_cpu_a_budget_is_added_to_what_is_held() -> None:
+@pytest.fixture
+def inherited(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """The soft limits that the process was started with, by resource."""
+    limits: dict[int, int] = {}
+    infinite = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limits.get(which, infinite), infinite))
+    return limits
+
+
+def test_on_cpu_a_budget_is_added_to_what_is_held(available: None, inherited: dict[int, int]) -> None:
     assert Budget(attempt(5 * GIB)).decide(held=GIB) == [facts.Budget("data_limit", 5 * GIB)]
 
 
-def test_on_cpu_an_attempt_without_a_budget_runs_under_a_guard(available: None) -> None:
+def test_on_cpu_an_attempt_without_a_budget_runs_under_a_guard(available: None, inherited: dict[int, int]) -> None:
     reserve = cpu.guard_reserve_bytes(64 * GIB)
     assert Budget(attempt(None)).decide(held=GIB) == [facts.Budget("guard", 64 * GIB - reserve)]
 
 
 def test_less_than_the_reserve_leaves_a_guard_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "available_memory_bytes", lambda: MIB)
+    monkeypatch.setattr(cpu, "machine_available_bytes", lambda: MIB)
+    monkeypatch.setattr(cpu, "cgroup_available_bytes", lambda: None)
     assert Budget(attempt(None)).decide(held=GIB) == [facts.Budget("guard", 0)]
 
 
+def test_every_limit_that_holds_counts_and_the_least_is_the_one_reported(
+    available: None, inherited: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def limit(budget: int | None) -> facts.Budget:
+        (found,) = Budget(attempt(budget)).decide(held=GIB, address_space=3 * GIB)
+        return found
+
+    guard = 64 * GIB - cpu.guard_reserve_bytes(64 * GIB)
+    assert limit(100 * GIB) == facts.Budget("guard", guard), "the machine has no 100 GiB"
+    inherited[resource.RLIMIT_DATA] = 11 * GIB
+    assert limit(20 * GIB) == facts.Budget("inherited_data_limit", 10 * GIB)
+    assert limit(5 * GIB) == facts.Budget("data_limit", 5 * GIB)
+    inherited[resource.RLIMIT_AS] = 16 * GIB
+    assert limit(None) == facts.Budget("inherited_data_limit", 10 * GIB)
+    inherited[resource.RLIMIT_AS] = 12 * GIB
+    assert limit(None) == facts.Budget("address_limit", 9 * GIB)
+    monkeypatch.setattr(cpu, "cgroup_available_bytes", lambda: 4 * GIB)
+    assert limit(20 * GIB) == facts.Budget("cgroup", 4 * GIB - 512 * MIB)
+    inherited[resource.RLIMIT_AS] = 2 * GIB
+    assert limit(20 * GIB) == facts.Budget("address_limit", 0), "it is used up"
+
+
 def test_without_known_memory_there_is_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "available_memory_bytes", lambda: None)
+    monkeypatch.setattr(cpu, "machine_available_bytes", lambda: None)
+    monkeypatch.setattr(cpu, "cgroup_available_bytes", lambda: None)
     unknown = Budget(attempt(None))
     assert unknown.decide(held=GIB) == []
     with unknown.lifted():
@@ -54,13 +88,13 @@ def test_without_known_memory_there_is_no_limit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_on_cuda_it_limits_the_allocator_of_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[tuple[int, int]] = []
-    cuda = SimpleNamespace(limit=lambda index, budget: limits.append((index, budget)))
+    limits: list[tuple[str, int, int]] = []
+    cuda = SimpleNamespace(limit=lambda *limit: limits.append(limit))
     monkeypatch.setitem(sys.modules, "runners.meters.cuda", cuda)  # type: ignore[misc]
     monkeypatch.setattr(runners.meters, "cuda", cuda, raising=False)
     both = device_named("cuda:0+cuda:1")
     assert Budget(attempt(GIB, both)).impose() == [facts.Budget("allocator", GIB)]
-    assert limits == [(0, GIB), (1, GIB)]
+    assert limits == [("cuda:0", 0, GIB), ("cuda:1", 1, GIB)]
     assert Budget(attempt(None, both)).impose() == []
 
 
@@ -109,6 +143,27 @@ def test_a_hard_limit_below_the_budget_is_the_budget_that_is_reported() -> None:
         "print(budget.impose()[0].budget_bytes <= 64 * MIB, fits(128))\n"
     )
     assert printed == ["True False"]
+
+
+def test_a_soft_limit_of_the_user_is_not_raised() -> None:
+    printed = run(
+        "held = cpu.status_lines()['VmData']\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_DATA)\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (held + 64 * MIB, hard))\n"
+        "print(budget.impose()[0].budget_kind, fits(128))\n"
+    )
+    assert printed == ["inherited_data_limit False"]
+
+
+def test_a_limit_of_the_address_space_is_reported_with_what_it_leaves() -> None:
+    printed = run(
+        "held = cpu.status_lines()['VmSize']\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (held + 64 * MIB, hard))\n"
+        "limit = budget.impose()[0]\n"
+        "print(limit.budget_kind, 60 < limit.budget_bytes / MIB <= 64, fits(60), fits(70))\n"
+    )
+    assert printed == ["address_limit True True False"]
 
 
 def test_a_decided_limit_can_be_imposed_on_a_process_that_has_just_started() -> None:

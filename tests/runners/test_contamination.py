@@ -31,7 +31,9 @@ NVML = """\
 import json, os, types
 HERE = os.path.dirname(__file__)
 class NVMLError(Exception): pass
-def nvmlInit(): pass
+def nvmlInit():
+    with open(os.path.join(HERE, "sessions"), "a") as file:
+        file.write(f"{os.getpid()}\\n")
 def nvmlShutdown(): pass
 def _device():
     with open(os.path.join(HERE, "device.json")) as file:
@@ -294,7 +296,7 @@ def test_a_few_mib_that_the_driver_keeps_are_no_contamination(gpu: Gpu) -> None:
 
 
 @pytest.mark.slow
-def test_processes_that_stay_are_waited_for_once_and_recorded_each_time(new: Gpu) -> None:
+def test_processes_that_stay_as_they_are_are_waited_for_once_and_are_no_contamination(new: Gpu) -> None:
     new.put(GIB, (OTHER, GIB))
     first = new.measured("quick", start="warm")
     assert first.exit["contamination_waited_s"]["before"] >= LONGEST_WAIT
@@ -302,7 +304,8 @@ def test_processes_that_stay_are_waited_for_once_and_recorded_each_time(new: Gpu
     assert second.exit["contamination_waited_s"]["before"] == 0
     for measured in (first, second):
         assert measured.outcome.status is Status.OK
-        assert measured.outcome.contaminated_by == f"trainer (pid {OTHER}, {GIB} bytes) before the start"
+        assert measured.outcome.contaminated is False
+        assert measured.outcome.used_before_bytes == GIB
 
 
 @pytest.mark.slow
@@ -340,6 +343,16 @@ def test_without_a_working_nvml_contaminated_is_null_and_not_false(new: Gpu, lib
     assert measured.outcome.status is Status.OK
     assert measured.outcome.contaminated is None
     assert measured.outcome.contamination_told_by is None
+
+
+def test_a_process_opens_one_session_of_nvml_for_all_its_readings(new: Gpu) -> None:
+    for start in ("warm", "warm", "cold"):
+        assert new.measured("quick", start=start).outcome.contaminated is False
+    looks = (new.home / "looks").stat().st_size
+    sessions = (new.home / "sessions").read_text().split()
+    assert looks >= 6, "before and after each attempt"
+    assert sessions.count(str(new.supervisor)) == 1
+    assert len(sessions) == len(set(sessions)), "one for each process"
 
 
 def test_contamination_is_null_on_a_device_that_the_driver_does_not_know(gpu: Gpu) -> None:
@@ -422,7 +435,6 @@ def test_other_processes_are_waited_for_up_to_the_limit() -> None:
     assert watch.before(100.0) == "program-7 (pid 7, 5 bytes)"
     assert watch.before(100.0 + LONGEST_WAIT - 0.1) is not None
     assert watch.before(100.0 + LONGEST_WAIT) is None
-    assert watch.facts()["contaminated"] == "program-7 (pid 7, 5 bytes) before the start"
 
 
 def test_a_process_that_outlasted_a_wait_is_not_waited_for_again_but_another_is() -> None:
@@ -436,19 +448,79 @@ def test_a_process_that_outlasted_a_wait_is_not_waited_for_again_but_another_is(
     assert device.watch(lane).before(30.0) is not None
 
 
-def test_a_process_that_stays_is_recorded_with_its_highest_bytes_and_its_times() -> None:
-    device, lane = Device(), Lane()
-    device.put(5, (7, 5))
+def stayed(device: Device, lane: Lane | None = None) -> Watch:
+    """A watch that has waited for what is on the device."""
     watch = device.watch(lane)
     watch.before(0.0)
     watch.before(LONGEST_WAIT)
-    device.put(300, (7, 200), (42, 100))
+    return watch
+
+
+def test_a_process_whose_memory_changes_is_recorded_with_its_highest_bytes_and_its_times() -> None:
+    device = Device()
+    device.put(GIB, (7, GIB))
+    watch = stayed(device)
+    device.put(3 * GIB, (7, 2 * GIB), (42, GIB))
     watch.during(1.0, ours(42))
-    device.put(250, (7, 150), (42, 100))
+    device.put(2 * GIB, (7, GIB), (42, GIB))
     watch.during(3.0, ours(42))
     assert watch.facts()["contaminated"] == (
-        "program-7 (pid 7, 200 bytes) before the start and 1.0 to 3.0 s after the start"
+        f"program-7 (pid 7, {2 * GIB} bytes) before the start and 1.0 to 3.0 s after the start"
     )
+
+
+@pytest.mark.parametrize("has_our_pids", [True, False])
+@pytest.mark.parametrize("used", [GIB, None], ids=["with bytes", "without bytes"])
+def test_a_process_that_stays_and_keeps_its_memory_is_no_contamination(has_our_pids: bool, used: int | None) -> None:
+    device = Device()
+    device.put(GIB, (7, used))
+    watch = stayed(device)
+    for moment in (1.0, 2.0):
+        device.put(2 * GIB, (7, None if used is None else used + 8 * MIB), *([(42, GIB)] if has_our_pids else []))
+        watch.during(moment, ours(42))
+    device.put(GIB, (7, used))
+    assert watch.after(30.0) is None
+    facts = watch.facts()
+    assert facts["contaminated"] is False
+    assert facts["devices"][0].used_bytes_before == GIB
+
+
+@pytest.mark.parametrize("at", ["while it runs", "at its end"])
+def test_a_process_that_leaves_changes_what_the_attempt_had(at: str) -> None:
+    device = Device()
+    device.put(GIB, (7, GIB))
+    watch = stayed(device)
+    if at == "while it runs":
+        device.put(GIB, (42, GIB))
+        watch.during(1.0, ours(42))
+    device.put(0)
+    watch.after(30.0)
+    assert watch.facts()["contaminated"] == f"program-7 (pid 7, {GIB} bytes) before the start"
+
+
+def test_a_process_that_leaves_after_the_attempt_has_ended_took_nothing_from_it() -> None:
+    device = Device()
+    device.put(GIB, (7, GIB))
+    watch = stayed(device)
+    device.put(2 * GIB, (7, GIB))
+    assert watch.after(30.0) is not None
+    device.put(0)
+    assert watch.after(31.0) is None
+    assert watch.facts()["contaminated"] is False
+
+
+def test_who_belongs_on_a_device_is_not_waited_for() -> None:
+    device = Device()
+    display = Other(7, 500 * MIB, only_graphics=True)
+    device.now = Reading([display], 500 * MIB)
+    assert device.watch().before(0.0) is None
+    device.now = Reading([Other(9, 30 * MIB)], 30 * MIB)
+    mps = Watch([UUID], Lane(), lambda _: device.now, lambda pid: "nvidia-cuda-mps-server")
+    assert mps.before(0.0) is None
+    device.now = Reading([Other(9, GIB)], GIB)  # with what its clients hold
+    mps.during(1.0, ours(42))
+    assert mps.facts()["contaminated"] is False
+    assert device.watch().before(0.0) is not None, "any other process may be about to leave"
 
 
 def test_an_own_process_that_ends_during_a_reading_is_no_contamination() -> None:
@@ -476,14 +548,12 @@ def test_a_pid_namespace_once_known_holds_for_the_lanes_later_attempts() -> None
 def test_an_own_pid_seen_before_the_start_belongs_to_the_host_and_proves_nothing() -> None:
     device, lane = Device(), Lane()
     device.put(5, (42, 5))
-    watch = device.watch(lane)
-    watch.before(0.0)
-    watch.before(LONGEST_WAIT)
-    device.put(9, (42, 5), (99, 4))
+    watch = stayed(device, lane)
+    device.put(GIB + 4, (42, GIB), (99, 4))
     watch.during(1.0, ours(42))
     assert not lane.has_our_pids
     assert watch.facts()["contaminated"] == (
-        "program-42 (pid 42, 5 bytes) before the start and 1.0 to 1.0 s after the start; "
+        f"program-42 (pid 42, {GIB} bytes) before the start and 1.0 to 1.0 s after the start; "
         "others while it ran are not known: the driver does not list the attempt under its own pid"
     )
 

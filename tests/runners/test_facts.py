@@ -25,7 +25,10 @@ LINES: dict[str, tuple[Fact, dict[str, Any]]] = {
         {"counters": {}, "available_memory_bytes": 5, "instrumented": False, "of": "program"},
     ),
     "budget": (facts.Budget("guard", 5), {"budget_kind": "guard", "budget_bytes": 5}),
-    "model": (facts.Model({"parameters": 5, "attention": None}), {"parameters": 5, "attention": None}),
+    "model": (
+        facts.Model({"parameters": 5, "attention": None, "kind": "finished", "t": 9}),
+        {"facts": {"parameters": 5, "attention": None, "kind": "finished", "t": 9}},
+    ),
     "began": (
         facts.Began("step", 0, {"cpu": HELD}),
         {"phase": "step", "run_index": 0, "counters": {"cpu": {"baseline": HELD}}},
@@ -43,7 +46,10 @@ LINES: dict[str, tuple[Fact, dict[str, Any]]] = {
             "iterations": None,
             "completed": False,
             "counters": {
-                "cpu": {"baseline": HELD, "end": HELD, "peak": HELD, "alloc_retries": None, "num_ooms": 0},
+                "cpu": {
+                    **{"baseline": HELD, "end": HELD, "peak": HELD, "alloc_retries": None, "num_ooms": 0},
+                    **{"refusals": None, "refused_bytes": None},
+                },
             },
             "shapes": {},
             "metrics": {"loss": 1.5},
@@ -96,6 +102,11 @@ def test_a_field_of_another_version_is_ignored_and_a_missing_one_is_none() -> No
     assert facts.from_json(line) == facts.Finished({"loss": 1.5}, None, None)
 
 
+def test_a_model_in_a_line_of_an_earlier_version_is_read() -> None:
+    line = {"kind": "model", "t": 2.5, "parameters": 5, "storage_dtype": "float32"}
+    assert facts.from_json(line) == facts.Model({"parameters": 5, "storage_dtype": "float32"}, 2.5)
+
+
 def test_a_line_of_no_known_kind_is_refused() -> None:
     with pytest.raises(KeyError):
         facts.from_json({"kind": "verdict"})
@@ -118,8 +129,23 @@ def test_an_exit_has_every_key_of_a_measured_process_and_those_that_apply() -> N
     assert facts.exit_from_json(content) == exit
 
 
-def test_an_exit_file_without_content_leaves_every_field_unknown() -> None:
-    assert facts.exit_from_json({"format": 1}) == Exit()
+def test_a_key_that_an_exit_file_does_not_have_is_unknown() -> None:
+    assert facts.exit_from_json({"format": 1, "code": 0, "outside": [{"t": 1.5}]}) == Exit(
+        code=0, outside=(OutsideReading(1.5, None),)
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [], 5, None, "code", {}, {"format": 1}, {"code": "x"}, {"code": 0, "outside": 5}, {"code": 0, "outside": [5]},
+        {"code": 0, "devices": {"uuid": 1}}, {"duration_s": "long"}, {"lost": "yes"}, {"reason": 5},
+        {"contamination_waited_s": [1]},
+    ],
+)  # fmt: skip
+def test_what_no_supervisor_writes_is_refused(content: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        facts.exit_from_json(content)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,19 @@ def test_a_process_with_few_files_left_can_still_write(tmp_path: Path) -> None:
     assert kinds(path) == ["began"]
 
 
+def test_a_fork_of_the_writer_writes_nothing(written: Journal, path: Path) -> None:
+    written.write(BEGAN)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            written.write(ENDED)
+        except RuntimeError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert kinds(path) == ["began"]
+
+
 def test_threads_never_mix_their_lines(written: Journal, path: Path) -> None:
     def write(name: str) -> None:
         for _ in range(200):

@@ -72,6 +72,30 @@ def killed(**facts: Any) -> dict[str, Any]:
     return {"pid": 4711, "code": None, "signal": int(signal.SIGKILL), **facts}
 
 
+@pytest.mark.parametrize(("integrated", "scope", "fits"), [(True, "device", False), (False, "host", None)])
+def test_what_the_kernel_kills_on_a_device_that_shares_the_hosts_memory_did_not_fit_on_the_device(
+    integrated: bool, scope: str, fits: bool | None
+) -> None:
+    environment = {"kind": "environment", "pid": 1, "at": None, "record": {"device_integrated": integrated}}
+    found = outcome(environment, BASELINE, exit=killed(oom_kill_proof="oom_kill rose by 1"), device="cuda:0")
+    assert (found.status, found.oom_scope, found.fits) == (Status.OOM_KILLED, scope, fits)
+
+
+CUBLAS = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+
+
+@pytest.mark.parametrize(("used", "status"), [(80 * GIB - 8 * MIB, "oom"), (40 * GIB, "error"), (None, "error")])
+def test_a_library_that_cannot_start_is_out_of_memory_where_the_driver_found_the_device_full(
+    used: int | None, status: str
+) -> None:
+    environment = {"kind": "environment", "pid": 1, "at": None, "record": {"device_total_bytes": 80 * GIB}}
+    counters = read(GIB, GIB, "allocated") | {"end": {} if used is None else {"used": used}}
+    left = ended("forward", 2.0, completed=False, **{"cuda:0": counters})
+    found = outcome(environment, BASELINE, left, failed(raised("RuntimeError", CUBLAS)), device="cuda:0")
+    assert found.status == status
+    assert found.needs_at_least_bytes is None
+
+
 # -- the statuses ------------------------------------------------------------------------------------------------------
 
 
@@ -114,6 +138,14 @@ def killed(**facts: Any) -> dict[str, Any]:
             None,
             None,
         ),
+        (
+            [BASELINE, failed(raised("RuntimeError", "CUDA error: CUDA-capable device(s) is/are busy or unavailable"))],
+            EXITED,
+            "unavailable",
+            None,
+            None,
+            None,
+        ),
         ([BASELINE, failed(raised("KeyError", "invalid device function"))], EXITED, "error", None, None, None),
         ([BASELINE], killed(oom_kill_proof="oom_kill rose by 1"), "oom_killed", "host", False, None),
         ([BASELINE], killed(), "killed", None, None, None),
@@ -128,7 +160,6 @@ def killed(**facts: Any) -> dict[str, Any]:
         ([], {"code": 1, "signal": None}, "crashed", None, None, None),
         ([], {"unavailable": "no interpreter"}, "unavailable", None, None, None),
         ([BASELINE], None, "lost", None, None, None),
-        ([BASELINE], {}, "lost", None, None, None),
         ([BASELINE], {"lost": True, "reason": "the node is gone"}, "lost", None, None, None),
         (
             [BASELINE, failed(OOM)],
@@ -162,6 +193,110 @@ def test_an_attempt_that_was_not_made_does_not_decide_whether_it_fits(status: St
 def test_statuses_are_the_closed_set_and_print_as_themselves() -> None:
     words = "ok oom oom_killed killed crashed timeout error unavailable interrupted lost skipped not_run"
     assert [str(status) for status in Status] == words.split()
+
+
+def counted(count: int | None, largest: int | None = None) -> dict[str, Any]:
+    return {**read(end=MIB, peak=MIB), "refusals": count, "refused_bytes": largest}
+
+
+def test_a_pass_in_which_a_refusal_was_caught_does_not_decide_whether_the_point_fits() -> None:
+    found = outcome(
+        BASELINE,
+        ended("try", 2.0, completed=False, cpu=counted(2, 512 * MIB)),
+        ended("try", 3.0, cpu=counted(1, 256 * MIB)),
+        FINISHED,
+    )
+    assert (found.status, found.fits) == (Status.OK, None)
+    assert (found.handled_refusals, found.handled_refusal_bytes) == (3, 512 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("counts", "handled", "fits"),
+    [
+        ((0, 0), 0, True),
+        ((None, None), None, True),  # nothing was observed, and no refusal is known
+        ((0, None), None, True),
+        ((1, None), 1, None),  # at least one
+        ((), None, True),
+    ],
+)
+def test_no_refusal_is_known_only_if_every_stretch_was_observed(
+    counts: tuple[int | None, ...], handled: int | None, fits: bool | None
+) -> None:
+    phases = [ended("step", 2.0, cpu=counted(count)) for count in counts]
+    found = outcome(BASELINE, *phases, FINISHED)
+    assert (found.handled_refusals, found.fits) == (handled, fits)
+
+
+def added(*ends: tuple[int, int, int], mark: int = 800, kind: str = "data_limit", budget: int = 600) -> int | None:
+    """What `budget_used_bytes` makes of the ends of phases: VmData, VmSize and VmPeak, in MiB, as are all numbers.
+
+    The baseline has 300 of data in an address space of 800, and a budget of 600 follows.
+    """
+    before = {"resident": 220, "address": 300, "virtual": 800, "virtual_peak": mark}
+    baseline = {**BASELINE, "counters": {counter: value * MIB for counter, value in before.items()}}
+    journal = [baseline, {"kind": "budget", "budget_kind": kind, "budget_bytes": budget * MIB}]
+    for data, size, peak in ends:
+        end = {"address": data * MIB, "virtual": size * MIB, "mapped": (size - data) * MIB}
+        journal.append(ended("step", 2.0, cpu={"baseline": {}, "end": end, "peak": {"address": peak * MIB}}))
+    used = outcome(*journal, FINISHED).budget_used_bytes
+    return None if used is None else used // MIB
+
+
+def test_the_budget_used_on_cpu_is_the_most_that_was_added_to_the_data_segment() -> None:
+    assert added((400, 900, 900)) == 100
+    assert added((400, 900, 1000), (350, 850, 1000)) == 200, "more was held inside the first phase"
+    assert added((300, 800, 800)) == 0
+
+
+def test_reserved_addresses_that_became_data_count_as_data() -> None:
+    """The arena of a thread: 64 MiB are mapped, and become data as they are used. Here 20 did before the peak."""
+    assert added((330, 810, 810), (430, 910, 910)) == 130
+
+
+def test_a_high_water_mark_from_before_the_baseline_is_no_use_of_the_budget() -> None:
+    """glibc maps 64 MiB more for a moment: the mark was 67,092,480 bytes above every point."""
+    assert added((316, 816, 864), mark=864) is None
+    assert added((300, 800, 864), mark=864) is None
+    assert added((470, 970, 970), mark=864) == 170, "it was passed, and shows the rest"
+
+
+def test_a_use_that_the_readings_do_not_determine_is_null() -> None:
+    assert added((310, 874, 938)) is None, "a new arena was mapped: 64 MiB of the mark may be it"
+    assert added((310, 810, 1300), (310, 810, 1300), budget=100) is None, "more than the budget lets be data"
+    assert added((900, 1460, 1460)) == 600, "nothing was refused, so it is the budget"
+
+
+def test_under_a_limit_of_the_address_space_reserved_addresses_are_used_too() -> None:
+    assert added((310, 874, 938), kind="address_limit") == 138
+    assert added((310, 810, 864), mark=864, kind="address_limit") is None
+    assert added((310, 874, 938), mark=864, kind="address_limit") == 138
+
+
+def test_after_a_refusal_the_used_budget_is_not_known() -> None:
+    """VmPeak also counts what a refused request tried to reserve: 713 MiB under a budget of 600."""
+    reading = counted(1) | {"end": {"address": 0, "virtual": 0, "mapped": 0}}
+    assert outcome(BASELINE, ended("step", 2.0, completed=False, cpu=reading), FINISHED).budget_used_bytes is None
+
+
+def test_the_refusal_that_ends_an_attempt_was_not_handled() -> None:
+    phase = ended("step", 2.0, completed=False, cpu=counted(3, 4096))
+    assert outcome(BASELINE, phase, failed(CPU_OOM)).handled_refusals == 2
+    once = ended("step", 2.0, completed=False, cpu=counted(1, 4096))
+    assert outcome(BASELINE, once, failed(CPU_OOM)).handled_refusals == 0
+    assert outcome(BASELINE, phase, failed(raised("ValueError"))).handled_refusals == 3
+
+
+@pytest.mark.parametrize(("device", "scope"), [("cpu", "host"), ("cuda:0", "device")])
+def test_a_batch_size_finder_that_finds_nothing_after_refusals_is_out_of_memory(device: str, scope: str) -> None:
+    nothing = failed(raised("RuntimeError", "No executable batch size found, reached zero."))
+    phase = ended("step", 2.0, completed=False, **{device: counted(9, 4096)})
+    found = outcome(BASELINE, phase, nothing, device=device)
+    assert (found.status, found.oom_scope, found.fits) == (Status.OOM, scope, False)
+    assert (found.handled_refusals, found.requested_bytes) == (9, None)
+    # It gives up after other errors too (CUDNN_STATUS_NOT_SUPPORTED).
+    without = outcome(BASELINE, ended("step", 2.0, completed=False, **{device: counted(0)}), nothing, device=device)
+    assert without.status is Status.ERROR
 
 
 def test_a_refusal_of_a_simulated_device_decides_and_a_refusal_of_the_host_does_not() -> None:
@@ -212,7 +347,7 @@ def test_the_outcome_has_the_facts_of_the_supervisor_and_the_child() -> None:
         {"kind": "environment", "t": 0.5, "pid": 1, "record": {"host": "here"}},
         BASELINE,
         {"kind": "budget", "t": 1.1, "budget_kind": "data_limit", "budget_bytes": GIB},
-        {"kind": "model", "t": 1.2, "parameters": 7, "storage_dtype": "float32"},
+        {"kind": "model", "t": 1.2, "facts": {"parameters": 7, "storage_dtype": "float32"}},
         FINISHED,
     )
     assert (found.attempt, found.pid, found.exit_code, found.signal) == (3, 4711, 0, None)
@@ -344,9 +479,14 @@ def test_a_heartbeat_that_was_written_too_late_does_not_count_for_the_next_phase
 
 
 def test_heartbeats_before_the_first_phase_belong_to_between() -> None:
-    found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": 500}), exit={"code": 1})
+    found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": GIB}), exit={"code": 1})
     (phase,) = found.phases
-    assert (phase.name, phase.peak, phase.baseline) == ("between", {"resident": 500}, {"resident": 220 * MIB})
+    assert (phase.name, phase.peak, phase.baseline) == ("between", {"resident": GIB}, {"resident": 220 * MIB})
+
+
+def test_a_partial_peak_is_not_below_what_was_held_as_the_phase_began() -> None:
+    found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": 219 * MIB}), exit={"code": 1})
+    assert found.phases[0].peak == {"resident": 220 * MIB}
 
 
 def test_a_process_that_ended_at_its_baseline_has_no_phase() -> None:
@@ -446,8 +586,61 @@ def refused(device: str, cause: dict[str, Any], counter: str, **counters: Any) -
 
 
 def test_a_refusal_needs_at_least_the_bytes_held_and_requested() -> None:
-    assert refused("cuda:0", OOM, "allocated", **{"cuda:0": GIB}).needs_at_least_bytes == GIB + 64 * MIB
+    shown = {"requested_bytes": 64 * MIB, "held": {"allocated": GIB}, "needs_bytes": GIB + 62 * MIB + 512}
+    left = ended("fill", 2.0, False, **{"cuda:0": read(7 * MIB, GIB, "allocated") | {"refused": shown}})
+    found = outcome(BASELINE, left, failed(OOM), device="cuda:0")
+    assert (found.requested_bytes, found.needs_at_least_bytes) == (64 * MIB, GIB + 62 * MIB + 512)
     assert refused("cpu", CPU_OOM, "resident", cpu=GIB).needs_at_least_bytes == GIB + 1000
+
+
+@pytest.mark.parametrize(
+    ("message", "least", "most"),
+    [
+        (
+            "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 1.00 GiB of which 4.00 MiB "
+            "is free. Of the allocated memory 1.00 GiB is allocated by PyTorch, and 0 bytes is reserved",
+            1.994 * GIB / 2 + 62 * MIB,
+            GIB + 64 * MIB,
+        ),
+        (
+            "CUDA out of memory. Tried to allocate 64.00 MiB (GPU 0; 1.00 GiB total capacity; 960.00 MiB already "
+            "allocated; 4.00 MiB free; 960.00 MiB reserved in total by PyTorch)",
+            959 * MIB + 62 * MIB,
+            960 * MIB + 64 * MIB,
+        ),
+        (
+            "Allocation on device 0 would exceed allowed memory. (out of memory)\n"
+            "Currently allocated     : 960.00 MiB\nRequested               : 64.00 MiB\nDevice limit : 1.00 GiB",
+            1023 * MIB,
+            1024 * MIB,
+        ),
+    ],
+)
+def test_the_message_of_a_refusal_says_what_was_held_when_the_exception_has_freed_it(
+    message: str, least: int, most: int
+) -> None:
+    refusal = raised("torch.OutOfMemoryError", message, "RuntimeError")
+    found = refused("cuda:0", refusal, "allocated", **{"cuda:0": MIB})
+    assert found.needs_at_least_bytes is not None
+    assert least < found.needs_at_least_bytes <= most
+
+
+def test_a_large_segment_of_another_size_is_no_large_need() -> None:
+    message = (
+        "CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 1.00 GiB of which 4.00 MiB is "
+        "free. Of the allocated memory 512.00 MiB is allocated by PyTorch, and 0 bytes is reserved"
+    )
+    refusal = failed(raised("torch.OutOfMemoryError", message, "RuntimeError"))
+    left = ended("fill", 2.0, False, **{"cuda:0": read(MIB, GIB, "allocated")})
+    record = {"allocator_settings": "expandable_segments:True,large_segment_size_mb:64"}
+    environment = {"kind": "environment", "pid": 1, "at": None, "record": record}
+    found = outcome(environment, BASELINE, left, refusal, device="cuda:0")
+    assert found.needs_at_least_bytes is not None
+    assert 512 * MIB < found.needs_at_least_bytes < 514 * MIB
+
+
+def test_what_a_device_still_held_after_the_exception_is_not_taken_for_what_it_held() -> None:
+    assert refused("cuda:0", OOM, "allocated", **{"cuda:0": 64 * MIB}).needs_at_least_bytes is None
 
 
 def test_without_the_bytes_held_or_requested_there_is_no_lower_bound() -> None:

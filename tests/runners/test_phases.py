@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy
 import pytest
 
 from runners.facts import Began, Counters, Ended, Fact, Heartbeat, Model
@@ -115,7 +116,9 @@ def test_a_phase_that_an_exception_leaves_is_incomplete_and_read_as_after_a_fail
     assert phase.raised is error
     assert journal.ended[-1] == ("forward", None, False)
     assert meter.failed == [False, False, True]
-    assert lifted == ["before", "after 3 boundaries"], "writing a failure down may take more than the budget allows"
+    assert lifted == ["before", "after 2 boundaries", "before", "after 3 boundaries"], (
+        "a full budget has no room to write"
+    )
     with phase("next"):
         pass
     assert journal.ended[-2:] == [("between", None, True), ("next", None, True)]
@@ -151,6 +154,39 @@ def test_a_phase_in_another_process_is_refused(phase: Phases) -> None:
 def test_a_workloads_report_of_its_model_is_written_as_it_is(phase: Phases, journal: Kept) -> None:
     phase.model(parameters=5, storage_dtype="float32")
     assert journal.facts == [Model({"parameters": 5, "storage_dtype": "float32"})]
+
+
+def test_the_name_of_the_stretch_between_phases_and_what_is_no_name_are_refused(phase: Phases, journal: Kept) -> None:
+    with pytest.raises(ValueError, match="phase 'between': this is the name of what happens between two phases"):
+        phase("between")
+    with pytest.raises(TypeError, match="phase 3: the name of a phase is a text, and not of type int"):
+        phase(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="phase 'step': the run index 'first' is not a whole number"):
+        phase("step", "first")  # type: ignore[arg-type]
+    assert journal.facts == []
+
+
+def test_notes_of_any_type_become_values_that_a_table_can_hold(phase: Phases, journal: Kept) -> None:
+    with phase("step", numpy.int64(2)) as notes:  # type: ignore[arg-type]
+        notes.iterations, notes.shapes, notes.metrics = "two", [1, 8], numpy.float32(0.5)  # type: ignore[assignment]
+    ended = journal.facts[-1]
+    assert isinstance(ended, Ended)
+    assert (ended.run_index, ended.iterations) == (2, None)
+    assert (ended.shapes, ended.metrics) == ({"result": [1, 8]}, {"result": 0.5})
+    assert type(ended.run_index) is int
+
+
+def test_a_process_forked_inside_a_phase_leaves_it_without_a_fact(phase: Phases, journal: Kept) -> None:
+    child = False
+    with suppress(ValueError), phase("outer"):
+        pid = os.fork()
+        if child := pid == 0:
+            raise ValueError
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if child:
+        os._exit(len(journal.ended))
+    assert code == 1, "the child has the end of the stretch before the fork, and none of its own"
+    assert journal.ended == [("between", None, True), ("outer", None, True)]
 
 
 # -- heartbeats --------------------------------------------------------------------------------------------------------

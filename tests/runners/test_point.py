@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from runners.device import Device
 from runners.facts import Exit
-from runners.point import Attempt, AttemptFolder, Point, canonical, write_aside
+from runners.point import Attempt, AttemptFolder, Damaged, Point, canonical, write_aside
 
 VALUES: dict[str, Any] = {
     "model": {"name": "tiny-llama", "library": "transformers", "config": {"num_hidden_layers": 8}},
@@ -174,7 +175,44 @@ def test_an_attempt_has_settled_once_its_exit_is_written(tmp_path: Path) -> None
     folder.settle(Exit(code=0))
     assert folder.settled() == Exit(code=0)
     folder.exit.write_text('{"code": ')
-    assert folder.settled() is None
+    with pytest.raises(Damaged, match=r"exit\.json cannot be read \(JSONDecodeError: Expecting value"):
+        folder.settled()
+
+
+def test_an_attempt_has_begun_once_it_left_a_fact_or_its_end(tmp_path: Path) -> None:
+    folder = AttemptFolder(tmp_path / "attempt")
+    folder.create(attempt())
+    folder.journal.touch()
+    assert not folder.began()
+    folder.journal.write_text("{")
+    assert folder.began()
+    folder.journal.unlink()
+    folder.settle(Exit(lost=True))
+    assert folder.began()
+
+
+def test_everything_an_attempt_left_is_on_the_disk_before_its_exit_appears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def replace(old: Path, new: Path) -> None:
+        done.append(f"{old.name} is {new.name}")
+        rename(old, new)
+
+    folder = AttemptFolder(tmp_path / "group" / "attempt")
+    folder.create(attempt())
+    folder.journal.write_text("{}")
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
+    folder.settle(Exit(code=0))
+    aside = f"exit.json.{os.getpid()}.tmp"
+    assert done == ["point.json", "journal.jsonl", aside, f"{aside} is exit.json", "attempt", "group"]
 
 
 def test_a_file_that_is_written_aside_is_complete_or_absent(tmp_path: Path) -> None:

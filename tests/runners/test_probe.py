@@ -98,6 +98,7 @@ def test_gpus_are_listed_with_the_number_that_a_process_is_given(torch_stand_in:
             "total_bytes": 2**34,
             "idle": True,
             "capability": "9.0",
+            "error": None,
         },
         {
             "index": 1,
@@ -106,8 +107,33 @@ def test_gpus_are_listed_with_the_number_that_a_process_is_given(torch_stand_in:
             "total_bytes": 2**35,
             "idle": False,
             "capability": "9.0",
+            "error": None,
         },
     ]
+
+
+def test_a_gpu_that_cannot_be_opened_has_its_reason_and_costs_no_other(torch_stand_in: Path) -> None:
+    torch_stand_in.write_text(
+        STAND_IN.replace(
+            "def properties(index):",
+            "def properties(index):\n    if index == 0: raise RuntimeError('Unable to determine the device handle')",
+        )
+    )
+    broken, other = ask(sys.executable, devices=True)["gpus"]
+    assert (broken["index"], broken["uuid"], broken["total_bytes"]) == (0, None, None)
+    assert "Unable to determine the device handle" in broken["error"]
+    assert (other["index"], other["name"], other["error"]) == (1, "GPU number 1", None)
+
+
+def test_gpus_are_counted_as_cuda_counts_them_and_not_as_nvml_does(torch_stand_in: Path) -> None:
+    """In MIG mode NVML counts every card, and CUDA gives a process one slice."""
+    torch_stand_in.write_text(
+        STAND_IN.replace("lambda: 2", "lambda: 1 if cuda.ready else 8").replace(
+            "init = staticmethod(lambda: None)",
+            "ready = False\n    init = classmethod(lambda c: setattr(c, 'ready', 1))",
+        )
+    )
+    assert [gpu["name"] for gpu in ask(sys.executable, devices=True)["gpus"]] == ["GPU number 0"]
 
 
 NVML_STAND_IN = """\
@@ -120,6 +146,35 @@ def nvmlSystemGetDriverVersion(): return b"580.126"
 def nvmlDeviceGetHandleByUUID(uuid): return USED[uuid]
 def nvmlDeviceGetMemoryInfo(handle): return types.SimpleNamespace(used=handle)
 """
+# What newer libraries add. Version 2 of the memory's structure counts the driver's own part for itself.
+NVML_OF_A_LARGE_CARD = (
+    NVML_STAND_IN
+    + """\
+nvmlMemory_v2 = 2
+DRAWING, COMPUTING = {drawing}, {computing}
+def nvmlDeviceGetMemoryInfo(handle, version=1):
+    reserved = 3 * 2**29
+    others = sum(each.usedGpuMemory for each in {{each.pid: each for each in DRAWING + COMPUTING}}.values())
+    return types.SimpleNamespace(used=others + (reserved if version == 1 else 0))
+def nvmlDeviceGetComputeRunningProcesses(handle): return COMPUTING
+def nvmlDeviceGetGraphicsRunningProcesses(handle): return DRAWING
+"""
+)
+NOBODY = "[]"
+DISPLAY = "[types.SimpleNamespace(pid=7, usedGpuMemory=5 * 2**28)]"
+
+
+@pytest.mark.parametrize(
+    ("drawing", "computing", "idle"),
+    [(NOBODY, NOBODY, True), (DISPLAY, NOBODY, True), (NOBODY, DISPLAY, False), (DISPLAY, DISPLAY, False)],
+    ids=["only the driver's reserve", "a display", "a program that computes", "one that does both"],
+)
+def test_neither_the_drivers_reserve_nor_a_display_makes_a_gpu_busy(
+    torch_stand_in: Path, drawing: str, computing: str, idle: bool
+) -> None:
+    library = NVML_OF_A_LARGE_CARD.replace("{drawing}", drawing).replace("{computing}", computing)
+    (torch_stand_in.parent / "pynvml.py").write_text(library.replace("{{", "{").replace("}}", "}"))
+    assert [gpu["idle"] for gpu in ask(sys.executable, devices=True)["gpus"]] == [idle, idle]
 
 
 def test_whether_a_gpu_is_idle_is_matched_by_uuid_and_opens_no_context(torch_stand_in: Path) -> None:

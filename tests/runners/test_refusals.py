@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.facts import Cause
-from runners.refusals import Refusal, refusal_in, requested_in
+from runners.refusals import Refusal, RefusalCount, gave_up, refusal_in, requested_in
 
 MIB = 2**20
 GIB = 2**30
@@ -46,6 +46,7 @@ MPS = (
     "MPS backend out of memory (MPS allocated: 17.36 GB, other allocations: 613.56 MB, max allowed: 18.13 GB). Tried "
     "to allocate {} on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to disable upper limit"
 )
+NVML_FAILED = '{} INTERNAL ASSERT FAILED at "{}":1016, please report a bug to PyTorch. '
 
 
 @pytest.mark.parametrize(
@@ -114,11 +115,75 @@ MPS = (
         (runtime_error(MPS.format("192.00 MB")), "device", 201_321_350),
         (runtime_error(MPS.format("384.00 MiB")), "device", 402_647_942),
         (cause("OSError", "[Errno 12] Cannot allocate memory"), "host", None),
+        (
+            runtime_error(NVML_FAILED.format("NVML_SUCCESS == r", "../c10/cuda/CUDACachingAllocator.cpp")),
+            "device",
+            None,
+        ),
+        (
+            runtime_error(
+                NVML_FAILED.format(
+                    "NVML_SUCCESS == DriverAPI::get()->nvmlInit_v2_()",
+                    "/opt/pytorch/pytorch/c10/cuda/CUDACachingAllocator.cpp",
+                )
+            ),
+            "device",
+            None,
+        ),
+        (
+            cause(
+                "ray.exceptions.OutOfMemoryError",
+                "Task was killed due to the node running low on memory.",
+                "ray.exceptions.RayError",
+            ),
+            "host",
+            None,
+        ),
+        (
+            cause(
+                "torch.AcceleratorError",
+                "Caught AcceleratorError in pin memory thread for device 0.\nOriginal Traceback (most recent "
+                "call last):\n...\ntorch.AcceleratorError: CUDA error: out of memory",
+                "RuntimeError",
+            ),
+            "host",
+            None,
+        ),
+        (runtime_error("cudaHostAlloc(&ptr, 4096, 0) failed: out of memory"), "host", None),
+        (
+            cause("MemoryError", "std::bad_alloc: out_of_memory: CUDA error (2 cudaErrorMemoryAllocation)"),
+            "device",
+            None,
+        ),
+        (
+            cause("cupy_backends.cuda.api.runtime.CUDARuntimeError", "cudaErrorMemoryAllocation: ...", "RuntimeError"),
+            "device",
+            None,
+        ),
     ],
     ids=lambda value: (value.message or value.type)[:40] if isinstance(value, Cause) else None,
 )
 def test_a_refused_allocation_is_recognised(failure: Cause, scope: str, requested: int | None) -> None:
-    assert refusal_in([failure]) == Refusal(scope, requested)
+    refusal = refusal_in([failure])
+    assert refusal is not None
+    assert (refusal.scope, refusal.requested_bytes) == (scope, requested)
+
+
+@pytest.mark.parametrize(
+    ("message", "least", "most"),
+    [  # what was handed out (78.41, 14.56 or 9.43 GiB), with the least of a segment
+        (CUDA.format("20.00 MiB"), 78.40 * GIB, 78.415 * GIB + MIB + 512),
+        (CUDA.format("2.00 MiB"), 78.40 * GIB, 78.415 * GIB + 512),
+        (CUDA.format("64.00 MiB"), 78.40 * GIB + 62 * MIB, 78.415 * GIB + 62 * MIB + 512),
+        (OLD_CUDA.format("64.00 MiB"), 14.55 * GIB + 62 * MIB, 14.565 * GIB + 62 * MIB + 512),
+        (ASYNC.format("640.00 MiB"), 9.42 * GIB + 639 * MIB, 9.435 * GIB + 640 * MIB),
+    ],
+)
+def test_a_message_with_what_was_handed_out_gives_a_lower_bound(message: str, least: float, most: float) -> None:
+    refusal = refusal_in([cause("torch.OutOfMemoryError", message, "RuntimeError")])
+    assert refusal is not None
+    assert refusal.needs_bytes is not None
+    assert least < refusal.needs_bytes <= most
 
 
 @pytest.mark.parametrize(
@@ -129,6 +194,10 @@ def test_a_refused_allocation_is_recognised(failure: Cause, scope: str, requeste
         runtime_error("CUDA error: an illegal memory access was encountered"),
         runtime_error("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
         runtime_error("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+        runtime_error("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        runtime_error(NVML_FAILED.format("NVML_SUCCESS == r", "../c10/cuda/CUDAFunctions.cpp")),
+        runtime_error(NVML_FAILED.format("ptr", "../c10/cuda/CUDACachingAllocator.cpp")),
+        runtime_error("CUDA error: invalid argument, in cudaHostRegister"),
         runtime_error("Triton Error [CUDA]: out of resource: shared memory"),
         runtime_error("Storage size calculation overflowed with sizes=[4611686018427387904]"),
         runtime_error("nonzero is not supported for tensors with more than INT_MAX elements"),
@@ -150,6 +219,49 @@ def test_a_failure_that_only_mentions_memory_is_no_refusal(failure: Cause) -> No
     assert refusal_in([failure]) is None
 
 
+HANDLES = [
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "CUDA error: HIPBLAS_STATUS_NOT_INITIALIZED when calling `hipblasCreate(handle)`",
+    "CUDA error: CUSPARSE_STATUS_NOT_INITIALIZED when calling `cusparseCreate(handle)`",
+    "cusolver error: CUSOLVER_STATUS_NOT_INITIALIZED, when calling `cusolverDnCreate(handle)`",
+    "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+]
+
+
+@pytest.mark.parametrize("message", HANDLES)
+def test_a_handle_that_cannot_be_made_is_a_refusal_on_a_full_device_only(message: str) -> None:
+    failure = runtime_error(message)
+    assert refusal_in([failure], free_bytes=8 * MIB) == Refusal("device", None)
+    assert refusal_in([failure], free_bytes=2 * GIB) is None
+    assert refusal_in([failure]) is None, "whether it was full is not known"
+
+
+def test_a_handle_that_fails_in_use_is_no_refusal_on_a_full_device_either() -> None:
+    failure = runtime_error("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasSgemm(handle, ...)`")
+    assert refusal_in([failure], free_bytes=0) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "scope"),
+    [
+        ("batch = batch.pin_memory()", "host"),
+        ("buffer = torch.empty(2**36, pin_memory=True)", "host"),
+        ("graph.replay()", "device"),
+    ],
+)
+def test_pinned_memory_is_the_hosts_though_its_refusal_has_the_words_of_the_devices(source: str, scope: str) -> None:
+    failure = cause("torch.AcceleratorError", "CUDA error: out of memory\nSearch for `cudaError...'", "RuntimeError")
+    traceback = (
+        'Traceback (most recent call last):\n  File "/w/train.py", line 9, in run\n    loader.pin_memory_all()\n'
+        f'  File "/w/pinned/data.py", line 3, in load\n    {source}\n    ^^^^^\n'
+        "torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaError...'\n"
+    )
+    assert refusal_in([failure], traceback) == Refusal(scope, None)
+    refused = refusal_in([cause("torch.OutOfMemoryError", CUDA.format("2.00 MiB"), "RuntimeError")], traceback)
+    assert refused is not None
+    assert refused.scope == "device"
+
+
 def test_a_message_that_is_missing_is_no_obstacle() -> None:
     assert refusal_in([Cause("RuntimeError"), Cause("MemoryError")]) == Refusal("host", None)
 
@@ -160,7 +272,9 @@ def test_a_refusal_is_found_behind_the_exception_that_it_caused() -> None:
         runtime_error("step 3"),
         cause("torch.OutOfMemoryError", CUDA.format("64.00 MiB"), "RuntimeError"),
     ]
-    assert refusal_in(chain) == Refusal("device", 64 * MIB)
+    refusal = refusal_in(chain)
+    assert refusal is not None
+    assert (refusal.scope, refusal.requested_bytes) == ("device", 64 * MIB)
 
 
 def test_the_outermost_of_two_refusals_counts() -> None:
@@ -257,3 +371,20 @@ def test_the_text_of_the_numpy_that_is_installed_is_a_lower_bound() -> None:
         requested = requested_in(str(refused.value))
         assert requested is not None
         assert 0.99 * 8 * size < requested <= 8 * size
+
+
+# -- refusals that the workload catches --------------------------------------------------------------------------------
+
+
+def test_refused_allocations_are_counted_with_the_largest_since_the_last_reading() -> None:
+    refusals = RefusalCount()
+    for error in (RuntimeError(CPU.format(4096)), ValueError(CPU.format(2**40)), RuntimeError(CPU.format(1024))):
+        refusals.see(error)
+    assert (refusals.count, refusals.take_largest(), refusals.take_largest()) == (2, 4096, None)
+    refusals.see(MemoryError())
+    assert (refusals.count, refusals.take_largest()) == (3, None)
+
+
+def test_a_batch_size_finder_without_a_size_left_is_recognised_by_its_message() -> None:
+    assert gave_up([runtime_error("No executable batch size found, reached zero.")])
+    assert not gave_up([runtime_error("no batch size was given")])

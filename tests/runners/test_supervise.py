@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import io
+import json
 import os
 from pathlib import Path
 
@@ -10,8 +13,8 @@ import pytest
 
 from runners.device import device_named
 from runners.outcome import Status
-from runners.point import Attempt, Point
-from runners.supervise import quiet_stderr
+from runners.point import Attempt, AttemptFolder, Point
+from runners.supervise import MOST_REFUSALS, Output, Running, Supervisor, quiet_stderr
 from tests.measuring import SETTLED, Lab
 
 
@@ -37,6 +40,57 @@ def test_an_attempt_on_two_devices_waits_for_either_and_locks_neither_meanwhile(
         with first.open() as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert lab.settle(attempt).outcome.status is Status.OK
+
+
+class Full(Supervisor):
+    """A supervisor whose system has room for another process at its third request, or never."""
+
+    def __init__(self, refusals: int) -> None:
+        super().__init__()
+        self.answers = self._answers = io.StringIO()
+        self.refused, self.refusals = 0, refusals
+
+    def _start(self, running: Running) -> None:
+        running.journal = os.open(running.folder.journal, os.O_RDONLY | os.O_CREAT)
+        if self.refused < self.refusals:
+            self.refused += 1
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        running.output, running.pid = Output(os.open(os.devnull, os.O_RDONLY), running.folder.output), os.getpid()
+        self._selector = Everything()  # type: ignore[assignment]
+
+
+class Everything:
+    def register(self, *_: object) -> None: ...
+
+
+def handed_to(supervisor: Full, folder: Path) -> Running:
+    values = {**SETTLED, "start": "cold", "workload": {"name": "command", "argv": ["true"]}}
+    attempt = Attempt(point=Point(values=values), device=device_named("cpu"), cwd=str(folder))
+    place = AttemptFolder(folder / "attempt")
+    place.create(attempt)
+    running = supervisor._running = Running(folder=place, attempt=attempt)
+    supervisor._begin(running)
+    while running.pid is None and place.settled() is None:
+        supervisor._next_look = 0.0
+        supervisor._check_time()
+    return running
+
+
+def test_an_attempt_starts_once_the_system_has_room_for_its_process_again(tmp_path: Path) -> None:
+    supervisor = Full(refusals=2)
+    running = handed_to(supervisor, tmp_path)
+    assert running.folder.settled() is None
+    waiting, began = map(json.loads, supervisor.answers.getvalue().splitlines())
+    assert waiting["for"].startswith("no process could be started: Resource temporarily unavailable (ulimit -u is ")
+    assert "began" in began
+
+
+def test_an_attempt_for_which_the_system_has_no_process_is_unavailable_with_the_limit(tmp_path: Path) -> None:
+    supervisor = Full(refusals=1000)
+    exit = handed_to(supervisor, tmp_path).folder.settled()
+    assert supervisor.refused == MOST_REFUSALS
+    assert exit is not None
+    assert "Resource temporarily unavailable (ulimit -u is " in (exit.unavailable or "")
 
 
 def test_messages_of_imported_libraries_do_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from runners.point import Attempt, AttemptFolder, Point
 
 MIB = 2**20
 BASELINE = 219 * MIB
+ADDRESSES = {"address": 500 * MIB, "virtual": 800 * MIB}
 RECORD = {
     "host": "node1",
     "system": "Linux 6.1 x86_64",
@@ -144,7 +145,7 @@ class WrittenRun:
 
 
 def started() -> list[dict[str, Any]]:
-    counters = {"resident": BASELINE, "resident_anon": 150 * MIB, "virtual": 800 * MIB, "virtual_peak": 810 * MIB}
+    counters = {"resident": BASELINE, "resident_anon": 150 * MIB, **ADDRESSES, "virtual_peak": 800 * MIB}
     return [
         {"kind": "environment", "pid": 4242, "at": "2026-11-29T12:00:02+00:00", "record": RECORD},
         {
@@ -154,15 +155,15 @@ def started() -> list[dict[str, Any]]:
             "instrumented": True,
         },
         {"kind": "budget", "budget_kind": "guard", "budget_bytes": 14 * 2**30},
-        {"kind": "model", "parameters": 8192, "parameter_bytes": 32768, "storage_dtype": "float32"},
+        {"kind": "model", "facts": {"parameters": 8192, "parameter_bytes": 32768, "storage_dtype": "float32"}},
     ]
 
 
 def phase(name: str, peak: int, completed: bool = True, device: str = "cpu") -> list[dict[str, Any]]:
-    before = {"resident": BASELINE, "tensor": MIB, "address": 500 * MIB}
+    before = {"resident": BASELINE, "tensor": MIB, **ADDRESSES, "mapped": 300 * MIB}
     peaks = {"resident": peak, "tensor": peak - BASELINE, "address": 800 * MIB + peak - BASELINE}
     counters = {device: {"baseline": before, "end": before, "peak": peaks, "alloc_retries": None, "num_ooms": None}}
-    between = {device: {"baseline": before, "end": before, "peak": before}}
+    between = {device: {"baseline": before, "end": before, "peak": {**before, "address": 800 * MIB}}}
     return [
         {
             "kind": "ended",

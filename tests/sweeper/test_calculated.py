@@ -116,3 +116,21 @@ def test_a_budget_named_after_a_card_is_the_capacity_of_its_allocator(tmp_path: 
     row = rows(tmp_path).iloc[0]
     assert 15 * 10**9 < row.budget_bytes < 16 * 10**9
     assert row.budget_kind == "allocator"
+
+
+def test_what_other_processes_use_of_a_card_decides_what_fits_and_is_in_the_row(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "card").mkdir(parents=True)
+    (tmp_path / "mine" / "card" / "tiny.yaml").write_text(json.dumps(TINY))
+    card = ["devices=[sim:tiny]", "--config-dir", str(tmp_path / "mine")]
+    done = sweep(tmp_path, *MLP, "batch=1", "context=100000", "used_by_others=null,0,600MiB,1200MiB", *card)
+    points = rows(tmp_path).set_index("used_by_others_bytes", drop=False)
+    assert points.fits.to_list() == [True, True, False, False]
+    assert points.used_by_others_bytes.isna().to_list() == [True, False, False, False]
+    assert points.used_by_others_bytes[1:].to_list() == [0, 600 * 2**20, 1200 * 2**20]
+    assert set(points.context_bytes) == {TINY["context_bytes"]}
+    assert points.peak_used_bytes.iloc[0] == points.peak_used_bytes.iloc[1]
+    assert points.point_id.nunique() == 4
+    assert "sim:tiny: of 2.00 GiB, 512.00 MiB are for context and libraries" in done.stderr
+    refused = command_line.run([*MLP, "used_by_others=1GiB", "devices=cpu", f"outputs={tmp_path}"], tmp_path)
+    assert refused.returncode == 2
+    assert "used_by_others=1073741824: cpu has what it has" in refused.stderr

@@ -159,7 +159,7 @@ def test_a_conf_in_the_folder_is_not_mistaken_for_sweepers_own(tmp_path: Path) -
 
 
 def test_estimate_shows_the_plan_and_hydra_leaves_no_file(tmp_path: Path, typed: Typed) -> None:
-    ended = typed(*NO_RUN, "batch=1,2,4", "context=2048,4096", "hydra.job.chdir=true")
+    ended = typed(*NO_RUN, "batch=1,2,4", "context=2048,4096")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "6 points" in ended.stdout
     assert names_in(tmp_path) == []

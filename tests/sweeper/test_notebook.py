@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 from sweeper.tables.run_tables import Tables
+from tests.sweeper.conftest import BASELINE, phase, started
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "analysis.ipynb"
 MIB = 2**20
@@ -31,22 +32,55 @@ def test_the_notebook_is_stored_without_outputs(notebook: NotebookNode) -> None:
 def test_the_notebook_shows_the_frontier_and_the_effect_of_one_dimension(
     notebook: NotebookNode, written: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run = a_sweep(written)
-    monkeypatch.setenv("SWEEPER_RUN", str(run.folder))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
-    here(monkeypatch, tmp_path)
-    NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute()
+    """Each combination of settings and each device has points, lines and figures of its own."""
+    for cell in notebook.cells:  # figures are closed when they are shown
+        cell.source = cell.source.replace(
+            "plt.show()", "print('DRAWN', [(len(a.lines), len(a.collections)) for a in plt.gcf().axes])\nplt.show()"
+        )
+    execute(notebook, a_sweep(written).folder, monkeypatch, tmp_path)
     text = text_of(notebook)
     pictures = [output for output in outputs_of(notebook) if "image/png" in output.get("data", {})]
     assert len(pictures) == 2
     assert "limiting_phase" in text
-    assert "cold_forward" in text
-    assert "batch: 2 steps, median 16.000 MiB for one more" in text
-    assert "context: 1 steps, median 0.250 MiB for one more" in text
+    frontier, peaks = (line for line in text.splitlines() if line.startswith("DRAWN"))
+    # Three combinations on the GPU that is not there, on cpu and on the calculated card: nine panels, one group each.
+    assert frontier == f"DRAWN {[(0, 1)] * 9}"
+    assert peaks == "DRAWN [(4, 0), (3, 0)]"  # a line for each, and on cpu the baseline
+    for device, kind in (("cpu", "measured"), ("sim:rtx-4090", "calculated")):
+        for dtype, checkpointing in (("float32", False), ("float32", True), ("bfloat16", False)):
+            found = text.split(f"{device} ({kind})  dtype={dtype}  workload.checkpointing={checkpointing}\n")[1]
+            step = 16 * (2 if dtype == "float32" else 1)
+            assert found.startswith(f"  batch: 2 steps, median {step:.3f} MiB for one more\n")
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_notebook_keeps_partial_peaks_and_the_calculators_seconds_out_of_its_tables(
+    notebook: NotebookNode, written: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notebook.cells.append(nbformat.v4.new_code_cell(CHECK))
+    execute(notebook, a_sweep(written).folder, monkeypatch, tmp_path)
+    assert text_of(notebook).splitlines()[-3:] == [
+        "no partial peak in the table: True",
+        "partial peaks apart: 3",
+        "devices with a time: ['cpu']",
+    ]
+
+
+CHECK = """
+print("no partial peak in the table:", bool(phases[completed].completed.all()))
+print("partial peaks apart:", len(phases[~completed]))
+print("devices with a time:", sorted(fitting[fitting.warm_s.notna()].device.unique()))
+"""
+
+
+def execute(notebook: NotebookNode, run: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("SWEEPER_RUN", str(run))
+    monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
+    here(monkeypatch, folder)
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
 
 
 def here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -59,19 +93,40 @@ def here(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 def a_sweep(written: Any) -> Any:
-    """Batch 1, 2 and 4 fit at context 64; at 128 batch 2 fits and 4 does not. A sample of 64 tokens takes 16 MiB."""
-    run = written({"batch": [1, 2, 4], "context": [64, 128]})
+    """Three combinations of dtype and checkpointing, on cpu and on a calculated card; no GPU is there.
+
+    Batch 1, 2 and 4 fit, and on cpu batch 8 is refused. A sample takes 32 MiB in float32 and 16 MiB in bfloat16.
+    """
+    run = written({"batch": [1, 2, 4, 8], "dtype": ["float32", "bfloat16"], "workload.checkpointing": [False, True]})
+    run.device("cpu")
     run.device("cuda:0", unavailable="torch is a CPU build")
-    before = None
-    for batch, context, changed in ((1, 64, ()), (2, 64, ("batch",)), (4, 64, ("batch",))):
-        point = run.ask(batch=batch, context=context, changed_from=before, changed=changed)
-        run.passes(point, peak=219 * MIB + batch * context * MIB // 4)
-        before = point if batch < 4 else before
-    wide = run.ask(batch=2, context=128, changed_from=before, changed=("context",))
-    run.passes(wide, peak=219 * MIB + 2 * 64 * MIB // 4 + 16 * MIB)
-    run.is_refused(run.ask(batch=4, context=128, changed_from=wide, changed=("batch",)))
+    run.device("sim:rtx-4090")
+    for dtype, checkpointing in (("float32", False), ("float32", True), ("bfloat16", False)):
+        before = None
+        workload = {"name": "train", "checkpointing": checkpointing, "method": "full", "rank": None}
+        for batch in (1, 2, 4, 8):
+            changed = {} if before is None else {"changed_from": before, "changed": ("batch",)}
+            point = run.ask(batch=batch, dtype=dtype, workload=workload, **changed)
+            peak = BASELINE + batch * MIB * (32 if dtype == "float32" else 16)
+            for device in ("cpu", "sim:rtx-4090"):
+                if batch < 8:
+                    run.attempt(point, journal(device, peak), {"code": 0, "signal": None}, device=device)
+                elif device == "cpu":
+                    run.is_refused(point)
+            before = point
     Tables(run.folder).write()
     return run
+
+
+def journal(device: str, peak: int) -> list[dict[str, Any]]:
+    """An attempt that passed. A card has the counter `allocated`, and no times."""
+    lines = [*started(), *phase("cold_forward", peak, device=device), *phase("warm_forward", peak, device=device)]
+    for line in lines if device != "cpu" else ():
+        if device in line.get("counters", {}):
+            moments = {name: read for name, read in line["counters"][device].items() if isinstance(read, dict)}
+            line["counters"] = {device: {name: {"allocated": read["resident"]} for name, read in moments.items()}}
+            line |= {"elapsed_s": None} if line["kind"] == "ended" else {}
+    return [*lines, {"kind": "finished", "metrics": {}, "steps": None, "tokens": 64}]
 
 
 def outputs_of(notebook: NotebookNode) -> list[Any]:

@@ -15,6 +15,7 @@ from sweeper.plan import Plan, PlannedPoint, RunKeys, dotted, typed
 
 class Settler:
     quality_references: Mapping[str, str] = {}
+    settings: Mapping[str, Mapping[str, Any]] = {}
 
     def settle(self, choice: Mapping[str, Any]) -> Point:
         return Point(values=dict(choice))

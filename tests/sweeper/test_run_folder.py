@@ -90,6 +90,7 @@ def attempted(run: RunFolder, number: int) -> AttemptFolder:
     attempt = Attempt(point=POINT, device=CPU, number=number)
     folder = run.attempt_folder(attempt)
     folder.create(attempt)
+    folder.journal.write_text('{"kind": "baseline"}\n')
     return folder
 
 
@@ -100,11 +101,15 @@ def test_the_attempts_at_a_point_come_in_the_order_they_were_made(opened: RunFol
     assert list(opened.attempts(Point(values={"batch": 2}), CPU)) == []
 
 
-def test_a_folder_without_a_request_is_no_attempt_and_is_removed(opened: RunFolder) -> None:
+def test_a_folder_in_which_nothing_began_is_no_attempt_and_is_removed(opened: RunFolder) -> None:
     first = attempted(opened, 1)
     half_made = opened.attempt_folder(Attempt(point=POINT, device=CPU, number=2))
     half_made.path.mkdir()
     (half_made.path / "point.json.123.tmp").touch()
+    assert list(opened.attempts(POINT, CPU)) == [first]
+    assert not half_made.path.exists()
+    half_made.create(Attempt(point=POINT, device=CPU, number=2))
+    half_made.journal.touch()
     assert list(opened.attempts(POINT, CPU)) == [first]
     assert not half_made.path.exists()
 

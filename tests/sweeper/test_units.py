@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sweeper.units import format_both, format_bytes, format_count, format_exact, format_seconds, parse_bytes
+from sweeper.units import (
+    format_both,
+    format_bytes,
+    format_count,
+    format_decimal,
+    format_exact,
+    format_seconds,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +34,12 @@ def test_bytes_are_shown_in_the_largest_binary_unit_that_they_reach(count: int, 
 def test_bytes_are_also_shown_exactly_and_in_decimal_units() -> None:
     assert format_exact(957_349_888) == "913.00 MiB (957,349,888 bytes)"
     assert format_both(14 * 10**9) == "14,000,000,000 bytes = 14.00 GB = 13.04 GiB"
+    assert format_both(27_362_304) == "27,362,304 bytes = 27.36 MB = 26.09 MiB"
+    assert format_both(2048) == "2,048 bytes = 2.05 KB = 2.00 KiB"
+    assert format_both(1023) == "1,023 bytes"
+    assert [format_decimal(size) for size in (10_790_000_000, 4_200_000, 3_000, 999)] == [
+        "10.79 GB", "4.20 MB", "3.00 KB", "999 bytes",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

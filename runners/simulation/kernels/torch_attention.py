@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,10 @@ from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.kernels.torch_sizes import HALVES
 
 aten = torch.ops.aten
+
+BACKENDS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}  # aten/src/ATen/SDPBackend.h
+CUDA_PRIORITY = ("cudnn", "flash", "efficient", "math")
+INITIAL_PRIORITY = torch._C._get_sdp_priority_order() if hasattr(torch._C, "_get_sdp_priority_order") else []
 
 
 # ---- Which kernel
@@ -33,15 +38,25 @@ def attention_kernel(
     query, key and value are (batch, heads, length, head size). Raises RuntimeError, like PyTorch, if all are disabled.
     """
     inputs = _Inputs(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
-    if torch._C._get_cudnn_sdp_enabled() and _takes_cudnn(inputs):
-        return "cudnn"
-    if torch._C._get_flash_sdp_enabled() and _takes_flash(inputs):
-        return "flash"
-    if torch._C._get_mem_efficient_sdp_enabled() and _takes_efficient(inputs):
-        return "efficient"
-    if torch._C._get_math_sdp_enabled():
-        return "math"
+    accepts: dict[str, Callable[[], bool]] = {
+        "cudnn": lambda: torch._C._get_cudnn_sdp_enabled() and _takes_cudnn(inputs),
+        "flash": lambda: torch._C._get_flash_sdp_enabled() and _takes_flash(inputs),
+        "efficient": lambda: torch._C._get_mem_efficient_sdp_enabled() and _takes_efficient(inputs),
+        "math": torch._C._get_math_sdp_enabled,
+    }
+    for kernel in _by_priority():
+        if accepts[kernel]():
+            return kernel
     raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _by_priority() -> Sequence[str]:
+    """The order that the caller set, as by `sdpa_kernel(..., set_priority=True)`, or CUDA's own."""
+    get = getattr(torch._C, "_get_sdp_priority_order", None)  # since PyTorch 2.6
+    order = get() if get else INITIAL_PRIORITY
+    if order == INITIAL_PRIORITY:
+        return CUDA_PRIORITY
+    return [BACKENDS[each] for each in order if each in BACKENDS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +205,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
@@ -201,6 +216,7 @@ def attention(
     query is (batch, heads, length, head size); key and value are the same with a length of their own, and with fewer
     heads if `enable_gqa`. The result has the shape of query. Raises RuntimeError if all kernels are disabled.
     """
+    mask = attn_mask
     kernel = attention_kernel(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
     trains = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
     if kernel == "flash":
@@ -221,7 +237,7 @@ def attention(
             query, key, value, mask, trains, dropout_p, is_causal, scale=scale
         )[0]
     else:
-        out = _math(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
+        out = attention_in_parts(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]
     return out
 
 
@@ -244,18 +260,24 @@ def _expanded(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return mask.expand(*query.shape[:3], key.size(2))
 
 
-def _math(
+def attention_in_parts(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
-    """The composite operator as on CUDA: without data, PyTorch's own would not add the mask in place."""
-    dtype = query.dtype
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    dropout_mask: Tensor | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """_scaled_dot_product_attention_math as on CUDA: without data, PyTorch's own would not add the mask in place.
+
+    Returns the result and the scores after softmax and dropout.
+    """
+    dtype, mask = query.dtype, attn_mask
+    if mask is not None and mask.dtype == torch.bool:
+        mask = _added(mask, dtype)
     if not torch._C._get_math_sdp_allow_fp16_bf16_reduction() and dtype in HALVES:
         query, key, value = query.float(), key.float(), value.float()
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
@@ -272,12 +294,13 @@ def _math(
     if mask is not None:
         scores.add_(mask)
     scores = aten._safe_softmax(scores, -1)
-    if dropout_p:
+    if dropout_mask is not None:
+        scores = scores.masked_fill(dropout_mask.logical_not(), 0.0)
+        value = value * (1 / (1 - dropout_p))
+    elif dropout_p:
         scores = torch.dropout(scores, dropout_p, True)
-    returned = scores.to(dtype)  # the second result, which is not kept
-    out = torch.matmul(scores, value).to(dtype)
-    del returned
-    return out
+    returned = scores.to(dtype)
+    return torch.matmul(scores, value).to(dtype), returned
 
 
 def _repeated(tensor: Tensor, heads: int) -> Tensor:

@@ -2,7 +2,8 @@
 
 The report holds the counters of PyTorch's allocators, if torch used a device, and the exception that ended the process,
 if any. Each process writes its own file in the folder named by the environment. The hook does not change the program:
-it imports neither sweeper nor torch, is written for Python 3.7, and raises nothing.
+it imports neither sweeper nor torch, is written for Python 3.7, and raises nothing. It only stores the peaks that the
+program resets, when the program has imported torch.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ MOST_CAUSES = 20
 LONGEST_MESSAGE = 10_000
 LONGEST_TRACEBACK = 30_000
 COUNTERS = ("allocated", "reserved", "requested", "active")
+COUNTS = ("num_alloc_retries", "num_ooms")
+# Of torch._C, which every function of torch.cuda and torch.accelerator calls
+RESETS_OF_PEAKS = ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats")
+RESETS_OF_COUNTS = ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats")
+UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"  # set to anything, nothing is counted
+
+earlier_peaks: dict[int, dict[str, int]] = {}  # by device and counter: before the program's resets
+earlier_counts: dict[int, dict[str, int]] = {}
 
 
 def begin(folder: str) -> None:
@@ -30,6 +39,63 @@ def begin(folder: str) -> None:
         from multiprocessing import util
 
         util.Finalize(None, report, args=(folder,), exitpriority=-1)
+    sys.meta_path.insert(0, Torch())
+
+
+class Torch:
+    """Among the finders of modules until the program imports torch.cuda.memory."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != "torch.cuda.memory":
+            return None
+        from importlib.machinery import PathFinder
+
+        sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                try:  # noqa: SIM105
+                    store_at_resets(sys.modules["torch"]._C)
+                except Exception:
+                    pass
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def store_at_resets(c: Any) -> None:
+    """Replace the resets of torch._C by functions that first store what they reset."""
+
+    def peaks(stats: Any) -> dict[str, int]:
+        return {name: stats[name + "_bytes"]["all"]["peak"] for name in COUNTERS if name + "_bytes" in stats}
+
+    def counts(stats: Any) -> dict[str, int]:
+        return {name: stats[name] for name in COUNTS if name in stats}
+
+    def replace(name: str, read: Any, earlier: dict[int, dict[str, int]], joined: Any) -> None:
+        reset = getattr(c, name)
+
+        def stored(index: int) -> Any:
+            try:
+                before = earlier.setdefault(index, {})
+                for key, value in read(c._cuda_memoryStats(index)).items():
+                    before[key] = joined((before.get(key, 0), value))
+            except Exception:
+                pass
+            return reset(index)
+
+        setattr(c, name, stored)
+
+    for names, read, earlier, joined in (
+        (RESETS_OF_PEAKS, peaks, earlier_peaks, max),
+        (RESETS_OF_COUNTS, counts, earlier_counts, sum),
+    ):
+        for name in names:
+            if hasattr(c, name):
+                replace(name, read, earlier, joined)
 
 
 def report(folder: str) -> None:
@@ -60,9 +126,10 @@ def devices(torch: Any) -> list[dict[str, Any]]:
 
 
 def device(torch: Any, index: int) -> dict[str, Any]:
-    stats = torch.cuda.memory_stats(index)
+    stats = torch.cuda.memory_stats(index) if UNCACHED not in os.environ else {}
     native = torch.cuda.memory.get_allocator_backend() == "native"
     counters = COUNTERS if native else COUNTERS[:2]  # cudaMallocAsync reports uncounted values as zero
+    earlier = earlier_peaks.get(index, {})
     try:
         uuid = str(torch.cuda.get_device_properties(index).uuid)
     except Exception:
@@ -71,10 +138,19 @@ def device(torch: Any, index: int) -> dict[str, Any]:
         "index": index,
         "uuid": uuid,
         "now": {name: stats[name + "_bytes.all.current"] for name in counters if name + "_bytes.all.current" in stats},
-        "peak": {name: stats[name + "_bytes.all.peak"] for name in counters if name + "_bytes.all.peak" in stats},
-        "alloc_retries": stats.get("num_alloc_retries") if native else None,
-        "num_ooms": stats.get("num_ooms") if native else None,
+        "peak": {
+            name: max(stats[name + "_bytes.all.peak"], earlier.get(name, 0))
+            for name in counters
+            if name + "_bytes.all.peak" in stats
+        },
+        "alloc_retries": count(stats, index, "num_alloc_retries") if native else None,
+        "num_ooms": count(stats, index, "num_ooms") if native else None,
     }
+
+
+def count(stats: Any, index: int, name: str) -> int | None:
+    now = stats.get(name)
+    return None if now is None else now + earlier_counts.get(index, {}).get(name, 0)
 
 
 def failure() -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from typing import Any
 import pytest
 
 from runners import processes
+from runners.device import device_named
 from runners.engines.local import EngineFailed, Event, Local
-from runners.point import Attempt
+from runners.outcome import Status
+from runners.point import Attempt, Point
+from runners.record import outcome_in
 from tests.measuring import SETTLED, Lab
 
 
@@ -113,6 +117,75 @@ def test_a_supervisor_that_dies_without_an_attempt_is_replaced_and_no_event(lab:
     start(lab)
     events(lab.engine)
     assert lab.supervisor != before
+
+
+def test_an_attempt_that_is_handed_to_a_supervisor_that_ended_runs_on_another(lab: Lab) -> None:
+    start(lab)
+    events(lab.engine)
+    os.kill(lab.supervisor, signal.SIGKILL)
+    attempt = start(lab)
+    found = events(lab.engine)
+    assert [event.kind for event in found] == ["began", "settled"]
+    exit = lab.folder(attempt).settled()
+    assert exit is not None
+    assert (exit.code, exit.lost) == (0, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_attempt_that_waits_when_its_supervisor_is_ended_runs_on_another(
+    lab: Lab, tmp_path: Path, number: int
+) -> None:
+    lock = tmp_path / "device.lock"
+    workload = {"name": "command", "argv": ["true"], "params": {}}
+    values: dict[str, Any] = {**SETTLED, "model": None, "workload": workload, "start": "cold"}
+    attempt = Attempt(point=Point(values=values), device=device_named("cpu"), cwd=str(lab.cwd), locks=(str(lock),))
+    folder = lab.folder(attempt)
+    folder.create(attempt)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        lab.engine.start(attempt, folder, "cpu")
+        events(lab.engine, "waiting")
+        before = lab.supervisor
+        os.kill(before, number)
+        events(lab.engine, "waiting")
+        assert lab.supervisor != before
+    events(lab.engine)
+    exit = folder.settled()
+    assert exit is not None
+    assert (exit.code, exit.lost, exit.interrupted) == (0, None, None)
+
+
+def test_an_attempt_that_no_supervisor_begins_is_lost_after_some_and_void(lab: Lab, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho >> supervisors\nread line\nexit 3\n")
+    python.chmod(0o755)
+    lab.engine.close()
+    lab.engine = Local(str(python), lanes=1)
+    attempt = start(lab)
+    assert [event.kind for event in events(lab.engine)] == ["settled"]
+    outcome = outcome_in(lab.folder(attempt), attempt)
+    assert (outcome.status, outcome.void) == (Status.LOST, True)
+    assert outcome.error_message == "3 supervisors died before the attempt began (exit code 3)"
+    assert len((tmp_path / "supervisors").read_text().splitlines()) == 3
+
+
+def test_an_attempt_that_is_cancelled_before_it_began_is_handed_to_no_other_supervisor(lab: Lab) -> None:
+    start(lab)
+    events(lab.engine)
+    os.kill(lab.supervisor, signal.SIGKILL)
+    attempt = start(lab)
+    lab.engine.cancel("Ctrl-C")
+    assert [event.kind for event in events(lab.engine)] == ["settled"]
+    exit = lab.folder(attempt).settled()
+    assert exit is not None
+    assert (exit.interrupted, exit.reason, exit.pid) == (True, "Ctrl-C", None)
+
+
+def test_an_interpreter_that_cannot_be_started_ends_the_sweep_with_the_reason(lab: Lab, tmp_path: Path) -> None:
+    lab.engine.close()
+    lab.engine = Local(str(tmp_path / "no-python"), lanes=1)
+    with pytest.raises(EngineFailed, match="no-python cannot be started: No such file or directory"):
+        start(lab)
 
 
 def test_an_attempt_that_cannot_be_kept_ends_the_sweep(lab: Lab) -> None:

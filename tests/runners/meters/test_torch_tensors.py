@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -25,6 +27,27 @@ def test_views_share_a_storage_and_the_last_one_frees_it() -> None:
         del view
         following.settle()
         assert (following.live, following.peak) == (0, MIB)
+
+
+def refused(operation: Callable[[], Any], tracker: TensorTracker) -> tuple[int, int | None]:
+    with pytest.raises(RuntimeError):
+        operation()
+    return tracker.refusals.count, tracker.refusals.take_largest()
+
+
+def test_every_refused_allocation_of_an_operator_is_counted_once() -> None:
+    terabytes = 2**43
+    numbers = terabytes // 4
+    with TensorTracker() as following:
+        assert refused(lambda: torch.empty(terabytes, dtype=torch.uint8), following) == (1, terabytes)
+        wide = torch.ones(1).expand(numbers)  # a view, of one number
+        assert refused(lambda: wide + 1, following) == (2, terabytes)
+        assert refused(lambda: wide + torch.ones(2), following) == (2, None)  # another error
+        one = torch.ones(1, requires_grad=True)
+        assert refused(lambda: one.expand(numbers)[0].backward(), following) == (3, terabytes)
+        with torch.inference_mode():  # reshape copies inside matmul, an operator that is made of others
+            columns = torch.ones(1).expand(2, numbers // 4, 2).transpose(0, 1)
+            assert refused(lambda: torch.matmul(columns, torch.ones(2, 2)), following)[0] == 4
 
 
 def test_storages_are_rounded_to_the_allocators_64_bytes() -> None:

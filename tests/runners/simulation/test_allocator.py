@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runners.facts import Cause
-from runners.refusals import Refusal, refusal_in, requested_in
+from runners.refusals import Refusal, least_block_bytes, refusal_in, requested_in
 from runners.simulation.allocator import CachingAllocator, Refused, Settings
 
 KIB = 2**10
@@ -268,7 +268,7 @@ def test_such_a_message_is_recognised_as_a_refusal_of_the_device() -> None:
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(3 * MIB)
     failure = Cause("torch.OutOfMemoryError", message=str(refusal.value))
-    assert refusal_in([failure]) == Refusal("device", 20 * MIB)
+    assert refusal_in([failure]) == Refusal("device", 20 * MIB, needs_bytes=MIB + 512)
 
 
 @given(st.integers(1, GIB))
@@ -278,6 +278,7 @@ def test_the_message_names_the_bytes_requested_from_the_device(size: int) -> Non
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(size)
     assert requested_in(str(refusal.value)) == refusal.value.requested
+    assert least_block_bytes(refusal.value.requested) <= refusal.value.block == -(-size // 512) * 512
 
 
 # Settings

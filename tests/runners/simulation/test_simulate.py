@@ -51,6 +51,12 @@ def catches_and_continues(*, device):
 def too_large_for_this_machine(*, device):
     torch.zeros(2**50, dtype=torch.uint8)
 
+def catches_too_large_for_this_machine(*, device):
+    try:
+        torch.zeros(2**50, dtype=torch.uint8)
+    except Exception:
+        torch.empty(2**20, dtype=torch.uint8, device=device)
+
 def grows(*, device, phase):
     held = []
     with phase("grow"):
@@ -74,6 +80,19 @@ def compares_values(*, device):
 def uses_lstm(*, device):
     torch.nn.LSTM(8, 8).to(device)(torch.empty(3, 2, 8, device=device))
 
+def uses_flex_attention(*, device):
+    from torch.nn.attention.flex_attention import flex_attention
+    flex_attention(*(torch.empty(1, 1, 128, 16, device=device) for _ in "qkv"))
+
+def scripts_an_lstm(*, device):
+    from lstm_in_script import lstm
+    lstm(*(torch.empty(*shape, device=device) for shape in ((3, 2, 8), (1, 2, 8), (32, 8))))
+
+def is_decorated(*, device):
+    from decorated import product
+    made = product(torch.empty(1024, 1024, device=device))
+    assert made.dtype is torch.bfloat16, made.dtype
+
 def needs_cuda(*, device):
     torch.cuda.synchronize()
 
@@ -85,10 +104,37 @@ def fails_once(*, device):
 def wrong(*, device):
     raise ValueError("wrong from the start")
 
+def forks(*, device, phase):
+    import os
+    with phase("take"):
+        held = torch.empty(1, 2**20, dtype=torch.uint8, device=device)
+        pid = os.fork()
+        if pid == 0:
+            held = torch.empty(8, 2**20, dtype=torch.uint8, device=device)
+            return {"bytes": held.numel()}
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return {"code": code}
+
 def leaves_a_mark(*, batch, device):
     with open("marks", "a") as marks:
         marks.write("traced\\n")
     torch.empty(batch, 2**20, dtype=torch.uint8, device=device)
+"""
+
+DECORATED = """
+import torch
+
+@torch.autocast("cuda", dtype=torch.bfloat16)
+def product(x):
+    return x @ x
+"""
+
+LSTM_IN_SCRIPT = """
+import torch
+
+@torch.jit.script
+def lstm(x, h, w):
+    return torch.lstm(x, [h, h], [w, w], False, 1, 0.0, False, False, False)[0]
 """
 
 
@@ -96,6 +142,9 @@ def leaves_a_mark(*, batch, device):
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder = tmp_path_factory.mktemp("works")
     (folder / "works.py").write_text(WORKS)
+    (folder / "lstm_in_script.py").write_text(LSTM_IN_SCRIPT)
+    (folder / "decorated.py").write_text(DECORATED)
+    (folder / "imports_decorated.py").write_text("from decorated import product\nfrom works import *\n")
     lab = Lab(tmp_path_factory.mktemp("attempts"), folder)
     yield lab
     lab.engine.close()
@@ -104,7 +153,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def on_card(
     lab: Lab, target: str, card: Mapping[str, Any] = CARD, trace_path: Path | None = None, **settled: Any
 ) -> Outcome:
-    workload = {"name": "custom", "target": f"works:{target}", "params": {}}
+    workload = {"name": "custom", "target": target if ":" in target else f"works:{target}", "params": {}}
     values = {**SETTLED, "model": None, "workload": workload, **settled}
     device = "sim:cpu" if card["architecture"] == "cpu" else "sim:card"
     attempt = lab.start_values(values, device=device, card=card, allocation_trace=trace_path)
@@ -138,6 +187,11 @@ def test_a_refusal_is_an_oom_of_the_card_with_pytorchs_message(lab: Lab) -> None
     assert outcome.peak("allocated") == 600 * MIB
     assert outcome.peak_is_partial
     assert outcome.error_type == "torch.OutOfMemoryError"
+    assert outcome.handled_refusals is None  # a program cannot catch it in a replay; on the card it might
+
+
+def test_a_calculated_pass_was_refused_nothing(lab: Lab) -> None:
+    assert on_card(lab, "block", batch=1).handled_refusals == 0
 
 
 def test_a_refused_point_has_its_peak_without_a_limit(lab: Lab) -> None:
@@ -184,6 +238,14 @@ def test_a_workload_that_catches_unavailable_and_continues_is_unavailable(lab: L
 def test_an_exception_of_the_workload_is_an_error_as_on_any_device(lab: Lab) -> None:
     outcome = on_card(lab, "wrong")
     assert (outcome.status, outcome.error_message) == (Status.ERROR, "wrong from the start")
+
+
+def test_a_forked_child_is_in_no_journal_and_in_no_shared_trace(lab: Lab, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    for _ in ("traced", "replayed"):
+        outcome = on_card(lab, "forks", trace_path=shared)
+        assert (outcome.status, outcome.metrics) == (Status.OK, {"code": 0})
+        assert peaks(outcome, "requested") == {"take": MIB}
 
 
 def test_a_separate_program_is_unavailable_and_is_not_run(lab: Lab, tmp_path: Path) -> None:
@@ -235,8 +297,10 @@ def test_a_model_built_on_the_host_and_moved_takes_only_its_weights_on_a_card(la
 def test_too_little_memory_on_this_machine_is_unavailable_and_no_oom(lab: Lab) -> None:
     cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
     for card in (CARD, cpu):
-        outcome = on_card(lab, "too_large_for_this_machine", card)
-        assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
+        for target in ("too_large_for_this_machine", "catches_too_large_for_this_machine"):
+            outcome = on_card(lab, target, card)
+            assert (outcome.status, outcome.fits) == (Status.UNAVAILABLE, None)
+            assert "this machine has too little memory" in (outcome.error_message or "")
 
 
 def test_resizing_a_tensor_allocates_before_it_frees(lab: Lab) -> None:
@@ -249,6 +313,8 @@ def test_resizing_a_tensor_allocates_before_it_frees(lab: Lab) -> None:
         ("in_a_thread", "tensors of another thread are not traced"),
         ("compares_values", "aten.allclose.default cannot be traced without data"),
         ("uses_lstm", "aten.lstm cannot be traced without data"),
+        ("scripts_an_lstm", "aten.lstm cannot be traced without data"),
+        ("uses_flex_attention", "the workload needs a real device"),
         ("needs_cuda", "the workload needs a real device"),
     ],
 )
@@ -256,6 +322,12 @@ def test_what_the_tracer_cannot_see_is_unavailable(lab: Lab, target: str, reason
     outcome = on_card(lab, target)
     assert outcome.status is Status.UNAVAILABLE
     assert reason in (outcome.error_message or "")
+
+
+def test_autocast_of_a_decorator_that_was_imported_with_the_workload_casts(lab: Lab) -> None:
+    outcome = on_card(lab, "imports_decorated:is_decorated")
+    assert outcome.status is Status.OK, outcome.error_message
+    assert peaks(outcome, "requested") == {"run": (4 + 2 + 2 + 2 + 32) * MIB}  # with Hopper's workspace
 
 
 def test_the_trace_of_a_failure_is_not_kept_for_the_next_attempt(lab: Lab, tmp_path: Path) -> None:

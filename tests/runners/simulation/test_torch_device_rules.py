@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CpuRules, CudaRules
 from runners.simulation.torch_tracer import MetaTracer
-from tests.tracing import peak, real_peak
+from tests.tracing import peak, real_peak, scripted
 
 BFLOAT16 = torch.bfloat16
 
@@ -141,7 +141,7 @@ def test_autocast_for_cuda_keeps_more_in_float32() -> None:
 
 def test_autocast_for_another_device_or_disabled_casts_nothing() -> None:
     with CpuRules().applied():
-        with torch.autocast("cuda", dtype=BFLOAT16):
+        with pytest.warns(UserWarning, match="CUDA is not available"), torch.autocast("cuda", dtype=BFLOAT16):
             assert (square("meta") @ square("meta")).dtype == torch.float32
         with torch.autocast("cpu", dtype=BFLOAT16), torch.autocast("meta", enabled=False):
             assert not torch.is_autocast_enabled("meta")
@@ -169,6 +169,71 @@ def test_autocast_keeps_its_copies_of_weights_until_the_outermost_context_ends()
         return [len(y), len(z)]
 
     assert peak(work) == real_peak(work)
+
+
+def test_autocast_without_its_cache_casts_a_weight_each_time() -> None:
+    def casts(rules: Any, cached: bool) -> int:
+        tracer = MetaTracer(rules)
+        with tracer.around_workload():
+            weight = torch.empty(64, 64, device="meta", requires_grad=True)
+            x = torch.empty(16, 64, dtype=BFLOAT16, device="meta")
+            with torch.no_grad(), torch.autocast("cuda", dtype=BFLOAT16, cache_enabled=cached):
+                x @ weight
+                x @ weight
+        return list(tracer.events).count(64 * 64 * 2)
+
+    hopper = GpuArchitecture("nvidia", (9, 0))
+    assert (casts(CudaRules(hopper), True), casts(CudaRules(hopper), False)) == (1, 2)
+
+
+def test_autocast_is_seen_by_every_function_that_reads_or_sets_its_state() -> None:
+    from torch import get_autocast_dtype, is_autocast_enabled, set_autocast_enabled
+
+    with CudaRules(GpuArchitecture("nvidia", (9, 0))).applied():
+        with torch.autocast("meta", dtype=BFLOAT16):
+            assert [is_autocast_enabled(), is_autocast_enabled("cuda"), torch.is_autocast_enabled("meta")] == [True] * 3
+            assert get_autocast_dtype("cuda") is torch.get_autocast_dtype("meta") is BFLOAT16
+        torch.set_autocast_enabled("cuda", True)
+        assert (square("meta") @ square("meta")).dtype is torch.float16
+        torch.set_autocast_enabled("cuda", False)
+        assert (square("meta") @ square("meta")).dtype is torch.float32
+        assert torch.amp.GradScaler("cuda").is_enabled()
+    assert torch.set_autocast_enabled is set_autocast_enabled
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda", cast_inputs=torch.float16)
+    def forward(context: Any, values: list[torch.Tensor]) -> torch.Tensor:
+        return values[0] * 2
+
+
+def test_a_function_that_casts_its_inputs_under_autocast_casts_those_without_data() -> None:
+    with CudaRules(GpuArchitecture("nvidia", (9, 0))).applied():
+        with torch.autocast("cuda", dtype=torch.float16):
+            assert Doubled.apply([square("meta")]).dtype is torch.float16
+            assert Doubled.apply([square("meta", torch.float64)]).dtype is torch.float64
+        assert Doubled.apply([square("meta")]).dtype is torch.float32
+
+
+def product_in_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return torch.mm(x, x).exp()
+
+
+@pytest.mark.parametrize("compiled", ["before", "while tracing"])
+def test_autocast_in_torchscript_casts_as_in_python(compiled: str) -> None:
+    before = scripted(product_in_autocast) if compiled == "before" else None
+    dtypes = []
+    tracer = MetaTracer(CudaRules(GpuArchitecture("nvidia", (9, 0))))
+    with tracer.around_workload():
+        x = torch.empty(4, 4, device="meta")
+        for function in (product_in_autocast, before or scripted(product_in_autocast)):
+            events = len(tracer.events)
+            dtypes.append((function(x).dtype, [each for each in tracer.events[events:] if 0 < each < 2**40]))
+    (python, in_python), (script, in_script) = dtypes
+    assert python is script is torch.float32  # exp
+    assert in_python[:2] == in_script[:2] == [4 * 4 * 2] * 2 or in_script[:3] == [4 * 4 * 2] * 3
 
 
 def test_a_step_under_autocast_takes_the_bytes_of_a_cpu() -> None:
@@ -220,33 +285,3 @@ def test_a_step_with_a_gradient_scaler_is_traced() -> None:
         assert optimizer.state[layer.weight]["exp_avg"].shape == (64, 64)
 
     assert peak(work) == pytest.approx(real_peak(work), abs=512)
-
-
-def test_dropout_on_cuda_keeps_a_mask_of_one_byte_an_element() -> None:
-    """On a CPU it keeps the factors, in the input's dtype."""
-
-    def held(rules: Any) -> int:
-        sizes: list[int] = []
-        tracer = MetaTracer(rules)
-        with tracer.around_workload():
-            x = torch.empty(1024, dtype=BFLOAT16, device="meta", requires_grad=True)
-            dropped = [functional.dropout(x, 0.1), nn.Dropout(0.1)(x), torch.dropout(x, 0.1, True)]
-            for event in tracer.events:
-                sizes += [event] if event >= 0 else []
-            freed = sum(sizes[-event - 1] for event in tracer.events if event < 0)
-            held = sum(sizes) - freed - 2 * 1024  # without x
-            del dropped
-        return held
-
-    assert held(CudaRules(GpuArchitecture("nvidia", (8, 0)))) == 3 * (2 + 1) * 1024
-    assert held(CpuRules()) == 3 * (2 + 2) * 1024
-
-
-@pytest.mark.parametrize(("dtype", "copies"), [(torch.float16, 0), (BFLOAT16, 1)])
-def test_softmax_of_float16_to_float32_converts_in_the_kernel_on_cuda(dtype: Any, copies: int) -> None:
-    tracer = MetaTracer(CudaRules(GpuArchitecture("nvidia", (8, 0))))
-    with tracer.around_workload():
-        scores = torch.empty(64, 64, dtype=dtype, device="meta")
-        functional.softmax(scores, dim=-1, dtype=torch.float32)
-    allocated = [event for event in tracer.events if event > 0]
-    assert allocated == [64 * 64 * 2] + [64 * 64 * 4] * (1 + copies)

@@ -17,10 +17,12 @@ import yaml
 from runners.phases import Notes, Unavailable
 from runners.workloads import generate
 from tests.measuring import SETTLED, Lab
+from tests.tracing import peak, real_peak
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
 GENERATE = {
-    "new_tokens": 6, "cache": "dynamic", "cache_backend": None, "concurrency": 1, "packing": "padded", "logits": "last",
+    "new_tokens": 6, "prefill_chunk": None, "cache": "dynamic", "cache_backend": None, "prompt_lengths": 1,
+    "packing": "padded", "logits": "last",
 }  # fmt: skip
 LAYERS, KV_HEADS, HEAD_DIM, FLOAT32, WINDOW = 2, 2, 8, 4, 5
 POSITION = 2 * KV_HEADS * HEAD_DIM * FLOAT32  # bytes of a position's keys and values in one layer
@@ -57,8 +59,9 @@ def tokens(network: Any, **workload: Any) -> torch.Tensor:
 
     network.module.eval()
     with torch.inference_mode():
-        Watched.of(network, GENERATE | workload).once(lambda name, run_index: nullcontext(Notes()))
-    return torch.stack(chosen, 1)
+        watched = Watched.of(network, GENERATE | workload)
+        watched.once(lambda name, run_index: nullcontext(Notes()))
+    return torch.cat(chosen).view(-1, len(watched.prompts.lengths)).T  # the first tokens may be chosen in parts
 
 
 # --- phases and tokens ------------------------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ def test_a_prompt_makes_the_same_tokens_alone_padded_and_packed(
     decoder: dict[str, Any], settled: Any, cache: str, attention: str
 ) -> None:
     built = network(decoder, settled, batch=4, context=16, attention=attention)
-    options = {"cache": cache, "concurrency": 4, "new_tokens": 12}
+    options = {"cache": cache, "prompt_lengths": 4, "new_tokens": 12}
     padded, packed = (tokens(built, **options, packing=packing) for packing in ("padded", "packed"))
     assert torch.equal(padded, packed)
     ids = built.inputs()["input_ids"]
@@ -276,7 +279,7 @@ def test_padding_does_not_change_what_is_seen_through_a_window(
     windowed: dict[str, Any], settled: Any, cache: str
 ) -> None:
     built = network(windowed, settled, batch=3, context=16)
-    options = {"concurrency": 3, "new_tokens": 12}
+    options = {"prompt_lengths": 3, "new_tokens": 12}
     assert torch.equal(tokens(built, cache=cache, **options), tokens(built, cache="dynamic", **options))
 
 
@@ -303,8 +306,8 @@ def test_images_are_read_in_the_prefill_and_never_again(generated: Any) -> None:
     assert result.phase("cold_decode")["shapes"] == {"input_ids": [2, 1]}
     metrics = result.phase("cold_decode")["metrics"]
     assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"]
-    with pytest.raises(ValueError, match=r"workload.concurrency=2: prompts of tiny-llava contain images"):
-        generated({"concurrency": 2}, model=described("tiny-llava"), context=24)
+    with pytest.raises(ValueError, match=r"workload.prompt_lengths=2: prompts of tiny-llava contain images"):
+        generated({"prompt_lengths": 2}, model=described("tiny-llava"), context=24)
 
 
 def test_states_have_no_formula_but_are_measured(generated: Any) -> None:
@@ -315,25 +318,126 @@ def test_states_have_no_formula_but_are_measured(generated: Any) -> None:
 
 
 def test_shapes_and_lengths_are_those_that_reached_the_model(generated: Any) -> None:
-    result = generated({"concurrency": 3}, batch=2, context=16)
+    result = generated({"prompt_lengths": 3}, batch=2, context=16)
     assert result.phase("inputs")["metrics"]["lengths"] == [16, 12, 14] * 2
     assert result.phase("cold_prefill")["shapes"] == {
         "input_ids": [6, 16],
         "attention_mask": [6, 16],
         "position_ids": [6, 16],
     }
-    packed = generated({"concurrency": 3, "packing": "packed"}, batch=2, context=16)
+    packed = generated({"prompt_lengths": 3, "packing": "packed"}, batch=2, context=16)
     assert packed.phase("cold_prefill")["shapes"]["input_ids"] == [1, 84]
     assert packed.phase("cold_decode")["shapes"]["input_ids"] == [1, 6]
     assert packed.phase("cold_decode")["metrics"]["cache_bytes"] == LAYERS * POSITION * (84 + 5 * 6)
     assert generated().phase("warm_prefill", 0)["shapes"] == {"input_ids": [2, 8]}
 
 
-@pytest.mark.parametrize("key", ["new_tokens", "concurrency"])
+@pytest.mark.parametrize("key", ["new_tokens", "prompt_lengths"])
 def test_more_new_tokens_or_prompts_never_take_less_memory(generated: Any, key: str) -> None:
     peaks = [generated({key: value}, context=16).tensor("warm_decode", "peak", 0) for value in (1, 2, 3, 8)]
     assert peaks == sorted(peaks)
     assert peaks[-1] > peaks[0]
+
+
+# --- prefill in chunks ------------------------------------------------------------------------------------------------
+
+
+def cached(network: Any, **workload: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of each layer after the prefill and a first token, (sequences, heads, positions, head size)."""
+    held: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    class Watched(generate.Generation):
+        def _metrics(self, cache: Any, chosen: Any) -> dict[str, Any]:
+            held[:] = [(layer.keys, layer.values) for layer in cache.layers]
+            return super()._metrics(cache, chosen)
+
+    network.module.eval()
+    with torch.inference_mode():
+        Watched.of(network, GENERATE | workload).once(lambda name, run_index: nullcontext(Notes()))
+    return held
+
+
+GEMMA = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8, 15])
+@pytest.mark.parametrize("lengths", [1, 3])
+@pytest.mark.parametrize("cache", ["dynamic", "static", "sliding"])
+def test_a_prefill_in_chunks_leaves_the_same_cache_and_tokens(
+    decoder: dict[str, Any], settled: Any, cache: str, lengths: int, chunk: int
+) -> None:
+    gemma = decoder | {"name": "gemma", "model_type": "gemma3_text", "config": {**decoder["config"], **GEMMA}}
+    built = network(gemma, settled, batch=lengths, context=16)
+    options = {"cache": cache, "prompt_lengths": lengths, "new_tokens": 4}
+    assert torch.equal(tokens(built, **options, prefill_chunk=chunk), tokens(built, **options))
+    made = (cached(built, **options, prefill_chunk=each) for each in (chunk, None))
+    for in_chunks, at_once in zip(*made, strict=True):
+        for one, other in zip(in_chunks, at_once, strict=True):
+            assert one.shape == other.shape
+            for row, length in enumerate((16, 12, 14)[:lengths]):  # what padding holds is never read
+                padding = 16 - length if one.shape[2] >= 16 else 0
+                torch.testing.assert_close(one[row, :, padding:], other[row, :, padding:], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("logits", ["all", "last"])
+@pytest.mark.parametrize("chunk", [1, 5, 16, 41, 42])
+def test_a_packed_row_in_chunks_makes_the_same_tokens(
+    decoder: dict[str, Any], settled: Any, chunk: int, logits: str
+) -> None:
+    built = network(decoder, settled, batch=3, context=16)  # 16 + 12 + 14 tokens
+    options = {"prompt_lengths": 3, "packing": "packed", "logits": logits, "new_tokens": 4}
+    assert torch.equal(tokens(built, **options, prefill_chunk=chunk), tokens(built, **options))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "gpt-neox", "phi3", "mixtral"])
+def test_each_way_of_counting_positions_continues_in_the_next_chunk(name: str, settled: Any) -> None:
+    built = network(described(f"tiny-{name}"), settled, batch=2, context=12)
+    assert torch.equal(tokens(built, prefill_chunk=5), tokens(built))
+
+
+def test_chunks_are_passes_of_the_prefill_and_one_that_holds_the_context_is_all_at_once(generated: Any) -> None:
+    whole, large, small = (generated({"prefill_chunk": chunk}, context=16) for chunk in (None, 16, 5))
+    assert [result.phase("cold_prefill")["iterations"] for result in (whole, large, small)] == [1, 1, 4]
+    assert small.phase("cold_prefill")["shapes"] == {"input_ids": [2, 5]}
+    for name in ("cold_prefill", "cold_decode"):
+        assert large.tensor(name, "peak") == whole.tensor(name, "peak")
+        checksums = {result.phase(name)["metrics"]["checksum"] for result in (whole, large, small)}
+        assert len(checksums) == 1
+        assert small.phase(name)["metrics"]["cache_bytes"] == whole.phase(name)["metrics"]["cache_bytes"]
+
+
+def test_chunks_lower_the_peak_of_the_prefill_by_the_activations_of_the_rest(generated: Any) -> None:
+    whole, chunked = (generated({"prefill_chunk": chunk}, context=512) for chunk in (None, 64))
+    assert chunked.tensor("cold_prefill", "end") == whole.tensor("cold_prefill", "end")
+    held = whole.tensor("cold_prefill", "end")
+    assert chunked.tensor("cold_prefill", "peak") - held < 0.6 * (whole.tensor("cold_prefill", "peak") - held)
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", "sliding"])
+def test_a_prefill_in_chunks_is_calculated_as_it_is_measured(
+    windowed: dict[str, Any], settled: Any, cache: str
+) -> None:
+    from runners.models import transformers_models
+
+    def work(device: str) -> None:
+        point = settled("generate", model=windowed, workload=GENERATE, context=32)
+        tokens(transformers_models.build(point, device), cache=cache, prefill_chunk=10)
+
+    assert peak(work) == real_peak(work)
+
+
+def test_a_prompt_that_must_be_read_at_once_is_refused_in_chunks(generated: Any) -> None:
+    with pytest.raises(ValueError, match=r"workload.prefill_chunk=4: tiny-mamba has layers that cannot continue"):
+        generated({"prefill_chunk": 4}, model=described("tiny-mamba"))
+    with pytest.raises(ValueError, match=r"workload.prefill_chunk=4: tiny-jamba has layers that cannot continue"):
+        generated({"prefill_chunk": 4}, model=described("tiny-jamba"))
+    with pytest.raises(ValueError, match=r"workload.prefill_chunk=4: prompts of tiny-llava contain images"):
+        generated({"prefill_chunk": 4}, model=described("tiny-llava"), context=24)
+    quantized = {"cache": "quantized", "cache_backend": "fp8"}
+    with pytest.raises(ValueError, match=r"workload.prefill_chunk=4: a quantized cache would quantise each chunk"):
+        generated({"prefill_chunk": 4, **quantized})
+    whole = generated({"prefill_chunk": 8, **quantized}, context=8)
+    assert whole.phase("cold_prefill")["iterations"] == 1
 
 
 # --- logits -----------------------------------------------------------------------------------------------------------
@@ -344,7 +448,7 @@ def test_the_logits_of_the_last_tokens_alone_lower_the_peak_of_the_prefill(
     generated: Any, decoder: dict[str, Any], packing: str
 ) -> None:
     wide = decoder | {"config": {**decoder["config"], "vocab_size": 4096}}
-    options = {"concurrency": 2, "packing": packing}
+    options = {"prompt_lengths": 2, "packing": packing}
     every, last = (generated(options | {"logits": each}, model=wide, context=64) for each in ("all", "last"))
     rows = 2 * (64 + (64 if packing == "padded" else 48))  # tokens that have logits
     spared = every.tensor("cold_prefill", "peak") - last.tensor("cold_prefill", "peak")

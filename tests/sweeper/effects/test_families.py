@@ -14,6 +14,7 @@ import sweeper
 from runners.device import CALCULATED, MEASURED
 from runners.outcome import Status
 from sweeper import cli
+from sweeper.columns import FIXED
 from sweeper.effects.families import (
     NEEDS,
     NEEDS_OF_PHASES,
@@ -23,10 +24,12 @@ from sweeper.effects.families import (
     PhaseKey,
     differences,
     families,
+    title,
 )
 from sweeper.effects.memory_fit import NotFitted, Size
 from sweeper.errors import Mistake
 from sweeper.views.effects_report import as_text, effects
+from sweeper.views.layout import assignments
 from tests import command_line
 
 MIB = 2**20
@@ -37,6 +40,7 @@ TRAINING: Costs = {
     "warm_backward": (100 * MIB, 0, 200_000),
     "warm_step": (180 * MIB, 0, 0),
 }
+KEYS_OF_WORKLOADS = tuple(name for name in FIXED if name.startswith("workload."))
 
 
 class Run:
@@ -67,6 +71,7 @@ class Run:
             "attempt": 1,
             **{"model": "tiny", "workload": nested["workload"]["name"], "allocator": "repeatable"},
             **settled,
+            "tokens": 2 * batch * context,
             "config": json.dumps(nested),
             "order": len(self.points),
             "status": status,
@@ -74,7 +79,8 @@ class Run:
             "peak_is_partial": status != "ok",
             f"peak_{counter}_bytes": max(at.values()),
         }
-        self.points.append(row | swept | columns)
+        own = {f"workload.{key}": value for key, value in more.items()}
+        self.points.append(row | {key: own.get(key) for key in KEYS_OF_WORKLOADS} | swept | columns)
         for position, (phase, peak) in enumerate(at.items()):
             warm = phase.startswith("warm_")
             self.phases.append(
@@ -166,9 +172,32 @@ def test_points_that_also_differ_in_a_key_that_is_no_dimension_are_no_neighbours
 def test_keys_that_are_null_without_effect_may_change_with_the_varied_one() -> None:
     run = Run()
     run.add(method="full", rank=None, **{"workload.method": "full"})
-    run.add(method="lora", rank=8, **{"workload.method": "lora"})
+    run.add(method="lora", rank=8, changed="workload.method", **{"workload.method": "lora"})
     (found,) = run.differences()
     assert (found.dimension, found.step) == ("workload.method", ("full", "lora"))
+
+
+def follower(batch: int) -> dict[str, Any]:
+    """A point whose `ckpt` follows its batch, as the tables have it."""
+    path = f"/ckpt/fold_{batch}.pt"
+    settings = {"workload.ckpt": "/ckpt/fold_${batch}.pt", "batch": batch}
+    return {"batch": batch, "context": 512, "ckpt": path, "workload.ckpt": path, "settings": json.dumps(settings)}
+
+
+def test_points_with_a_key_that_follows_the_varied_one_are_neighbours_and_one_family() -> None:
+    run = Run()
+    for batch in (1, 2, 4, 8):
+        run.add(**follower(batch))
+    steps = run.differences()
+    assert [(step.dimension, step.step, step.at) for step in steps] == [
+        ("batch", (1, 2), {}),
+        ("batch", (2, 4), {}),
+        ("batch", (4, 8), {}),
+    ]
+    assert all(step.bytes["peak_tensor_bytes"] for step in steps)
+    family = run.family()
+    assert [size.batch for size in family.sizes] == [1, 2, 4, 8]
+    assert "workload.ckpt=/ckpt/fold_${batch}.pt" in title(family, [family])
 
 
 @pytest.mark.parametrize("status", [status.value for status in Status if status is not Status.OK])
@@ -189,7 +218,10 @@ def test_flaky_partial_and_unread_peaks_give_no_difference() -> None:
     run.add(batch=2, flaky=True)
     run.add(batch=4)
     run.add(batch=8, peak_is_partial=True)
-    flaky, _, partial = run.differences()
+    run.add(batch=16)
+    run.add(batch=32, handled_refusals=2)
+    flaky, _, partial, _, refused = run.differences()
+    assert refused.because["peak_tensor_bytes"] == "the workload was refused memory and continued"
     assert tensor(flaky) is None
     assert flaky.because["peak_tensor_bytes"] == "it passes only sometimes"
     assert "partial" in partial.because["peak_tensor_bytes"]
@@ -357,14 +389,13 @@ def test_a_requested_size_needs_a_value_for_each_varied_key_only() -> None:
 
 def levers(run: Run) -> list[tuple[str, str]]:
     (family,) = run.effects()["families"]
-    shares = family["largest"]["levers"]
+    shares = family["largest"]["parts"]
     assert sum(share["bytes"] for share in shares) == family["largest"]["peak_bytes"]
-    assert all(share["brings_bytes"] is None for share in shares)
     return [(share["of"], share["kind"]) for share in shares]
 
 
 def test_the_first_lever_reduces_the_largest_part_of_the_peak() -> None:
-    fixed = Run().grid(costs={"warm_backward": (10**10, 0, 40_000)})
+    fixed = Run().grid(costs={"warm_backward": (10**10, 0, 40_000)}, method="full")
     assert levers(fixed)[0] == ("fixed costs", CALCULATED)
     assert "workload.method=lora" in as_text(fixed.effects())
     activations = Run().grid(costs={"warm_backward": (MIB, 0, 10**6)})
@@ -392,6 +423,47 @@ def test_the_cache_is_a_part_as_the_workload_measured_it() -> None:
 
 def test_without_a_fit_bytes_held_before_a_pass_are_the_fixed_costs() -> None:
     assert ("fixed costs", MEASURED) in levers(Run().grid((8,), (256,)))
+
+
+def overrides(run: Run) -> dict[str, tuple[int | None, str | None]]:
+    """What is advised for the largest point of the first family, with its saving and the saving's kind."""
+    parts = run.effects()["families"][0]["largest"]["parts"]
+    found = [lever for part in parts for lever in part["levers"]]
+    return {assignments(lever["changes"]): (lever["saves_bytes"], lever["kind"]) for lever in found}
+
+
+def test_a_saving_is_the_difference_of_two_points_of_the_run() -> None:
+    found = overrides(Run().grid(costs={"warm_backward": (MIB, 0, 10**6)}))
+    assert found["batch=4"] == (4 * 256 * 10**6, MEASURED)
+    assert found["context=128"] == (8 * 128 * 10**6, MEASURED)
+    assert found["workload.checkpointing=true"] == (None, None)  # no such point, and no arithmetic for this model
+
+
+def test_a_change_that_saves_nothing_in_the_run_is_not_advised() -> None:
+    costs = {"warm_backward": (MIB, 0, 10**6)}
+    run = Run().grid(costs=costs, checkpointing=False)
+    assert "workload.checkpointing=true" in overrides(run)
+    assert "workload.checkpointing=true" not in overrides(run.grid(costs=costs, checkpointing=True))
+
+
+def test_only_experiments_of_the_workload_are_advised() -> None:
+    assert "experiment=training_levers" in as_text(Run().grid().effects())
+    assert "experiment=" not in as_text(Run().grid(workload="custom").effects())
+
+
+def test_without_measured_points_there_is_no_column_for_the_time() -> None:
+    calculated = as_text(Run().grid(device="sim:rtx-4090").effects())
+    assert "seconds" not in calculated
+    assert "time" not in calculated.split("\n\n")[0]
+    assert "the seconds are of one warm repeat" in as_text(Run().grid().effects())
+
+
+def test_a_difference_that_is_not_known_has_the_reason_of_the_point_without_a_peak() -> None:
+    run = Run()
+    run.add("oom", device="sim:rtx-4090", batch=1, failed_phase="cold_forward", unlimited_peak_bytes=5)
+    run.add("error", device="sim:rtx-4090", batch=2, failed_phase="start")
+    (found,) = run.differences()
+    assert found.because["peak_allocated_bytes"] == "error in start: its peak is partial"
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
@@ -428,12 +500,20 @@ def test_calculated_devices_are_marked() -> None:
 
 
 def test_family_titles_have_the_values_that_differ() -> None:
-    run = Run().grid(dtype="float32").grid(dtype="bfloat16", seed=1)
+    run = Run().grid(dtype="float32").grid(dtype="bfloat16", lr=0.1)
     titles = [family["title"] for family in run.effects()["families"]]
     assert titles == [
-        ["cpu", "tiny", "train", "float32", "allocator=repeatable", "seed=null"],
-        ["cpu", "tiny", "train", "bfloat16", "allocator=repeatable", "seed=1"],
+        ["cpu", "tiny", "train", "float32", "allocator=repeatable", "workload.lr=null"],
+        ["cpu", "tiny", "train", "bfloat16", "allocator=repeatable", "workload.lr=0.1"],
     ]
+
+
+def test_families_that_differ_in_a_key_that_was_not_swept_are_both_shown() -> None:
+    run = Run().grid((1, 2), (64,), checkpointing=False).grid((1, 2), (64,), checkpointing=True)
+    text = as_text(run.effects())
+    assert "workload.checkpointing=false" in text
+    assert "workload.checkpointing=true" in text
+    assert text.count("WHAT IT COSTS") == 2
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -489,6 +569,10 @@ def test_a_real_sweep_has_its_differences_its_costs_and_a_picture(swept: Path, t
     assert fits["warm_forward"]["worst_residual"] < 0.005
     assert fits["warm_forward"]["per_token_bytes"] > 4 * 1000  # a token's logits are among what it costs
     assert first["at"]["peak_bytes"] > first["largest"]["peak_bytes"]
+    levers = [lever for part in first["largest"]["parts"] for lever in part["levers"]]
+    (halved,) = [lever for lever in levers if lever["changes"] == {"dtype": "bfloat16"}]
+    assert halved["kind"] == "estimate"
+    assert halved["saves_bytes"] == (27_362_304 + 2 * 32 * 1000 * 4) // 2  # half of the weights and of the logits
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 

@@ -22,7 +22,8 @@ def row(device: str, status: str = "ok", point: str = "a", **known: Any) -> dict
     kind = CALCULATED if device.startswith("sim:") else MEASURED
     columns = {"point_id": point, "device": device, "kind": kind, "status": status, "config": json.dumps(config)}
     peaks = {f"peak_{name}_bytes": known.pop(name) for name in tuple(known) if "_" not in name}
-    return {**dict.fromkeys(NEEDS), **columns, **peaks, **known}
+    fits = {"ok": True, "oom": False}.get(status)
+    return {**dict.fromkeys(NEEDS), **columns, "fits": fits, **peaks, **known}
 
 
 def errors(found: PointComparison) -> dict[tuple[str, str | None, str | None, str], int]:

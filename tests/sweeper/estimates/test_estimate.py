@@ -250,7 +250,7 @@ def test_generation_keeps_the_prompt_and_the_new_tokens_of_each_sequence() -> No
     ("cache", "tokens"), [("dynamic", 255), ("static", 256)]
 )  # the last token is never read, and only a static cache has room for it
 def test_the_kind_of_cache_decides_its_number_of_tokens(cache: str, tokens: int) -> None:
-    workload = {"name": "generate", "new_tokens": 100, "cache": cache, "concurrency": 2, "packing": "padded"}
+    workload = {"name": "generate", "new_tokens": 100, "cache": cache, "prompt_lengths": 2, "packing": "padded"}
     point = values(decoder("small-llama"), workload, batch=3, context=156)
     assert by_term(terms(point))["kv_cache"] == 2 * 8 * 2 * 64 * tokens * 3 * 2 * 4
 
@@ -264,7 +264,7 @@ def test_a_window_bounds_static_and_sliding_caches(cache: str, tokens: int) -> N
 
 
 @pytest.mark.parametrize(
-    "key", [{"cache": "quantized"}, {"cache": "offloaded"}, {"packing": "packed", "concurrency": 2}]
+    "key", [{"cache": "quantized"}, {"cache": "offloaded"}, {"packing": "packed", "prompt_lengths": 2}]
 )
 def test_quantized_offloaded_and_packed_caches_have_no_term(key: dict[str, Any]) -> None:
     point = values(decoder("small-llama"), {"name": "generate", "new_tokens": 8, **key})
@@ -349,4 +349,4 @@ def test_points_that_a_named_run_has_measured_are_marked(tmp_path: Path) -> None
         if settled:
             folder.exit.write_text("{}")
     assert [point["measured"] for point in json.loads(run(*words, cwd=tmp_path).stdout)["points"]] == [["cpu"], []]
-    assert "1 of 2 measured already" in run(*words[:-1], cwd=tmp_path).stdout
+    assert "1 of 2 have a result already" in run(*words[:-1], cwd=tmp_path).stdout

@@ -63,6 +63,53 @@ def test_the_largest_that_fits_is_never_off_by_one(limit: int, answer: int) -> N
     assert largest(edges)["limit"] == ("memory" if answer < 8 else "not_reached")
 
 
+def test_a_point_that_passed_only_after_refusals_is_on_neither_side_and_says_why_nothing_larger_fits() -> None:
+    caught = row(batch=4, handled_refusals=3, handled_refusal_bytes=64 * MIB) | {"fits": None}
+    rows = [*line({1: "ok", 2: "ok"}), caught]
+    (edge,) = frontier(rows)
+    assert (edge["batch"], edge["limit"], edge["untested_between"]) == (2, "memory", 1)
+    assert "the next, batch=4: undecided: the workload caught 3 refused" in frontier_text(rows)
+    (text,) = frontier_text([caught]).splitlines()
+    assert text.startswith("cpu  no attempt decided what fits: 1 ok (undecided: the workload caught 3 refused")
+
+
+def follower(batch: int, status: str, **more: Any) -> dict[str, Any]:
+    """A point with a key that follows its batch, as the tables have it."""
+    return row(status, batch=batch, ckpt=f"fold_{batch}", settings=json.dumps({"ckpt": "fold_${batch}"}), **more)
+
+
+def test_points_with_a_key_that_follows_the_searched_one_are_one_group() -> None:
+    rows = [follower(batch, "ok" if batch <= 4 else "oom") for batch in (1, 2, 4, 8)]
+    fits, fails = frontier(rows)
+    assert (fits["side"], fits["batch"], fits["limit"]) == ("fits", 4, "memory")
+    assert (fails["side"], fails["batch"]) == ("fails", 8)
+    assert frontier_text(rows).count("largest that fits") == 1
+    assert "ckpt=fold_${batch}" in frontier_text(rows)
+
+
+def test_a_growing_key_that_follows_another_is_not_searched_along() -> None:
+    rows = [
+        row("ok" if batch <= 4 else "oom", batch=batch, context=batch, settings=json.dumps({"context": "${batch}"}))
+        for batch in (1, 2, 4, 8)
+    ]
+    fits, _ = frontier(rows)
+    assert (fits["along"], fits["batch"], fits["context"]) == ("batch", 4, 4)
+
+
+def test_a_value_from_outside_separates_what_was_measured_under_it() -> None:
+    settings = json.dumps({"ckpt": "/one/${oc.env:USER}"})
+    rows = [row("ok", batch=batch, ckpt=f"/one/{user}", settings=settings) for batch, user in ((1, "a"), (2, "b"))]
+    assert [edge["batch"] for edge in frontier(rows) if edge["largest"]] == [1, 2]
+
+
+def test_the_heading_of_a_group_has_every_setting_that_is_not_a_default() -> None:
+    settings = {"model.width": 64, "workload.method": "lora", "quantize": "nf4", "dtype": "bfloat16", "batch": 1}
+    text = frontier_text([row(dtype="bfloat16", settings=json.dumps(settings))])
+    title = text.splitlines()[0]
+    assert title.split("  ")[-3:] == ["model.width=64", "workload.method=lora", "quantize=nf4"]
+    assert "batch" not in title
+
+
 def test_where_nothing_fits_the_largest_is_null_and_not_a_number() -> None:
     edges = frontier(upto(0, (1, 2, 4)))
     none = largest(edges)
@@ -228,6 +275,49 @@ def test_headroom_is_what_is_left_of_the_limit_in_the_deciding_counter() -> None
         (3 * GIB, "peak_reserved_bytes"),
         (None, None),
     ]
+
+
+def test_with_a_budget_on_a_card_the_headroom_is_of_the_limit_that_leaves_less() -> None:
+    card = {"device": "cuda:0", "device_total_bytes": 24 * GIB, "peak_used_bytes": 23 * GIB}
+    used = largest(frontier([row(**card, budget_bytes=12 * GIB, budget_used_bytes=4 * GIB)]))
+    assert (used["headroom_bytes"], used["headroom_counter"]) == (GIB, "peak_used_bytes")
+    budget = largest(frontier([row(**card, budget_bytes=5 * GIB, budget_used_bytes=5 * GIB - 7)]))
+    assert (budget["headroom_bytes"], budget["headroom_counter"]) == (7, "budget_used_bytes")
+
+
+@pytest.mark.parametrize(
+    ("point", "text"),
+    [
+        (
+            row(budget_bytes=GIB, budget_used_bytes=600 * MIB, budget_kind="data_limit", peak_resident_bytes=3 * GIB),
+            "peak 3.00 GiB resident; 600.00 MiB of 1.00 GiB used, 424.00 MiB left;",
+        ),
+        (
+            row(device="cuda:0", device_total_bytes=8 * GIB, peak_allocated_bytes=4 * GIB, peak_reserved_bytes=6 * GIB),
+            "peak 4.00 GiB allocated; 6.00 GiB reserved, 2.00 GiB left;",
+        ),
+        (
+            row(device="sim:cpu", budget_bytes=GIB, budget_used_bytes=600 * MIB, peak_tensor_bytes=600 * MIB),
+            "peak 600.00 MiB tensor, 424.00 MiB left;",
+        ),
+        (row(device_total_bytes=8 * GIB, peak_resident_bytes=6 * GIB), "peak 6.00 GiB resident, 2.00 GiB left;"),
+        (row(budget_bytes=GIB, budget_kind="data_limit", peak_resident_bytes=GIB), "peak 1.00 GiB resident;"),
+    ],
+)
+def test_what_is_left_is_shown_with_the_peak_of_the_same_counter(point: dict[str, Any], text: str) -> None:
+    assert text in frontier_text([point])
+
+
+def test_a_limit_that_the_user_did_not_set_as_a_budget_is_shown_as_a_limit() -> None:
+    assert "limit 13.00 GiB (address_limit)" in frontier_text([row(budget_bytes=13 * GIB, budget_kind="address_limit")])
+    assert "GiB" not in frontier_text([row(budget_bytes=13 * GIB, budget_kind="guard")])
+
+
+def test_the_memory_of_other_processes_is_beside_the_peak_where_it_is_a_relevant_share() -> None:
+    helped = {"other_processes": 2, "peak_resident_bytes": 160 * MIB}
+    shown = frontier_text([row(**helped, other_processes_resident_bytes=512 * MIB)])
+    assert "peak 160.00 MiB resident, and 512.00 MiB in 2 other processes" in shown
+    assert "other process" not in frontier_text([row(**helped, other_processes_resident_bytes=4 * MIB)])
 
 
 def test_the_budget_is_shown_although_the_first_point_was_not_measured() -> None:

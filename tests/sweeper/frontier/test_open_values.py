@@ -18,6 +18,7 @@ from sweeper.designs.search import LatticeSearch
 from sweeper.frontier.edges import frontier
 from sweeper.frontier.open_values import SearchedValues, searched_in
 from sweeper.interval import Interval
+from sweeper.plan import Dimension
 from sweeper.plan_lines import SearchedLine
 from sweeper.tables.run_tables import Tables
 from sweeper.views.frontier_text import frontier_text
@@ -43,6 +44,26 @@ def tried(ended: Mapping[At, str]) -> list[dict[str, Any]]:
 
 def between(ended: Mapping[At, str], *intervals: SearchedValues) -> list[tuple[str, int]]:
     return [(edge["side"], edge["untested_between"]) for edge in frontier(tried(ended), searched=intervals)]
+
+
+def test_open_values_are_counted_in_a_search_that_another_key_follows() -> None:
+    def settings(batch: int) -> dict[str, Any]:
+        return {"batch": batch, "context": "${batch}"}
+
+    values = {"model": {"name": "mlp"}, "batch": 1, "context": 1}
+    line = SearchedLine(
+        values=values, settings=settings(1), dimensions=(Dimension(key="batch", values=Interval(1, 512)),)
+    )
+    rows = [
+        row(status, batch=batch, context=batch, settings=json.dumps(settings(batch)))
+        | {"config": json.dumps(values | {"batch": batch, "context": batch})}
+        for batch, status in ((300, "ok"), (304, "oom"))
+    ]
+    edges = frontier(rows, searched=[searched_in(line)])
+    assert [(edge["side"], edge["batch"], edge["untested_between"]) for edge in edges] == [
+        ("fits", 300, 3),
+        ("fails", 304, 3),
+    ]
 
 
 @pytest.mark.parametrize(

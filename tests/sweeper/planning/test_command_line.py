@@ -28,15 +28,15 @@ def test_a_first_word_that_is_no_override_is_the_command(line: str, command: str
 @pytest.mark.parametrize(
     "line",
     [
-        "batch=1 hydra.verbose=true --cfg job context=2 -cd options lr=-1e-3",
-        "--cfg job -cd options batch=1 context=2 hydra.verbose=true lr=-1e-3",
-        "-cd=options batch=1 context=2 --cfg=job lr=-1e-3 hydra.verbose=true",
+        "batch=1 hydra.searchpath=[] --cfg job context=2 -cd options lr=-1e-3",
+        "--cfg job -cd options batch=1 context=2 hydra.searchpath=[] lr=-1e-3",
+        "-cd=options batch=1 context=2 --cfg=job lr=-1e-3 hydra.searchpath=[]",
     ],
 )
 def test_flags_and_overrides_are_distinguished_in_any_order(line: str) -> None:
     found = read(line.split())
     assert found.overrides == ("batch=1", "context=2", "lr=-1e-3")
-    assert found.of_hydra == ("hydra.verbose=true",)
+    assert found.of_hydra == ("hydra.searchpath=[]",)
     assert (found.flags.cfg, found.flags.config_dir) == ("job", "options")
     assert found.arguments == tuple(line.split())
 
@@ -77,7 +77,17 @@ def test_environment_takes_one_key() -> None:
         ("batch=1 --confi x", "no such flag: --confi"),  # no abbreviations
         ("effects a --at batch=0", "--at batch=0: 'batch=0' is not batch or context and a number"),
         ("batch=1 --run", "--run is not supported: every command line is a sweep"),
-        ("hydra.sweeper.x=1", "hydra.sweeper.x=1: sweeper plans and starts its own processes"),
+        (
+            "hydra.sweeper.x=1",
+            "hydra.sweeper.x=1: sweeper does not use it; an experiment file lists values",
+        ),
+        ("hydra.job.env_set.X=1", "hydra.job.env_set.X=1: sweeper does not use it; env.NAME=VALUE sets a variable"),
+        ("+hydra.job.env_set.X=1", "+hydra.job.env_set.X=1: sweeper does not use it; env.NAME=VALUE"),
+        ("hydra.job.chdir=true", "hydra.job.chdir=true: sweeper does not use it; a workload runs in the folder"),
+        ("hydra.run.dir=x", "hydra.run.dir=x: sweeper does not use it; outputs= and name= choose the folder"),
+        ("hydra.sweep.dir=x", "hydra.sweep.dir=x: sweeper does not use it; outputs= and name= choose the folder"),
+        ("hydra/launcher=basic", "hydra/launcher=basic: sweeper does not use it; sweeper plans and starts its own"),
+        ("hydra.verbose=true", "hydra.verbose=true: sweeper does not use it; leave it out"),
         ("--package model", "--resolve and --package change how --cfg shows the configuration: add --cfg job"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from typing import Any
 import pytest
 
 from runners import cgroups
-from runners.device import Device
+from runners.device import CPU_CARD, Device
+from runners.point import Point
 from sweeper.cards import Cards
 from sweeper.errors import Mistake
 from sweeper.planning import devices
@@ -102,23 +105,40 @@ def test_a_missing_gpu_is_unavailable_with_a_reason_and_not_replaced() -> None:
     assert without_torch.unavailable == "torch cannot be imported"
 
 
+def test_a_gpu_that_cannot_be_opened_is_unavailable_and_costs_no_other() -> None:
+    broken = {**gpu(0), "name": None, "uuid": None, "total_bytes": None, "idle": None, "error": "ERR!"}
+    names = ["cuda:0", "cuda:1", "cuda:0+cuda:1"]
+    (first, second, both), _ = resolved(names, answer(broken, gpu(1), backend="cuda"))
+    assert first.unavailable == both.unavailable == "cuda:0: ERR!"
+    assert (second.unavailable, second.backend) == (None, "cuda")
+
+
+@pytest.mark.usefixtures("driver")
+def test_auto_takes_no_gpu_that_cannot_be_opened() -> None:
+    broken = {**gpu(0, idle=None), "error": "ERR!"}
+    (chosen,), _ = resolved(["auto"], answer(broken, gpu(1, idle=None)))
+    assert chosen.name == "cuda:1"
+    (cpu,), reported = resolved(["auto"], answer(broken))
+    assert (cpu.name, reported) == ("cpu", ["devices=auto: cpu, since ERR!"])
+
+
 @pytest.mark.usefixtures("no_driver")
 def test_auto_without_a_driver_is_the_cpu_and_is_reported() -> None:
     reported: list[str] = []
     (cpu,) = devices.resolve(("auto",), never, reported.append, NO_CARDS)
     assert cpu.name == "cpu"
-    assert reported == ["devices=auto: no GPU here, so the points are measured on cpu"]
+    assert reported == ["devices=auto: cpu, since there is no GPU here"]
 
 
 @pytest.mark.usefixtures("driver")
 @pytest.mark.parametrize(
     ("gpus", "chosen", "line"),
     [
-        ([gpu(0, idle=False), gpu(1)], "cuda:1", "the points are measured on cuda:1, H100"),
-        ([gpu(0, idle=None), gpu(1)], "cuda:1", "the points are measured on cuda:1, H100"),
-        ([gpu(0, idle=None)], "cuda:0", "the points are measured on cuda:0, H100"),
-        ([gpu(0, idle=False)], "cpu", "every GPU is in use, so the points are measured on cpu"),
-        ([], "cpu", "torch sees no device, so the points are measured on cpu"),
+        ([gpu(0, idle=False), gpu(1)], "cuda:1", "cuda:1, H100"),
+        ([gpu(0, idle=None), gpu(1)], "cuda:1", "cuda:1, H100"),
+        ([gpu(0, idle=None)], "cuda:0", "cuda:0, H100"),
+        ([gpu(0, idle=False)], "cpu", "cpu, since every GPU is in use"),
+        ([], "cpu", "cpu, since torch sees no device"),
     ],
 )
 def test_auto_is_one_idle_gpu_else_the_cpu_and_is_reported(gpus: list[dict[str, Any]], chosen: str, line: str) -> None:
@@ -192,6 +212,120 @@ def test_a_variable_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_an_allocator_setting_that_is_not_simulated_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "pinned_use_background_threads:True")
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "pinned_use_background_threads:True")
     with pytest.raises(Mistake, match=r"devices=sim:h100: allocator setting .* is not simulated"):
         devices.resolve(("sim:h100",), never, print, CARDS)
+
+
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+READ = "import torch; print(torch._C._accelerator_getAllocatorSettings())"
+
+
+@pytest.mark.parametrize("given", [(0, 1, 2), (1, 2), (0, 2), (2,), ()], ids=str)
+def test_of_several_allocator_variables_the_one_that_torch_reads_is_simulated(
+    given: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, name in enumerate(VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+        if place in given:
+            monkeypatch.setenv(name, f"max_split_size_mb:{100 + place}")
+    (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
+    assert device.card is not None
+    assert device.card.settings == (f"max_split_size_mb:{100 + given[0]}" if given else "")
+    if given != (0, 1, 2):  # an interpreter that imports torch takes seconds
+        return
+    torch = subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True, check=False)
+    if torch.returncode == 0:  # since torch 2.9
+        assert torch.stdout.strip() == device.card.settings
+
+
+def test_an_allocator_variable_that_is_set_to_nothing_hides_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:100")
+    (device,) = devices.resolve(("sim:h100",), never, print, CARDS)
+    assert device.card is not None
+    assert device.card.settings == ""
+
+
+SIM = Device(name="sim:h100", card=CARDS["h100"])
+HOME = Cards(("home",), lambda name: {**H100, "has_display": True, "context_range_bytes": [GIB, 2 * GIB]})
+
+
+def with_others(*values: int | None) -> list[Point]:
+    return [Point(values={} if value is None else {"used_by_others": value}) for value in values]
+
+
+@pytest.mark.parametrize("device", [Device(name="cuda:0"), Device(name="cpu"), Device(name="sim:cpu", card=CPU_CARD)])
+def test_what_others_use_is_refused_where_it_would_change_nothing(device: Device) -> None:
+    with pytest.raises(
+        Mistake, match=rf"^used_by_others=1024: {device.name} has what it has; it is of calculated cards"
+    ):
+        devices.check_others([SIM, device], with_others(1024), budget_of_card=False)
+    devices.check_others([SIM, device], with_others(None), budget_of_card=False)
+    devices.check_others([device], with_others(1024), budget_of_card=True)
+
+
+def test_others_that_leave_a_card_no_room_are_refused() -> None:
+    devices.check_others([SIM], with_others(78 * GIB), budget_of_card=False)
+    with pytest.raises(Mistake, match=rf"^used_by_others={79 * GIB}: sim:h100 has {79 * GIB} bytes without them; give"):
+        devices.check_others([SIM], with_others(79 * GIB), budget_of_card=False)
+
+
+def test_a_calculated_card_says_what_is_taken_off_its_total_and_how_sure_that_is() -> None:
+    assert devices.assumptions([SIM], with_others(None)) == [
+        "sim:h100: of 80.00 GiB, 1.00 GiB are for context and libraries and 0 bytes for other processes"
+    ]
+    home = Device(name="sim:home", card=HOME["home"])
+    said = "sim:home: of 80.00 GiB, 1.00 GiB are for context and libraries (published: 1.00 GiB to 2.00 GiB)"
+    desktop = "; a desktop takes some 0.5 to 1.5 GiB of it: used_by_others=1GiB"
+    assert devices.assumptions([home], with_others(None)) == [said + " and 0 bytes for other processes" + desktop]
+    assert devices.assumptions([home], with_others(GIB)) == [said + " and 1.00 GiB for other processes"]
+    assert devices.assumptions([home], with_others(0, GIB)) == [said]
+    assert devices.assumptions([home] * 4, with_others(None)) == [
+        "4 calculated cards: context_bytes and used_by_others_bytes are taken off their totals"
+    ]
+    assert devices.assumptions([Device(name="cpu"), Device(name="sim:cpu", card=CPU_CARD)], with_others(None)) == []
+
+
+@pytest.mark.parametrize("wrong", [[GIB], [2 * GIB, 3 * GIB], [0, 1], "1GiB", [None, GIB]])
+def test_a_range_of_contexts_has_the_context_in_it(wrong: Any) -> None:
+    cards = Cards(("mine",), lambda name: {**H100, "context_range_bytes": wrong})
+    with pytest.raises(
+        Mistake, match=r"^card/mine.yaml: context_range_bytes=.*: must be null, or two numbers of bytes"
+    ):
+        devices.resolve(("sim:mine",), never, print, cards)
+
+
+def test_whether_a_card_has_a_display_is_yes_or_no() -> None:
+    cards = Cards(("mine",), lambda name: {**H100, "has_display": "two"})
+    with pytest.raises(Mistake, match=r"^card/mine.yaml: has_display=two: must be true or false$"):
+        devices.resolve(("sim:mine",), never, print, cards)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:100, backend: cudaMallocAsync"),
+        ("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync"),
+        ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0"),
+    ],
+)
+def test_a_budget_that_no_allocator_would_keep_to_is_refused_before_anything_starts(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, missing = Device(name="cuda:0"), Device(name="cuda:1", unavailable="it is gone")
+    with_budget = [Point(values={"budget": None}), Point(values={"budget": GIB})]
+    for variable in (*VARIABLES, "PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        monkeypatch.delenv(variable, raising=False)
+    devices.check_budgets([gpu], with_budget)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(Mistake, match=rf"^{name}={value}: a budget limits .*, and cuda:0 would not use it; unset it$"):
+        devices.check_budgets([Device(name="cpu"), gpu], with_budget)
+    devices.check_budgets([gpu], with_budget[:1])
+    devices.check_budgets([Device(name="cpu"), SIM, missing], with_budget)
+
+
+def test_the_native_allocator_takes_a_budget_whatever_its_other_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native,expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")  # torch does not read it
+    devices.check_budgets([Device(name="cuda:0")], [Point(values={"budget": GIB})])

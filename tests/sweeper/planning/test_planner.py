@@ -154,6 +154,52 @@ def test_a_value_can_refer_to_another_key() -> None:
     assert along(plan("batch=${context}", "context=3,4"), "batch", "context") == [(3, 3), (4, 4)]
 
 
+def test_the_settings_of_a_point_are_its_values_that_are_not_defaults_and_the_expressions_that_follow_others(
+    mywork: Path,
+) -> None:
+    target = "workload.target=mywork:threshold"
+    sweep = plan(CUSTOM, target, "batch=1,2", "context=${batch}", "dtype=fp32", "warmup=0", "budget=1MiB")
+    typed = {"workload.target": "mywork:threshold", "context": "${batch}", "budget": 2**20}
+    assert [sweep.settler.settings[point.id] for point in sweep.points] == [typed, {**typed, "batch": 2}]
+
+
+def test_settings_are_compared_with_the_defaults_of_the_options_that_an_experiment_chose(
+    options: Callable[[str, str], str],
+) -> None:
+    text = """\
+        # @package _global_
+        defaults: [{override /model: mlp}, {override /workload: train}, {override /inputs: usual}]
+        dtype: bfloat16
+        workload: {optimizer: sgd}
+    """
+    folder = options("experiment/mine", text)
+    sweep = plan("-cd", folder, "experiment=mine", "inputs=synthetic", "model.width=64,512", "workload.lr=0.1")
+    fixed = {"workload.optimizer": "sgd", "workload.lr": 0.1, "dtype": "bfloat16"}
+    narrow, usual = (sweep.settler.settings[point.id] for point in sweep.points)
+    assert (narrow, usual) == ({**fixed, "model.width": 64}, fixed)
+    sweep = plan("inputs=limit", "model=gpt2")
+    assert sweep.settler.settings[sweep.points[0].id] == {
+        "inputs": "limit",
+        "context": 1024,
+    }
+
+
+def test_a_step_of_a_key_that_another_follows_is_one_change(mywork: Path) -> None:
+    sweep = plan(
+        CUSTOM, "workload.target=mywork:threshold", "workload.params.limit='${batch}','${context}'", "batch=1,2"
+    )
+    assert [each.changed for each in sweep.first_batch] == [(), ("batch",), ("workload.params.limit",), ("batch",)]
+
+
+def test_a_search_is_refused_where_another_key_shrinks_with_the_searched_one() -> None:
+    words = ("workload=generate", "model=gpt2", "inputs=limit", "workload.new_tokens=1,512")
+    assert refused("design=frontier", *words) == (
+        "design=frontier: context shrinks from 1023 to 512 while workload.new_tokens grows, so more of"
+        " workload.new_tokens need not take more memory; list its values with design=grid"
+    )
+    assert len(plan(*words).points) == 2
+
+
 def test_a_list_of_devices_is_one_value_however_it_is_typed() -> None:
     for typed in ("[cpu,cuda:0]", "cpu,cuda:0", "[cpu],[cuda]"):
         sweep = plan("batch=1,2", devices=typed)
@@ -166,8 +212,8 @@ def test_axes_are_a_star_with_each_point_once() -> None:
     assert along(star, "batch", "context") == [(1, 64), (2, 64), (1, 128)]
 
 
-def test_run_keys_and_hydra_keys_are_not_in_the_id(tmp_path: Path) -> None:
-    changed = plan("name=x", f"outputs={tmp_path}", "retry=oom", "heartbeat=1", "parallel=true", "hydra.job.chdir=true")
+def test_run_keys_are_not_in_the_id(tmp_path: Path) -> None:
+    changed = plan("name=x", f"outputs={tmp_path}", "retry=oom", "heartbeat=1", "parallel=true")
     assert changed.points == plan().points
 
 
@@ -208,6 +254,7 @@ REFUSED = {
     "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number (8); it is 256 now",
     "model.name=x": "model.name defines model=tiny-llama and cannot be changed",
     "workload.uses=[batch]": "workload.uses defines workload=forward and cannot be changed",
+    "workload.concurrency=2": "no such key: workload.concurrency; it is called workload.prompt_lengths, the number of",
     "workload.params.x=1": "workload.params.x: workload=forward takes no params",
     "workload=custom": "workload.target has no value",
     "model=pretrained": "model.path has no value",
@@ -240,9 +287,9 @@ REFUSED = {
     "outputs=a,b": "outputs=a,b: outputs takes one value",
     "name=a/b": "name=a/b: must be letters",
     "python=/nosuch/python": "python=/nosuch/python: is neither",
-    "hydra.mode=RUN": "hydra.mode=RUN: sweeper plans and starts its own processes",
-    "hydra/launcher=joblib": "hydra/launcher=joblib: sweeper plans",
-    "hydra.nosuch=1": "no such key: hydra.nosuch",
+    "hydra.mode=RUN": "hydra.mode=RUN: sweeper does not use it; sweeper plans and starts its own processes",
+    "hydra/launcher=joblib": "hydra/launcher=joblib: sweeper does not use it; sweeper plans and starts its own",
+    "hydra.nosuch=1": "hydra.nosuch=1: sweeper does not use it; leave it out",
     "hydra.searchpath=[file:///nosuch]": "provider=hydra.searchpath",
     "--run": "--run is not supported",
     "-cn=mine": "-cn is not supported",
@@ -336,7 +383,6 @@ def test_a_swept_value_that_is_not_json_is_refused(mywork: Path) -> None:
 
 def test_keys_that_a_function_does_not_accept_are_null_in_its_points(mywork: Path) -> None:
     narrow = [CUSTOM, "workload.target=mywork:narrow"]
-    assert plan(*narrow, "context=7", "model=gpt2").points == plan(*narrow).points
     (point,) = plan(*narrow).points
     assert [point[key] for key in ("model", "context", "warmup")] == [None] * 3
 
@@ -383,7 +429,7 @@ def test_a_function_is_found_through_pythonpath(mywork: Path, monkeypatch: pytes
     (mywork / "elsewhere").mkdir()
     monkeypatch.chdir(mywork / "elsewhere")
     monkeypatch.setenv("PYTHONPATH", str(mywork))
-    assert plan(CUSTOM, "workload.target=mywork:narrow", "hydra.job.chdir=true").points
+    assert plan(CUSTOM, "workload.target=mywork:narrow").points
 
 
 def test_an_interpreter_that_cannot_be_probed_is_named(mywork: Path) -> None:
@@ -471,6 +517,87 @@ def test_points_in_a_file_are_planned_in_the_order_listed(options: Callable[[str
 def test_a_mistake_in_a_file_is_one_line(options: Callable[[str, str], str], text: str, message: str) -> None:
     folder = options("experiment/mine", f"# @package _global_\n{text}\n")
     assert message in refused("-cd", folder, "experiment=mine")
+
+
+OF_HYDRA = {
+    "hydra: {sweeper: {params: {batch: '1,2'}}}": "hydra.sweeper.params.batch: an experiment file",
+    "hydra: {job: {env_set: {X: 1}}}": "hydra.job.env_set.X: env.NAME=VALUE sets",
+    "hydra: {job: {chdir: true}}": "hydra.job.chdir: a workload runs in",
+    "hydra: {run: {dir: x}}": "hydra.run.dir: outputs= and name= choose",
+    "hydra: {sweep: {dir: x}}": "hydra.sweep.dir: outputs= and name= choose",
+    "hydra: {mode: RUN}": "hydra.mode: sweeper plans",
+    "defaults: [{override /hydra/launcher: basic}]": "hydra/launcher: sweeper plans",
+    "defaults: [{override /hydra/sweeper: basic}]": "hydra/sweeper: an experiment file",
+}
+
+
+@pytest.mark.parametrize("text", OF_HYDRA)
+@pytest.mark.parametrize("group", ["experiment", "model"])
+def test_a_key_of_hydra_in_a_file_is_refused_with_what_replaces_it(
+    options: Callable[[str, str], str], text: str, group: str
+) -> None:
+    model = "model: {name: mine, library: torch, width: 8}"
+    folder = options(f"{group}/mine", f"# @package _global_\n{text}\n{model if group == 'model' else ''}\n")
+    key, instead = OF_HYDRA[text].split(": ")
+    expected = f"{group}/mine.yaml: {key}: sweeper does not use it; {instead}"
+    assert refused("-cd", folder, f"{group}=mine").startswith(expected)
+
+
+def test_a_key_of_hydra_in_a_file_that_another_includes_is_refused(options: Callable[[str, str], str]) -> None:
+    options("experiment/inner", "# @package _global_\nhydra: {job: {chdir: true}}\n")
+    folder = options("experiment/mine", "# @package _global_\ndefaults: [inner]\nbatch: 2\n")
+    assert refused("-cd", folder, "experiment=mine").startswith("hydra.job.chdir: sweeper does not use it; a workload")
+
+
+def test_an_environment_variable_keeps_its_text_and_can_be_swept(options: Callable[[str, str], str]) -> None:
+    key = "env.MALLOC_ARENA_MAX"
+    assert along(plan(f"{key}=007,1e3,true,null,'a,b'"), key) == [("007",), ("1e3",), ("true",), (None,), ("a,b",)]
+    assert along(plan("env.X=fold_${batch}", "env.E=", "batch=1,2"), "env.X", "env.E") == [
+        ("fold_1", ""),
+        ("fold_2", ""),
+    ]
+    folder = options("experiment/mine", "# @package _global_\nenv: {X: a}\ngrid: {env.MALLOC_ARENA_MAX: [1, 2]}\n")
+    assert along(plan("-cd", folder, "experiment=mine"), key, "env.X") == [("1", "a"), ("2", "a")]
+    sweep = plan(f"{key}=choice(1,2)")
+    assert sweep.settler.settings[sweep.points[1].id] == {key: "2"}
+
+
+@pytest.mark.parametrize("word", ["env.PYTORCH_ALLOC_CONF=x", "env.PYTORCH_CUDA_ALLOC_CONF=x,y"])
+def test_settings_of_cudas_allocator_are_refused_on_a_calculated_device(word: str) -> None:
+    assert "has no effect on devices=sim:rtx-4090" in refused(word, devices="sim:rtx-4090")
+    assert plan(word).points
+
+
+RUN_KEYS_THAT_FOLLOW = (
+    "name=b${batch}", "outputs=o/${batch}", "devices=['cuda:${batch}']", "heartbeat=${batch}", "repeat_points=${batch}",
+    "stop_after_same_error=${batch}", "retry=['${batch}']", "objective='${batch}'", "margin.mine=${batch}",
+    "python=${batch}", "quality.tolerance=${batch}", "confirm=${batch}", "resume=${batch}", "trace=${batch}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", RUN_KEYS_THAT_FOLLOW)
+def test_a_key_of_the_run_that_follows_a_swept_key_is_refused(word: str) -> None:
+    message = refused(word, "batch=1,2", devices=None if word.startswith("devices") else "cpu")
+    assert message.startswith(word.partition("=")[0])
+    assert "a key of the run has one value for all points, and this one follows batch, which has several" in message
+
+
+def test_a_key_of_the_run_may_refer_to_a_key_with_one_value(options: Callable[[str, str], str]) -> None:
+    assert plan("name=b${batch}-${model.name}", "batch=4", "context=8,16", "model=mlp").run.name == "b4-mlp"
+    assert "follows model" in refused("name=${model.name}", "model=mlp,gpt2")
+    new_tokens = ("workload=generate", "workload.new_tokens=${batch}", "name=n${workload.new_tokens}")
+    assert "follows batch" in refused(*new_tokens, "design=frontier", "batch=interval(1,4)")
+    text = "# @package _global_\nname: e${batch}\npoints: [{batch: 1}, {batch: 2}]\n"
+    assert "follows batch" in refused("-cd", options("experiment/mine", text), "experiment=mine")
+    assert refused("name=x${hydra:job.num}") == "name: ${hydra:...} has no value, since Hydra runs no job here"
+
+
+def test_a_batch_that_cannot_be_split_is_refused_in_a_grid_and_in_an_interval() -> None:
+    train = ("workload=train", "workload.accumulate=4")
+    assert "batch=6 cannot be split" in refused(*train, "batch=4,6")
+    assert "batch=5 cannot be split" in refused(*train, "design=frontier", "batch=interval(4,64)")
+    assert "batch=2 cannot be split" in refused(*train, "design=frontier", "batch=interval(2,64)", "resolution.batch=4")
+    assert plan(*train, "design=frontier", "batch=interval(4,64)", "resolution.batch=4").dimensions
 
 
 def test_every_experiment_in_conf_settles() -> None:

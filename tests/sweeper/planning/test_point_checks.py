@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "attention": None, "quantize": "none",
     "dtype": "float32", "batch": 1, "context": 64, "warmup": 1, "repeats": 2, "seed": 0,
     "start": "cold", "allocator": "system", "phases": "each", "cache": "keep", "tensors": True,
-    "timeout": None, "budget": None,
+    "timeout": None, "budget": None, "used_by_others": None, "env": {},
     "quality": {"target": None, "reference": {}, "tolerance": None, "better": "higher"},
 }  # fmt: skip
 
@@ -29,8 +29,10 @@ ANYTHING = Signature(parameters=(), required=(), takes_any=True)
 CUSTOM = {"name": "custom", "target": "mywork:run", "params": {}}
 
 
-def point(swept: tuple[str, ...] = (), signature: Signature = ANYTHING, **values: Any) -> Point:
-    rules = Rules(swept=swept, signature=lambda key, target: signature, cards={"rtx-4090": CARD})
+def point(
+    swept: tuple[str, ...] = (), signature: Signature = ANYTHING, given: tuple[str, ...] = (), **values: Any
+) -> Point:
+    rules = Rules(swept=swept, signature=lambda key, target: signature, cards={"rtx-4090": CARD}, given=given)
     return settled({**CONFIG, **values}, rules)
 
 
@@ -94,6 +96,19 @@ def test_no_warmup_is_a_value() -> None:
 )  # fmt: skip
 def test_a_budget_is_whole_bytes_or_a_card(written: Any, size: Any) -> None:
     assert point(budget=written)["budget"] == size
+
+
+def test_what_others_use_is_part_of_a_points_id_and_without_it_a_point_has_the_id_it_always_had() -> None:
+    assert "used_by_others" not in point().values
+    assert point(used_by_others="1GiB").id == point(used_by_others=2**30).id != point().id
+    assert point(used_by_others=0).id != point().id, "a card's own file may say otherwise"
+    assert refused(point, used_by_others="much").startswith("used_by_others=much: must be a size")
+    assert refused(point, used_by_others=-1).startswith("used_by_others=-1: ")
+
+
+def test_what_others_use_is_taken_off_a_budget_named_after_a_card() -> None:
+    assert point(budget="card:rtx-4090", used_by_others="1GB")["budget"] == 23_500_000_000
+    assert refused(point, budget="card:rtx-4090", used_by_others="24.5GB").startswith("used_by_others=24500000000: ")
 
 
 @pytest.mark.parametrize("written", ["24G", "24", 24, 0, -1, 1e9, True, "GiB", "card:nosuch", [1], "1GiB 2"])
@@ -255,3 +270,72 @@ def test_sweeping_a_key_without_effect_is_refused_unless_other_swept_values_give
     message = refused(point, ("workload.rank",), workload=full)
     assert message == "workload.rank has several values, and has an effect only with workload.method=lora"
     assert point(("workload.rank", "workload.method"), workload=full)["workload.rank"] is None
+
+
+def test_a_key_without_effect_that_was_given_once_is_refused_unless_swept_values_give_it_one() -> None:
+    full = TRAIN | {"method": "full", "rank": 16}
+    given = ("workload.rank",)
+    message = refused(point, workload=full, given=given)
+    assert message == "workload.rank=16 has an effect only with workload.method=lora"
+    assert point(("workload.method",), workload=full, given=given)["workload.rank"] is None
+    assert point(workload=full | {"method": "lora"}, given=given)["workload.rank"] == 16
+
+
+@pytest.mark.parametrize(
+    ("workload", "key", "message"),
+    [
+        (CUSTOM, "context", "context was given, and mywork:run takes no context"),
+        (CUSTOM, "model", "model was given, and workload=custom does not use it"),
+        (CUSTOM, "model.width", "model.width was given, and workload=custom does not use it"),
+        ({"name": "command", "argv": ["python", "{batch}"], "params": {}}, "seed", "workload.argv has no {seed}"),
+        ({"name": "mine", "uses": ["batch"]}, "attention", "attention was given, and workload=mine does not use it"),
+    ],
+)
+def test_a_key_that_a_workload_does_not_use_is_refused_if_it_was_given(workload: Any, key: str, message: str) -> None:
+    takes_batch = Signature(parameters=("batch",), required=(), takes_any=False)
+    workload = {"uses": ["batch", "context", "seed"], **workload}
+    assert message in refused(point, workload=workload, signature=takes_batch, given=(key,))
+    assert point(workload=workload, signature=takes_batch, given=("batch", "timeout")).id
+    assert point(("workload",), workload=workload, signature=takes_batch, given=(key,)).id
+
+
+@pytest.mark.parametrize(("batch", "parts", "works"), [(4, 2, True), (4, 4, True), (3, 2, False), (1, 2, False)])
+def test_a_batch_that_cannot_be_split_is_refused_before_it_is_measured(batch: int, parts: int, works: bool) -> None:
+    workload = TRAIN | {"accumulate": parts, "divides": {"accumulate": "batch"}}
+    if works:
+        assert "divides" not in point(workload=workload, batch=batch).values["workload"]
+        return
+    assert refused(point, workload=workload, batch=batch) == (
+        f"workload.accumulate={parts}: batch={batch} cannot be split into equal parts; batch must be a multiple of"
+        f" {parts}, in an interval by resolution.batch={parts}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "settled"),
+    [
+        ({"X": "1"}, {"X": "1"}),
+        ({"X": 1, "Y": True, "Z": 0.5}, {"X": "1", "Y": "true", "Z": "0.5"}),
+        ({"X": None}, {"X": None}),
+        ({"X": ""}, {"X": ""}),
+    ],
+)
+def test_environment_variables_are_text_and_part_of_the_id(variables: Any, settled: dict[str, str]) -> None:
+    with_them = point(env=variables)
+    assert with_them.values["env"] == settled
+    assert with_them.id != point().id
+    assert "env" not in point().values  # the id of a point without them is that of earlier versions
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "env.CUDA_VISIBLE_DEVICES: devices= sets it"),
+        ({"PYTHONPATH": "x"}, "env.PYTHONPATH: sweeper plans with it too; set it in the shell"),
+        ({"A-B": "1"}, "env.A-B: must be the name of an environment variable"),
+        ({"X": ["1"]}, 'env.X=["1"]: must be a word'),
+        ({"X": {"Y": "1"}}, 'env.X={"Y":"1"}: must be a word'),
+    ],
+)
+def test_a_variable_that_cannot_be_set_is_refused(variables: Any, message: str) -> None:
+    assert refused(point, env=variables).startswith(message)

@@ -35,8 +35,10 @@ OOM = raises("RuntimeError", REFUSED)
 
 def leave(folder: AttemptFolder, last: Mapping[str, Any], **exit: Any) -> None:
     """Write what an attempt that ended leaves in its folder."""
-    folder.journal.write_text(json.dumps({"t": 1.0, **last}) + "\n")
-    write_aside(folder.exit, {"format": 1, "code": 0, "signal": None, **exit})
+    lines = [{"kind": "baseline", "counters": {"resident": 1}, "available_memory_bytes": None}, last]
+    folder.journal.write_text("".join(json.dumps({"t": 1.0, **line}) + "\n" for line in lines))
+    size = folder.journal.stat().st_size
+    write_aside(folder.exit, {"format": 1, "code": 0, "signal": None, "journal_bytes": size, **exit})
 
 
 class FakeEngine:
@@ -85,6 +87,7 @@ class FakeEngine:
 
 class Settler:
     quality_references: Mapping[str, str] = {}
+    settings: Mapping[str, Mapping[str, Any]] = {}
 
     def settle(self, choice: Mapping[str, Any]) -> Point:
         return Point(values={"workload": {"name": "forward"}, "batch": 1, "context": 1, "start": "cold", **choice})

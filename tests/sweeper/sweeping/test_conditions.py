@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from runners.device import Card, Device
 from runners.point import Point
+from sweeper.planning.schema import REFUSED_VARIABLES
+from sweeper.sweeping import conditions
 from sweeper.sweeping.conditions import environ_of, locks_of
 
 CARD = Card(name="H100", vendor="nvidia", architecture="sm_90", total_bytes=2**36)
@@ -15,7 +19,8 @@ PAIR = Device(name="cuda:0+cuda:1", uuids=("GPU-1", "GPU-2"))
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OMP_WAIT_POLICY", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_NUM_THREADS"):
+    visible = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    for name in (*visible, "OMP_WAIT_POLICY", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -24,11 +29,53 @@ def test_a_process_sees_only_the_gpus_of_its_device(device: Device, visible: str
     assert environ_of(Point(values={}), device)["CUDA_VISIBLE_DEVICES"] == visible
 
 
+def visible(device: Device) -> dict[str, str | None]:
+    environ = environ_of(Point(values={}), device)
+    return {name: value for name, value in environ.items() if name.endswith("_VISIBLE_DEVICES")}
+
+
+def test_without_uuids_a_process_sees_its_gpus_by_index_within_the_list_that_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Device(name="cuda:0+cuda:2", backend="cuda")
+    assert visible(pair) == {"CUDA_VISIBLE_DEVICES": "0,2"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 6,7")
+    assert visible(pair) == {"CUDA_VISIBLE_DEVICES": "5,7"}
+
+
+def test_on_rocm_a_process_sees_its_gpus_by_the_variable_that_hip_reads_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    second = Device(name="cuda:1", uuids=("GPU-9dde9f5371cebd1a",), backend="hip")
+    assert visible(second) == {"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": None}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert visible(second) == {"HIP_VISIBLE_DEVICES": "5", "CUDA_VISIBLE_DEVICES": None}
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "2,3")
+    assert visible(second) == {"HIP_VISIBLE_DEVICES": "3", "CUDA_VISIBLE_DEVICES": None}
+
+
+def test_where_there_are_amd_gpus_they_are_hidden_from_the_cpu_by_their_own_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(conditions, "AMD_DRIVER", tmp_path)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,1")
+    assert visible(CPU) == visible(SIM) == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "-1"}
+
+
 def test_the_repeatable_allocator_and_a_warm_start_set_variables_of_their_own() -> None:
     assert environ_of(Point(values={}), CPU).keys() == {"CUDA_VISIBLE_DEVICES", "OMP_WAIT_POLICY"}
     repeatable = environ_of(Point(values={"allocator": "repeatable"}), CPU)
     assert {"MALLOC_MMAP_THRESHOLD_", "MKL_ENABLE_INSTRUCTIONS"} <= repeatable.keys()
     assert environ_of(Point(values={"start": "warm"}), CPU)["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_no_variable_that_is_set_here_can_be_set_by_a_key() -> None:
+    point = Point(values={"allocator": "repeatable", "start": "warm"})
+    assert environ_of(point, CPU).keys() | environ_of(point, PAIR).keys() <= REFUSED_VARIABLES.keys()
+
+
+def test_the_variables_of_a_point_are_set_and_removed() -> None:
+    environ = environ_of(Point(values={"env": {"MALLOC_ARENA_MAX": "1", "HOME": None}}), CPU)
+    assert (environ["MALLOC_ARENA_MAX"], environ["HOME"]) == ("1", None)
+    assert "CUDA_VISIBLE_DEVICES" in environ
 
 
 def test_a_variable_of_the_users_own_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

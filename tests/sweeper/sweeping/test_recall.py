@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from runners.device import Card, Device
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
-from runners.point import Attempt, Point, canonical
+from runners.point import Attempt, Point, canonical, write_aside
 from sweeper.errors import Mistake
 from sweeper.plan import PlannedPoint
 from sweeper.run_folder import RunFolder, open_run
@@ -56,7 +57,27 @@ def test_a_settled_attempt_is_recalled(run: RunFolder) -> None:
 
 def test_an_attempt_that_never_settled_is_not_recalled(run: RunFolder) -> None:
     attempted(run, None)
+    assert recalled(run) == (1, None), "nothing began"
+    attempted(run, None)
+    run.attempt_folder(Attempt(point=POINT, device=CPU)).journal.write_text(json.dumps({"t": 1.0, **PASSES}) + "\n")
     assert recalled(run) == (2, None)
+
+
+@pytest.mark.parametrize(
+    "exit",
+    [{"lost": True, "reason": "its supervisor died"}, {"code": 74, "signal": None, "last_output": "a full disk"}],
+)
+def test_an_attempt_that_never_began_or_was_never_recorded_is_measured_again(
+    run: RunFolder, exit: dict[str, Any]
+) -> None:
+    attempt = Attempt(point=POINT, device=CPU, identity={"torch": "2.13"})
+    folder = run.attempt_folder(attempt)
+    folder.create(attempt)
+    write_aside(folder.exit, {"format": 1, **exit})
+    assert recalled(run) == (2, None)
+    folder.journal.write_text(json.dumps({"t": 1.0, "kind": "baseline", "counters": {}}) + "\n")
+    lost = "lost" in exit
+    assert recalled(run) == (2, Status.LOST if lost else None), "what began and was lost is an answer"
 
 
 def test_a_status_in_retry_is_measured_again(run: RunFolder) -> None:

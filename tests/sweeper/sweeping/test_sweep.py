@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from runners.point import Attempt
 from sweeper.errors import Mistake
 from sweeper.plan_lines import DeviceLine, PlannedLine, RunLine, SkippedLine, read_plan
 from sweeper.sweeping.recall import Fingerprint
+from sweeper.sweeping.sweep import _slug
 from sweeper.tables.run_tables import Tables
 from tests.sweeper.sweeping.conftest import CPU, OOM, PASSES, plan_of, raises
 
@@ -42,6 +44,27 @@ def test_every_point_is_measured_once_in_the_order_of_the_design(lab: Any, tmp_p
     assert ran(engine) == [("cpu", 4), ("cpu", 1), ("cpu", 2)]
     assert statuses(tmp_path) == ["ok"] * 3
     assert engine.calls == ["close"]
+
+
+def test_a_folder_without_a_name_has_the_settings_that_are_no_defaults_in_safe_letters() -> None:
+    settings = {
+        "model.width": 64,
+        "workload.method": "lora",
+        "workload.params.ckpt": "/ckpt/fold_${batch}.pt",
+        "workload.target": "a_module_with_a_long_name:and_a_long_function",
+        "quantize": "nf4",
+        "budget": 40 * 2**20,
+        "workload.lr": 0.1,
+        "batch": 2,
+    }
+    plan = plan_of(batch=(2,))
+    plan.settler.settings = {plan.settle({}).id: settings}  # type: ignore[misc]
+    slug = _slug(plan)
+    assert slug == (
+        "forward-width-64-method-lora-ckpt-ckpt-fold_-batch-.pt-target-a_module_with_a_long_nam..-quantize-nf4"
+        "-budget-40.00-MiB-and-1-more"
+    )
+    assert re.fullmatch(r"[A-Za-z0-9._-]+", slug)
 
 
 def test_the_plan_is_on_disk_before_anything_starts(lab: Any, tmp_path: Path) -> None:

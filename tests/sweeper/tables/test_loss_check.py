@@ -44,6 +44,12 @@ def test_a_different_loss_is_reported_with_its_step_and_both_values() -> None:
     assert compared(of(["nan"], workload={"accumulate": 2}), of(["nan"])) == "same"
 
 
+def test_a_training_that_was_refused_memory_and_continued_has_no_losses_to_compare() -> None:
+    point = Point(values=VALUES | {"workload": WORKLOAD})
+    outcome = Outcome(status=Status.OK, device=device_named("cpu"), metrics={"losses": [4.5]}, handled_refusals=1)
+    assert trained("cpu", point, outcome) is None
+
+
 def test_the_plain_point_is_compared_with_nothing() -> None:
     plain = of([4.5])
     assert plain.is_plain

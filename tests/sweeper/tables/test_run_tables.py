@@ -3,20 +3,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from runners import journal
 from runners.device import device_named
 from runners.facts import Exit
 from runners.outcome import outcome_of
 from runners.point import Attempt, AttemptFolder, Point
+from sweeper import columns as schema
+from sweeper.cards import CONF
 from sweeper.columns import TABLES
+from sweeper.plan import dotted
 from sweeper.plan_lines import read_plan
+from sweeper.planning.schema import WORKLOAD_RULES
 from sweeper.tables import run_tables
 from sweeper.tables.run_tables import Tables
 
@@ -185,7 +191,7 @@ def test_ok_rows_have_a_peak_above_the_baseline(written: Any) -> None:
     run.passes(run.ask(batch=1))
     points = written_points(run)
     assert (points.peak_resident_bytes > points.process_baseline_bytes).all()
-    assert points.budget_used_bytes[0] == 64 * MIB  # VmPeak over the baseline's VmSize
+    assert points.budget_used_bytes[0] == 64 * MIB
 
 
 def test_each_phase_and_each_between_has_a_row(written: Any) -> None:
@@ -244,8 +250,57 @@ def test_a_swept_key_has_a_column_of_its_name_typed_by_its_values(written: Any) 
     assert points["model.width"].dtype == pd.Int64Dtype()
     assert points["workload.checkpointing"].dtype == pd.BooleanDtype()
     assert list(points["workload.lr"]) == [1.0, 0.5]
-    assert [value if value is not pd.NA else None for value in points.timeout] == [None, 5]
+    assert points.timeout.isna().tolist() == [True, False]
+    assert points.timeout[1] == 5.0
     assert json.loads(points.config[1])["workload"]["lr"] == 0.5
+
+
+def test_every_key_of_a_workload_is_a_typed_column_of_every_row_though_nothing_was_swept(written: Any) -> None:
+    run = written({"batch": [1]})
+    train = {"name": "train", "method": "lora", "rank": 16, "checkpointing": True, "mine": {"depth": 3}}
+    run.passes(run.ask(workload=train, quantize="nf4"))
+    run.passes(run.ask(workload={"name": "custom", "target": "own:run", "params": {"width": 512}}))
+    Tables(run.folder).write()
+    for name in ("points", "attempts"):
+        first, second = pq.read_table(run.folder / f"{name}.parquet").to_pylist()
+        expected = {"workload.method": "lora", "workload.rank": 16, "workload.checkpointing": True, "quantize": "nf4"}
+        assert {key: first[key] for key in expected} == expected
+        assert [second[key] for key in expected] == [None] * 4
+        assert (first["workload.mine.depth"], second["workload.params.width"]) == (3, 512)
+    edge, *_ = pq.read_table(run.folder / "frontier.parquet").to_pylist()
+    assert (edge["workload.method"], edge["workload.rank"], edge["quantize"]) == ("lora", 16, "nf4")
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "workload").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_key_of_conf_workload_has_a_declared_column_of_its_type(file: Path) -> None:
+    workload = yaml.safe_load(file.read_text())["workload"]
+    declared = {column.name: column.type for column in schema.DIMENSIONS}
+    choices = workload.get("choices", {})
+    for key, value in dotted(
+        {key: workload[key] for key in workload if key not in (*WORKLOAD_RULES, "name", "params")}
+    ):
+        type = declared[f"workload.{key}"]
+        known = [each for each in [value, *choices.get(key, [])] if each not in (None, "???")]
+        if known and not any(isinstance(each, list) for each in known):
+            assert schema.type_of(known) == type, key
+
+
+def test_the_peak_the_limit_and_what_is_left_of_it_are_columns(written: Any) -> None:
+    run = written({"batch": [1, 2, 4]}, devices=("cpu",))
+    one, two, four = (run.ask(batch=batch, budget=2**30) for batch in (1, 2, 4))
+    run.passes(one, peak=300 * MIB)
+    run.is_refused(two)
+    assert four
+    Tables(run.folder).write()
+    fits, refused, not_run = pq.read_table(run.folder / "points.parquet").to_pylist()
+    assert (fits["peak_counter"], fits["peak_bytes"]) == ("resident", 300 * MIB)
+    assert fits["limit_bytes"] == fits["budget_bytes"] == 14 * 2**30
+    (edge,) = (edge for edge in pq.read_table(run.folder / "frontier.parquet").to_pylist() if edge["side"] == "fits")
+    assert (fits["headroom_bytes"], fits["headroom_counter"]) == (edge["headroom_bytes"], edge["headroom_counter"])
+    assert fits["headroom_bytes"] == fits["limit_bytes"] - fits[fits["headroom_counter"]]
+    assert refused["peak_bytes"] == refused["peak_resident_bytes"]
+    assert (refused["limit_bytes"], refused["headroom_bytes"], refused["headroom_counter"]) == (14 * 2**30, None, None)
+    assert (not_run["peak_bytes"], not_run["peak_counter"], not_run["headroom_bytes"]) == (None, None, None)
 
 
 def test_values_of_mixed_types_are_kept_apart_as_json(written: Any) -> None:
@@ -368,9 +423,49 @@ def test_a_torn_line_loses_only_that_line(written: Any) -> None:
         plan.write('{"kind": "asked", "id": "0123')
     torn = AttemptFolder(run.folder / "points" / attempt.name).journal
     torn.write_bytes(torn.read_bytes()[:-20])  # the `finished` line
+    (torn.parent / "exit.json").write_text('{"code": null, "signal": 9}')
     points = written_points(run)
-    assert list(points.status) == ["crashed"]
+    assert list(points.status) == ["killed"]
     assert points.peak_resident_bytes[0] == 283 * MIB
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "reason"),
+    [
+        ("exit.json", "{}", "exit.json cannot be read (ValueError: it has no key of a supervisor)"),
+        ("exit.json", "[]", "exit.json cannot be read (TypeError: a list and no object)"),
+        ("exit.json", "\0" * 7, "exit.json cannot be read (UnicodeDecodeError"),
+        ("journal.jsonl", "", "journal.jsonl has no end, although its process ended with exit code 0"),
+        ("journal.jsonl", '{"kind": "ended"}\n', "journal.jsonl has lines that cannot be read"),
+    ],
+)
+def test_a_damaged_attempt_is_lost_with_the_reason_and_without_figures(
+    written: Any, file: str, content: str, reason: str
+) -> None:
+    run = written({"batch": [1]})
+    attempt = run.passes(run.ask(batch=1))
+    (run.folder / "points" / attempt.name / file).write_text(content)
+    points = written_points(run)
+    assert list(points.status) == ["lost"]
+    assert points.error_message[0].startswith(f"its record is damaged: {reason}")
+    assert points.fits.isna().all()
+    assert points.peak_resident_bytes.isna().all()
+
+
+@pytest.mark.parametrize(("workload", "tokens"), [("custom", None), ("forward", 5)])
+def test_metrics_of_a_custom_workload_fill_no_column_of_the_product(
+    written: Any, workload: str, tokens: int | None
+) -> None:
+    run = written({"batch": [1]})
+    point = run.ask(batch=1, workload={"name": workload})
+    inputs = {"kind": "ended", "phase": "inputs", "completed": True, "metrics": {"real_tokens": 5, "quality": 1.0}}
+    finished = {"kind": "finished", "metrics": {"quality": 1.0, "status": "oom", "fits": False}}
+    counters = {"counters": {"cpu": {"peak": {"resident": 5}}}}
+    run.attempt(point, [{"kind": "baseline", "counters": {}}, inputs | counters, finished], {"code": 0})
+    row = written_points(run).iloc[0]
+    assert (row["status"], bool(row["fits"])) == ("ok", True)
+    assert (None if pd.isna(row["real_tokens"]) else row["real_tokens"]) == tokens
+    assert pd.isna(row["quality"])
 
 
 def test_an_attempt_outside_the_plan_has_a_row(written: Any) -> None:
@@ -381,21 +476,33 @@ def test_an_attempt_outside_the_plan_has_a_row(written: Any) -> None:
     assert points.order.isna().all()
 
 
-def test_an_attempt_whose_request_is_torn_is_skipped_with_a_warning(
-    written: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = written({"batch": [1, 2]})
-    torn = run.passes(run.ask(batch=1))
+def test_an_attempt_whose_request_is_torn_is_lost_in_its_planned_row(written: Any) -> None:
+    run = written({"batch": [1, 2]}, devices=("cuda:0", "cpu"))
+    torn = run.passes(run.ask(batch=1), number=2)
     run.passes(run.ask(batch=2))
     (run.folder / "points" / torn.name / "point.json").write_text('{"form')
-    assert list(written_points(run).status) == ["not_run", "ok"]
+    points = written_points(run).query("device == 'cpu'").reset_index()
+    assert list(points.status) == ["lost", "ok"]
+    assert list(points.attempt) == [2, 1]
+    assert points.error_message[0].startswith("its record is damaged: point.json cannot be read (JSONDecodeError")
+
+
+def test_an_attempt_outside_the_plan_whose_request_is_torn_is_skipped_with_a_warning(
+    written: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written({"batch": [1]})
+    torn = run.passes(Point(values={"model": {"name": "mlp"}, "workload": {"name": "custom"}, "batch": 7}))
+    run.passes(run.ask(batch=1))
+    (run.folder / "points" / torn.name / "point.json").write_text('{"form')
+    assert list(written_points(run).status) == ["ok"]
     assert capsys.readouterr().err.startswith("sweeper: ")
 
 
-def test_an_attempt_without_an_exit_file_is_lost(written: Any) -> None:
-    run = written({"batch": [1]})
-    run.attempt(run.ask(batch=1), [], None)
-    assert list(written_points(run).status) == ["lost"]
+def test_an_attempt_without_an_exit_file_is_lost_once_it_began(written: Any) -> None:
+    run = written({"batch": [1, 2]})
+    run.attempt(run.ask(batch=1), [{"kind": "baseline", "counters": {}}], None)
+    run.attempt(run.ask(batch=2), [], None)
+    assert list(written_points(run).status) == ["lost", "not_run"]
 
 
 def test_tables_are_written_again_after_growing_by_a_tenth(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:

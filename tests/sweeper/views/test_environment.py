@@ -17,6 +17,7 @@ import types
 __version__ = "2.13.0+cu128"
 version = types.SimpleNamespace(cuda="12.8", hip=None)
 class cuda:
+    init = staticmethod(lambda: None)
     device_count = staticmethod(lambda: 1)
     mem_get_info = staticmethod(lambda index: (2**34, 2**34))
     get_device_properties = staticmethod(lambda index: types.SimpleNamespace(

@@ -41,6 +41,10 @@ class Settler:
     def settle(self, choice: Mapping[str, Any]) -> Point:
         return Point(values=dict(choice))
 
+    def settings(self) -> Mapping[str, Mapping[str, object]]:
+        return {}
+
+    @property
     def quality_references(self) -> Mapping[str, str]:
         return {}
 
@@ -79,6 +83,22 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         (outcome(Status.OK, 913 * MIB), "fits, 913.00 MiB resident"),
         (outcome(Status.OK, 3 * 2**30, "cuda:0"), "fits, 3.00 GiB allocated"),
         (outcome(Status.OK), "fits"),
+        (
+            outcome(Status.OK, 160 * MIB, other_processes=1, other_processes_resident_bytes=512 * MIB),
+            "fits, 160.00 MiB resident, and 512.00 MiB in 1 other process",
+        ),
+        (
+            outcome(Status.OK, 913 * MIB, handled_refusals=1, handled_refusal_bytes=64 * MIB),
+            "undecided: the workload caught a refused allocation of 64.00 MiB and continued, 913.00 MiB resident",
+        ),
+        (
+            outcome(Status.OK, handled_refusals=20, handled_refusal_bytes=64 * MIB),
+            "undecided: the workload caught 20 refused allocations, the largest of 64.00 MiB, and continued",
+        ),
+        (
+            outcome(Status.OK, device="cuda:0", handled_refusals=2),
+            "undecided: the workload caught 2 refused allocations and continued",
+        ),
         (
             outcome(Status.OOM, 64 * MIB, failed_phase="cold_forward", oom_scope="device", peak_is_partial=True),
             "out of memory in cold_forward, 64.00 MiB resident so far",
