@@ -727,7 +727,12 @@ FRONTIER = (
         "not_reached (nothing larger was planned)",
     ),
     Column("limiting_phase", TEXT, "phase in which the next larger point failed, or this point"),
-    Column("monotone", BOOL, "false if a point fails that is smaller than one that fits"),
+    Column(
+        "monotone",
+        BOOL,
+        "false if a point fails that is smaller than one that fits; true if an attempt could have shown this, because"
+        " an earlier one had implied its result, and did not; null if none could: it is assumed",
+    ),
     Column(
         "headroom_bytes",
         INT,

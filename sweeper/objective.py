@@ -53,15 +53,20 @@ class Objective:
         return found
 
     def ranking(self, names: Sequence[str]) -> Callable[[Mapping[str, Number]], Rank]:
-        """A function that ranks points by the product and, if equal, by batch, context and the other keys.
+        """A function that ranks points by the product and, if equal, by the keys in the order of the text.
 
+        With `tokens` the larger batch comes first among equal products, with `context*batch` the longer context. Keys
+        that the text does not have follow: batch, context, then the others.
         `names`: the keys in which the points differ. Other keys of the objective are the same for every point and do
         not count; if no key is left, the product of all names counts. Products are compared by their logarithms, since
         powers can exceed the range of a float, rounded to nine digits so that 2 x 8 ranks as 4 x 4 does.
         """
         exponents = self.exponents
         counted = {name: exponents[name] for name in names if name in exponents} or dict.fromkeys(names, 1)
-        order = sorted(names, key=lambda name: (name != "batch", name != "context"))
+        typed = list(exponents)
+        order = sorted(
+            names, key=lambda n: (typed.index(n) if n in typed else len(typed), n != "batch", n != "context")
+        )
 
         def rank(point: Mapping[str, Number]) -> Rank:
             product = sum(power * math.log(max(point[name], 1e-9)) for name, power in counted.items())

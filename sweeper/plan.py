@@ -51,7 +51,8 @@ class RunKeys:
     parallel: bool
     trace: str = "never"
     quality: Mapping[str, Any] | None = None  # how it is compared: sweeper/quality.py
-    confirm: str = "edge"  # points that a frontier measures again: edge, all, none
+    confirm: str = "edge"  # what a frontier measures after its search: sweeper/confirm.py
+    edge: str = "all"  # what a frontier searches: the whole edge, or only the largest point
     repeat_points: int = 1  # attempts at every point
     margin: Mapping[str, int | str] = field(default_factory=dict)  # by name: bytes, or `measured` or `calculated`
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from runners.outcome import Status
 from runners.point import Attempt, Point, canonical
+from sweeper.confirm import Confirm
 from sweeper.designs.dialogue import NOTHING, Answer, CalculatedPeaks, Design
 from sweeper.designs.expectation import Verdict, interpolated
 from sweeper.designs.grid import boustrophedon
@@ -27,12 +30,23 @@ GROWING_ALONG = ("batch", "context")  # keys that may follow a searched one
 Known = Mapping[str, tuple[Point, Answer]]  # answers of earlier runs, by the point's id
 
 
-def frontier(plan: Plan, calculated: CalculatedPeaks = NOTHING, earlier: Sequence[Point] = ()) -> Design:
+MOST_LISTED = 1 << 14  # points; settling 1000 x 1000 took 21 s and 568 MiB before the first attempt
+TOLD = (5, 8, 12, 20, 40)  # attempts after which the number of further ones is expected
+MANY = 64  # attempts, of which a remark is made
+
+
+def frontier(
+    plan: Plan,
+    calculated: CalculatedPeaks = NOTHING,
+    earlier: Sequence[Point] = (),
+    remark: Callable[[str], None] = lambda text: None,
+) -> Design:
     """One search for each combination of the keys that are not searched. Raises Mistake if a key cannot be searched.
 
     Every batch has one point of each search. A point whose outcome is implied is not run, and names the attempt that
     implies it. `calculated`: peaks of the same points, at which the searches start. `earlier`: points that the run has
-    attempted before; a search of an interval recalls those on its lattice.
+    attempted before; a search whose values are not listed recalls those on its lattice. `remark` is called with
+    messages for the user.
     """
     searched = [dimension for dimension in plan.dimensions if grows(dimension)]
     others = [dimension for dimension in plan.dimensions if dimension not in searched]
@@ -42,7 +56,8 @@ def frontier(plan: Plan, calculated: CalculatedPeaks = NOTHING, earlier: Sequenc
         return [PointSearch(plan, choice, searched, calculated) for choice in boustrophedon(others)]
 
     found = searches()
-    if _have_interval(searched):
+    listed = _is_listed(plan)
+    if not listed:
         on_lattice = (point for point in earlier if any(search.place(point) for search in found))
         later = [PlannedPoint(point=point, later=True) for point in on_lattice]
     else:
@@ -57,20 +72,25 @@ def frontier(plan: Plan, calculated: CalculatedPeaks = NOTHING, earlier: Sequenc
         found = searches()  # peaks may have been calculated since
         for search in found:
             search.recall(known)
-    neighbours = Neighbours(plan)
+    neighbours, rounds, remarked = Neighbours(plan), 0, False
     while requests := [(search, attempts) for search in found if (attempts := search.next_attempts())]:
         answers = iter((yield [neighbours.of(choice, nth) for _, attempts in requests for choice, nth in attempts]))
         for search, attempts in requests:
             search.record([answer for _ in attempts if (answer := next(answers)) is not None])
-    if not _have_interval(searched):
+        rounds += 1
+        if not remarked and rounds in TOLD and (least := sum(search.at_least() for search in found)) >= MANY:
+            remarked = True
+            cure = "; edge=largest needs fewer" if plan.run.edge == "all" else ""
+            remark(f"at least {least} more attempts are expected, on both sides of the edge{cure}")
+    if listed:
         yield [implied for search in found for implied in search.implied()]
 
 
 def searched(plan: Plan) -> list[Point]:
-    """One point of each search of an interval, whose dimensions are recorded because its values are not listed."""
+    """One point of each search whose values are not listed, so that its dimensions are recorded instead."""
     along = [each for each in plan.dimensions if grows(each)]
     others = [each for each in plan.dimensions if not grows(each)]
-    if plan.design != "frontier" or not _have_interval(along) or _have_interval(others):
+    if plan.design != "frontier" or _is_listed(plan) or _have_interval(others):
         return []
     first = {each.key: each.values[0] for each in along}
     return [plan.settle({**choice, **first}) for choice in boustrophedon(others)]
@@ -83,11 +103,17 @@ class PointSearch:
         self._plan, self._choice = plan, choice
         run = plan.run
         # Several attempts at each point are a confirmation already.
-        confirm = "none" if run.repeat_points > 1 or calculated.repeats_exactly else run.confirm
+        confirm = Confirm.parse(run.confirm)
+        if run.repeat_points > 1 or calculated.repeats_exactly:
+            confirm = replace(confirm, again="none")
         dimensions = {each.key: _ascending(each.values) for each in searched}
         try:
             self._search = LatticeSearch(
-                dimensions, objective=run.objective, confirm=confirm, **self._expected(dimensions, calculated)
+                dimensions,
+                objective=run.objective,
+                confirm=confirm,
+                whole_edge=run.edge == "all",
+                **self._expected(dimensions, calculated),
             )
         except ValueError as error:
             raise Mistake(f"design=frontier: {error}") from None
@@ -105,6 +131,10 @@ class PointSearch:
         count = before + (1 if before else self._plan.run.repeat_points)
         self._counts[canonical(attempt.point)] = count
         return [({**self._choice, **attempt.point}, nth) for nth in range(before + 1, count + 1)]
+
+    def at_least(self) -> int:
+        """How many more attempts are expected at least."""
+        return self._search.at_least()
 
     def record(self, answers: Sequence[Answer]) -> None:
         """Record the answers to the attempts planned last."""
@@ -156,9 +186,9 @@ class PointSearch:
         return at if on_lattice and self._plan.settle({**self._choice, **at}).id == point.id else None
 
     def _placed(self, known: Known) -> Iterator[tuple[LatticePoint, Answer]]:
-        """The answers on the lattice. An interval has more points than there are answers, so these are looked up."""
+        """The answers on the lattice. Where points are not listed there are fewer answers, which are looked up."""
         dimensions = self._search.lattice.dimensions
-        if any(isinstance(values, Interval) for values in dimensions.values()):
+        if not _is_listed(self._plan):
             places = ((self.place(point), answer) for point, answer in known.values())
             yield from ((at, answer) for at, answer in places if at is not None)
             return
@@ -193,6 +223,18 @@ def grows(dimension: Dimension) -> bool:
         return False
     values = dimension.values
     return isinstance(values, Interval) or all(isinstance(each, int | float) and each is not True for each in values)
+
+
+def _is_listed(plan: Plan) -> bool:
+    """Whether every point has a row: those of an interval or of a large lattice have none, unless they are measured.
+
+    With edge=largest most points are neither measured nor implied.
+    """
+    return (
+        plan.run.edge == "all"
+        and not _have_interval(plan.dimensions)
+        and math.prod(len(each.values) for each in plan.dimensions) <= MOST_LISTED
+    )
 
 
 def _have_interval(dimensions: Iterable[Dimension]) -> bool:

@@ -9,7 +9,7 @@ from sweeper.designs.frontier import frontier
 from sweeper.designs.grid import axes, grid, listed
 from sweeper.designs.levers import levers
 
-# Each takes a plan, calculated peaks, and the points of earlier runs.
+# Each takes a plan, calculated peaks, the points of earlier runs, and a function for messages.
 DESIGNS: Mapping[str, Callable[..., Design]] = {
     "grid": grid, "axes": axes, "list": listed, "frontier": frontier, "levers": levers,
 }  # fmt: skip

@@ -15,34 +15,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from sweeper.designs.expectation import PREDICTOR_ERROR, SHORT, Expectation, Predictor, Verdict
+from sweeper.confirm import Confirm
+from sweeper.designs.expectation import PREDICTOR_ERROR, Expectation, Predictor, Verdict
 from sweeper.designs.lattice import Cell, Lattice, LatticePoint
-from sweeper.errors import Mistake
 from sweeper.frontier.evidence import Evidence, covers
-from sweeper.interval import Interval
 from sweeper.objective import TOKENS, Number, Objective
 
-Bounds = Sequence[tuple[int, int]]  # by column: the highest level that fits and the lowest that does not
-Mass = Callable[[int, int], float]  # how much of a column lies up to a level
-
-UNSURE = 0.05  # above this, a pass and a failure must both help: else 16 x 16 with 30 % took 34.2 attempts, not 25.6
-CERTAINTY = 0.98  # beyond this, no expectation is used
-DIGITS = 9  # of a point's value: rounding errors, which depend on the build of LAPACK, must not decide between ties
 IN_A_ROW = 3  # undecided attempts in a row above other undecided points: not an accident, and the search stops there
 AFTER_A_CONTRADICTION = 64  # attempts at points that a withdrawn inference had decided; the others stay unknown
 
 
+WORTH = 1.1  # without the whole edge, points worth less than this above the largest so far are not searched
+CHANCE = 0.1  # nor points that fit less probably than this
+CONFIRM_EDGE = Confirm()
+
+
 class NextAttempt(NamedTuple):
     point: LatticePoint
-    reason: str  # search; retry, because the last attempt was undecided; confirm
+    reason: str  # search; retry, because the last attempt was undecided; confirm, the same point again; audit
 
 
 class LatticeSearch:
     """One search: `next_attempt` names the point to run, `record` takes its verdict, `evidence` has the conclusions.
 
-    `limit_bytes` and the peaks in the verdicts belong to the counter that decides whether a point fits. `confirm`:
-    `edge` repeats the largest point and the failures next to it, `all` the whole edge, `none` nothing. Raises Mistake
-    for any other value, and ValueError for dimensions that cannot be searched (see `Lattice`).
+    `limit_bytes` and the peaks in the verdicts belong to the counter that decides whether a point fits. `confirm`: what
+    is measured once the edge is found. Without `whole_edge` the search ends when no open point is expected to be
+    worth 10 % more than the largest. Raises ValueError for dimensions that cannot be searched (see `Lattice`).
     """
 
     def __init__(
@@ -53,20 +51,20 @@ class LatticeSearch:
         predictor: Predictor | None = None,
         predictor_error: float = PREDICTOR_ERROR,
         objective: Objective = TOKENS,
-        confirm: str = "edge",
+        confirm: Confirm = CONFIRM_EDGE,
+        whole_edge: bool = True,
     ) -> None:
-        if confirm not in ("edge", "all", "none"):
-            raise Mistake(f"confirm={confirm}: expected edge, all or none")
         self.lattice = Lattice(dimensions)
         self.verdicts: dict[Cell, list[Verdict]] = {}
         self.flaky: set[Cell] = set()  # passed and failed
         self._fits: dict[Cell, bool] = {}  # decided, and not flaky
         self._rank = objective.ranking(list(dimensions))
-        self._confirm = confirm
+        self._confirm, self._whole_edge = confirm, whole_edge
         self._expected = Expectation(self.lattice, limit_bytes, predictor, predictor_error)
         self._pending: tuple[Cell, str] | None = None
         self._retry: Cell | None = None
         self._repeated: set[Cell] = set()
+        self._audited: set[Cell] = set()
         self._undecided_in_a_row = 0
         self._attempts_in_doubt = 0
         self._evidence: Evidence | None = None
@@ -84,7 +82,7 @@ class LatticeSearch:
         (cell, reason), self._pending = self._pending, None
         self._attempts_in_doubt += self._in_doubt
         if verdict.fits is not None:
-            self._undecided_in_a_row = 0
+            self._undecided_in_a_row *= reason in ("confirm", "audit")  # these say nothing about larger points
         elif verdict.retry and reason != "retry":
             self._retry = cell
         else:
@@ -118,7 +116,11 @@ class LatticeSearch:
             if cell not in self._repeated:
                 self._repeated.add(cell)
                 return cell, "confirm"
-        return None
+        implied = next(self._to_audit(), None) if len(self._audited) < self._confirm.audits else None
+        if implied is None:
+            return None
+        self._audited.add(implied)
+        return implied, "audit"
 
     # What a verdict implies
 
@@ -152,7 +154,55 @@ class LatticeSearch:
         axis, above = len(self.lattice.others), len(self.lattice.levels)
         bounds = [self.evidence.bounds(axis, column) for column in self.lattice.columns]
         lowest = [-1 if fits is None else int(fits) for fits, _ in bounds]
-        return lowest, [above if fails is None else int(fails) for _, fails in bounds]
+        highest = [above if fails is None else int(fails) for _, fails in bounds]
+        return (lowest, highest) if self._whole_edge else self._larger(lowest, highest)
+
+    def _larger(self, lowest: list[int], highest: list[int]) -> tuple[list[int], list[int]]:
+        """The bounds of the open points that may be worth more than the largest point so far.
+
+        These are the points that cover it, and those worth `WORTH` more that have a chance to fit.
+        """
+        largest = self._largest()[:1]
+        columns = range(self.lattice.width)
+        if self._expected.source is not None:
+            chances = partial(self._has_no_chance, largest[0] if largest else None)
+            highest = [self._first(chances, column, lowest[column], highest[column]) for column in columns]
+        if largest:
+            worth = self._rank(self.lattice.point(largest[0]))[0] + math.log(WORTH)
+            is_worth = partial(self._is_worth, largest[0], worth)
+            lowest = [self._first(is_worth, column, lowest[column], highest[column]) - 1 for column in columns]
+        return lowest, highest
+
+    def _most_worth(self, lowest: list[int], highest: list[int]) -> Cell | None:
+        """The point with the highest rank among those between the given levels that probably fit."""
+
+        def fails(column: int, level: int) -> bool:
+            return self._expected.probability((column, level)) < 0.5
+
+        tops = ((c, self._first(fails, c, lowest[c], highest[c]) - 1) for c in range(self.lattice.width))
+        new = [cell for cell in tops if cell[1] > lowest[cell[0]] and cell not in self.verdicts]
+        return max(new, key=lambda cell: self._rank(self.lattice.point(cell)), default=None)
+
+    def _has_no_chance(self, largest: Cell | None, column: int, level: int) -> bool:
+        is_next = largest is not None and self._covers((column, level), largest)
+        return not is_next and self._expected.probability((column, level)) < CHANCE
+
+    def _is_worth(self, largest: Cell, worth: float, column: int, level: int) -> bool:
+        at = column, level
+        return self._covers(at, largest) or self._rank(self.lattice.point(at))[0] > worth
+
+    def _covers(self, larger: Cell, smaller: Cell) -> bool:
+        return covers(self.lattice.place(larger), self.lattice.place(smaller))
+
+    @staticmethod
+    def _first(condition: Callable[[int, int], bool], column: int, low: int, high: int) -> int:
+        """The first level between two others at which a condition holds, which then holds for all higher ones."""
+        return bisect.bisect_left(range(low + 1, high), True, key=partial(condition, column)) + low + 1
+
+    @property
+    def source(self) -> str | None:
+        """What the expectation comes from at present."""
+        return self._expected.source
 
     @property
     def undecided(self) -> list[Cell]:
@@ -161,21 +211,25 @@ class LatticeSearch:
 
     @property
     def _in_doubt(self) -> bool:
-        return bool(self.flaky) or not self.evidence.monotone
+        return bool(self.flaky) or not self.evidence.consistent
 
     # The most valuable attempt
 
     def _choice(self) -> Cell | None:
+        """The most valuable of the open points, those above undecided ones last."""
         if self._attempts_in_doubt >= AFTER_A_CONTRADICTION:
             return None
+        if self._undecided_in_a_row >= IN_A_ROW and not self._fits:
+            smallest = (0, 0)  # if nothing decides here either, larger points would not
+            return None if smallest in self.verdicts else smallest
         lowest, highest = self._bounds()
-        best = self._best(lowest, self._below_undecided(highest))
+        best = self._best(lowest, self._below_undecided(highest, 1), climb=not self._whole_edge)
         if best is not None or self._undecided_in_a_row >= IN_A_ROW:
             return best
-        return self._best(lowest, highest)
+        return self._best(lowest, self._below_undecided(highest, 2)) or self._best(lowest, highest)
 
-    def _below_undecided(self, highest: list[int]) -> list[int]:
-        """For each column the level above which points are tried last: two smaller or equal ones are undecided.
+    def _below_undecided(self, highest: list[int], many: int) -> list[int]:
+        """For each column the level from which `many` smaller or equal points are undecided.
 
         Something other than memory ends there, such as a kernel's limit or the model's positions. A single undecided
         point can be an accident, and one below a decided point is not a limit: the search continues beyond both.
@@ -183,119 +237,40 @@ class LatticeSearch:
         place = self.lattice.place
         decided = [place(cell) for cell in self._fits]
         limits = [at for at in map(place, self.undecided) if not any(covers(other, at) for other in decided)]
-        if len(limits) < 2:
+        if len(limits) < many:
             return highest
         highest = list(highest)
         for column, others in enumerate(self.lattice.columns):
             levels = sorted(at[-1] for at in limits if covers(others, at[:-1]))
-            if len(levels) >= 2:
-                highest[column] = min(highest[column], levels[1])
+            if len(levels) >= many:
+                highest[column] = min(highest[column], levels[many - 1])
         return highest
 
-    def _best(self, lowest: list[int], highest: list[int]) -> Cell | None:
-        """The most valuable of the points between the given levels that were not run yet."""
-        bounds = list(zip(lowest, highest, strict=True))
-        opened = [column for column, (low, high) in enumerate(bounds) if high - low > 1]
-        if not opened:
-            return None
-        mass = self._mass()
-        levels = self._levels(bounds, opened, mass)
-        if_fits, if_fails = self._gains(bounds, levels, mass)
-        worth = self._worth(bounds, mass, sum(bounds[column][1] - bounds[column][0] - 1 for column in opened))
-        best: tuple[tuple[float, float], Cell] | None = None
-        for column in opened:
-            low, high = bounds[column]
-            for k, level in enumerate(levels):
-                if low < level < high and (column, level) not in self.verdicts:
-                    value = worth((column, level), if_fits[column][k], if_fails[column][k])
-                    if best is None or value > best[0]:
-                        best = value, (column, level)
-        if best is None and len(levels) < len(self.lattice.levels):
-            every = ((column, level) for column in opened for level in range(bounds[column][0] + 1, bounds[column][1]))
-            return next((cell for cell in every if cell not in self.verdicts), None)
-        return best[1] if best else None
+    def _best(self, lowest: list[int], highest: list[int], climb: bool = False) -> Cell | None:
+        """The most valuable of the points between the given levels that were not run yet.
 
-    def _gains(self, bounds: Bounds, levels: Sequence[int], mass: Mass) -> tuple[list[list[float]], list[list[float]]]:
-        """For each column and level: how much a pass and a failure there would decide, in all columns."""
-        nothing = [0.0] * len(levels)
-        if_fits, if_fails = [], []
-        for column, (low, high) in enumerate(bounds):
-            if high - low > 1:
-                below, above = mass(column, low), mass(column, high)
-                at = [min(above, max(below, mass(column, min(high, max(low, level))))) for level in levels]
-                if_fits.append([m - below for m in at])
-                if_fails.append([above - m for m in at])
-            else:
-                if_fits.append(nothing)
-                if_fails.append(nothing)
-        return self.lattice.summed(if_fits, upward=False), self.lattice.summed(if_fails, upward=True)
+        Where most attempts decide nothing, the limit has nothing to do with the expected peaks.
+        """
+        from sweeper.designs.choice import most_valuable  # numpy takes 0.1 s, and most commands search nothing
 
-    def _worth(self, bounds: Bounds, mass: Mass, points: int) -> Callable[[Cell, float, float], tuple[float, float]]:
-        """The value of running a point, from what a pass and a failure there would decide. Ties go to what may fit."""
-        expected = self._expected
+        undecided = self._undecided_in_a_row > 1 or len(self.undecided) > len(self._fits)
+        expected = None if undecided else self._expected
+        if climb and expected is not None and expected.source is not None:
+            top = self._most_worth(lowest, highest)
+            if top is not None:
+                return top
+        return most_valuable(self.lattice, expected, lowest, highest, self.verdicts)
 
-        def in_the_worst_case(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
-            return min(if_fits, if_fails), max(if_fits, if_fails)
+    def at_least(self) -> int:
+        """How many more attempts the search needs at least, if the expectation is right.
 
-        def on_a_long_dimension(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
-            low, high = bounds[cell[0]]
-            below, above = mass(cell[0], low), mass(cell[0], high)
-            p = min(1.0, max(0.0, (above - mass(*cell)) / (above - below))) if above > below else 0.5
-            return p * if_fits + (1 - p) * if_fails, p
+        Both sides of the edge have to be run. Without an expectation the sides are those of the simplest edge that the
+        results allow: a lower bound.
+        """
+        from sweeper.designs.choice import remaining
 
-        def by_what_helps_either_way(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
-            p = min(CERTAINTY, max(1 - CERTAINTY, expected.probability(cell)))
-            return round(p * math.log(if_fits) + (1 - p) * math.log(if_fails), DIGITS), p
-
-        def by_what_remains(cell: Cell, if_fits: float, if_fails: float) -> tuple[float, float]:
-            p = min(CERTAINTY, max(1 - CERTAINTY, expected.probability(cell)))
-            return round(-p * math.log(points + 1 - if_fits) - (1 - p) * math.log(points + 1 - if_fails), DIGITS), p
-
-        if expected.source is None:
-            return in_the_worst_case
-        if self._is_long:
-            return on_a_long_dimension
-        return by_what_helps_either_way if expected.error > UNSURE else by_what_remains
-
-    @property
-    def _is_long(self) -> bool:
-        return len(self.lattice.levels) > SHORT
-
-    def _mass(self) -> Mass:
-        """The share of a column up to a level: points or, on a long dimension, the probability of its edge."""
-        levels = self.lattice.levels
-        prior = _logarithmic(levels) if isinstance(levels, Interval) else _even(len(levels))
-        if self._expected.source is None:
-            return lambda column, level: prior(level)
-        if not self._is_long:
-            return lambda column, level: level
-        seen: dict[Cell, float] = {}
-
-        def posterior(column: int, level: int) -> float:
-            if not 0 <= level < len(levels):
-                return prior(level)
-            cell = column, level
-            if cell not in seen:
-                fails = 1 - self._expected.probability(cell)
-                seen[cell] = (2 * CERTAINTY - 1) * fails + 2 * (1 - CERTAINTY) * prior(level)
-            return seen[cell]
-
-        return posterior
-
-    def _levels(self, bounds: Bounds, opened: list[int], mass: Mass) -> Sequence[int]:
-        """The levels to compare: all or, on a long dimension, the middles and those where the limit is expected."""
-        if not self._is_long:
-            return range(len(self.lattice.levels))
-        promising: set[int] = set()
-        for column in opened[:: -(-len(opened) // 32)]:
-            low, high = bounds[column]
-            below, above = mass(column, low), mass(column, high)
-            for share in (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98) if self._expected.source else (0.5,):
-                goal = below + share * (above - below)
-                at = low + 1 + bisect.bisect_left(range(low + 1, high), goal, key=partial(mass, column))
-                promising.update(i for i in (at - 2, at - 1, at, at + 1) if low < i < high)
-            promising.update((low + 1, high - 1))
-        return sorted(promising)
+        lowest, highest = self._bounds()
+        return remaining(self.lattice, self._expected, lowest, highest, self.verdicts)
 
     # The edge
 
@@ -311,16 +286,35 @@ class LatticeSearch:
         return sorted(ties, key=ranks.__getitem__, reverse=True)
 
     def _to_confirm(self) -> Iterable[Cell]:
-        """The points that the result depends on, as far as `confirm` covers them."""
-        if self._confirm == "none":
+        """The points that the result depends on, as far as `confirm.again` covers them."""
+        if self._confirm.again == "none":
             return ()
         failing, largest = self._cells(self.evidence.smallest_failing), self._largest()
-        if self._confirm == "all":
+        if self._confirm.again == "all":
             return [*self._cells(self.evidence.largest_fitting), *failing]
         if not largest:
             return failing
         next_to_it = [self.lattice.neighbour(largest[0], name) for name in self.lattice.dimensions]
         return [largest[0], *dict.fromkeys(f for n in next_to_it if n and (f := self._failure_at(n)) is not None)]
+
+    def _to_audit(self) -> Iterator[Cell]:
+        """Implied points, nearest to the edge first: one step from a point of the edge, then two, and so on.
+
+        Only these can contradict the assumption of a search, since a search runs nothing that is implied.
+        """
+        largest = self._largest()
+        fitting = [*largest, *(cell for cell in self._cells(self.evidence.largest_fitting) if cell not in largest)]
+        sides = (-1, fitting), (1, self._cells(self.evidence.smallest_failing))
+        for steps in range(1, self._confirm.audits + len(self.verdicts) + 1):
+            for towards, edge in sides:
+                for cell in edge:
+                    for name in self.lattice.dimensions:
+                        at = self.lattice.neighbour(cell, name, towards * steps)
+                        if at is not None and at not in self.verdicts and self._is_implied(at):
+                            yield at
+
+    def _is_implied(self, cell: Cell) -> bool:
+        return self.evidence.implied(self.lattice.place(cell)) is not None
 
     def _failure_at(self, cell: Cell) -> Cell | None:
         """The failure that was run and decides this point: itself, or a smaller one."""
@@ -331,23 +325,3 @@ class LatticeSearch:
 
     def _cells(self, places: Iterable[Sequence[float]]) -> list[Cell]:
         return sorted(map(self.lattice.cell_at, places))
-
-
-def _even(count: int) -> Callable[[int], float]:
-    return lambda level: (level + 1) / (count + 1)
-
-
-def _logarithmic(levels: Sequence[Number]) -> Callable[[int], float]:
-    """The chance that the edge of an interval lies up to a level, if every doubling is equally likely.
-
-    Bisecting this doubles at first and halves at the end; on 1..4096 it takes 9 attempts, plain bisection 12.
-    """
-    shift = max(0, 1 - levels[0])
-    first, last = math.log2(levels[0] + shift) - 1, math.log2(levels[-1] + shift) + 1
-
-    def share(level: int) -> float:
-        if level < 0:
-            return 0.0
-        return 1.0 if level >= len(levels) else (math.log2(levels[level] + shift) - first) / (last - first)
-
-    return share

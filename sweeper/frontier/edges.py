@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from runners.device import CALCULATED, device_named
 from runners.outcome import Status
 from sweeper import columns as schema
-from sweeper.frontier.evidence import GROWING, At, Columns, Evidence
+from sweeper.frontier.evidence import GROWING, At, Columns, Evidence, could_contradict
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, as_json
 from sweeper.frontier.open_values import OpenValues, SearchedValues
 from sweeper.objective import TOKENS, Objective, Rank
@@ -55,7 +55,7 @@ NEEDS = (
     ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
     *("other_processes", "other_processes_resident_bytes"),
-    *("peak_phase", "settings", "spreads", "beyond_training", "used_by_others_bytes"),
+    *("peak_phase", "settings", "spreads", "beyond_training", "used_by_others_bytes", "started_at"),
 )
 
 
@@ -151,7 +151,16 @@ class FrontierGroup:
     @cached_property
     def evidence(self) -> Evidence:
         flaky = {at for at, row in self.failing.items() if row.get("flaky")}
-        return Evidence(self.fitting, self.failing, flaky)
+        decided = (self.fitting | self.failing).items()
+        in_order = sorted(decided, key=lambda each: str(each[1].get("started_at") or ""))
+        tested = could_contradict((at, at in self.fitting) for at, _ in in_order)
+        return Evidence(self.fitting, self.failing, flaky, tested)
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether results are implied by an assumption that no attempt of this group tested."""
+        implied = self.searched or any(row["status"] == Status.SKIPPED for row in self.rows)
+        return bool(implied) and self.evidence.monotone is None
 
     @cached_property
     def open_values(self) -> OpenValues:

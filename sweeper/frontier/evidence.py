@@ -29,11 +29,14 @@ class Evidence:
     """Points that fit and points that fail, and what they imply.
 
     A failure below a pass contradicts the assumption. Both remain on the edge, but imply nothing about other points.
-    `flaky` points stay on the edge in the same way.
+    `flaky` points stay on the edge in the same way. `tested`: whether an attempt could have contradicted the assumption
+    (see `could_contradict`).
     """
 
-    def __init__(self, fits: Iterable[At] = (), fails: Iterable[At] = (), flaky: Container[At] = ()) -> None:
-        self._fits, self._fails, self._flaky = list(fits), list(fails), flaky
+    def __init__(
+        self, fits: Iterable[At] = (), fails: Iterable[At] = (), flaky: Container[At] = (), tested: bool = False
+    ) -> None:
+        self._fits, self._fails, self._flaky, self._tested = list(fits), list(fails), flaky, tested
 
     @property
     def largest_fitting(self) -> list[At]:
@@ -46,19 +49,26 @@ class Evidence:
         return [_negative(at) for at in self._failing.points]
 
     @cached_property
-    def monotone(self) -> bool:
+    def consistent(self) -> bool:
         """Whether no failure lies below a pass."""
         return not any(self._fitting.cover(at) for at in self.smallest_failing)
+
+    @property
+    def monotone(self) -> bool | None:
+        """Whether the assumption held where it was tested; None if nothing tested it, and it is only assumed."""
+        if not self.consistent:
+            return False
+        return True if self._tested else None
 
     @cached_property
     def contradicted_fits(self) -> list[At]:
         """The points that fit although a smaller one fails."""
-        return [] if self.monotone else [at for at in self._fits if self._failing.cover(_negative(at))]
+        return [] if self.consistent else [at for at in self._fits if self._failing.cover(_negative(at))]
 
     @cached_property
     def contradicted_fails(self) -> list[At]:
         """The points that fail although a larger one fits."""
-        return [] if self.monotone else [at for at in self._fails if self._fitting.cover(at)]
+        return [] if self.consistent else [at for at in self._fails if self._fitting.cover(at)]
 
     def implied(self, at: At) -> bool | None:
         """Whether a point fits; None if nothing implies it."""
@@ -99,6 +109,23 @@ class Evidence:
     def _implying(self, points: list[At], contradicted: list[At]) -> list[At]:
         without = set(contradicted)
         return [at for at in points if at not in without and at not in self._flaky]
+
+
+def could_contradict(in_order: Iterable[tuple[At, bool]]) -> bool:
+    """Whether an attempt could have contradicted the assumption: an earlier one had implied its result.
+
+    A search runs only points whose results nothing implies, so that its attempts alone can never contradict each other.
+    `in_order`: points in the order in which they were measured, and whether they fit.
+    """
+    fits: list[At] = []
+    fails: list[At] = []
+    for at, fit in in_order:
+        if any(covers(other, at) for other in fits) or any(covers(at, other) for other in fails):
+            return True
+        side = fits if fit else fails
+        side[:] = [other for other in side if not (covers(at, other) if fit else covers(other, at))]
+        side.append(at)
+    return False
 
 
 class Staircase:

@@ -159,14 +159,20 @@ class _Planner:
         found: dict[str, Any] = {}
         if key in self.composer.groups:
             self._check_distinct(key, values)
+        elif {type(value) for value in (*values, self._settled(key, values[0], settler, beginning))} == {int}:
+            return tuple(dict.fromkeys(values))  # they settle alike, and a thousand take seconds
         for value in values:
-            settled = value
-            if key not in self.composer.groups and is_plain(value):
-                with suppress(Mistake, KeyError):  # of this combination; the points themselves report their mistakes
-                    as_settled = settler.settle({**beginning, key: value})[key]
-                    settled = value if as_settled is None else as_settled  # null: unused in this combination
+            settled = value if key in self.composer.groups else self._settled(key, value, settler, beginning)
             found.setdefault(as_text(settled), settled)
         return tuple(found.values())
+
+    def _settled(self, key: str, value: Any, settler: ComposedSettler, beginning: Mapping[str, Any]) -> Any:
+        """A value of a key as it settles, or as it was typed if it does not, or is not used in this combination."""
+        if is_plain(value):
+            with suppress(Mistake, KeyError):  # of this combination; the points themselves report their mistakes
+                as_settled = settler.settle({**beginning, key: value})[key]
+                return value if as_settled is None else as_settled
+        return value
 
     def _check_distinct(self, group: str, options: Sequence[Any]) -> None:
         """Raises Mistake if two options have the same name: the tables could not distinguish them."""

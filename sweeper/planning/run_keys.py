@@ -12,6 +12,7 @@ from typing import Any
 
 from runners.outcome import Status
 from sweeper import quality
+from sweeper.confirm import Confirm
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.frontier.margins import WORDS
 from sweeper.objective import Objective
@@ -35,7 +36,8 @@ def run_keys(config: Mapping[str, Any]) -> RunKeys:
         resume=one_of("resume", config["resume"]),
         stop_after_same_error=at_least("stop_after_same_error", config["stop_after_same_error"]),
         objective=Objective.parse(config["objective"]),
-        confirm=one_of("confirm", config["confirm"]),
+        edge=one_of("edge", config["edge"]),
+        confirm=_confirm(config["confirm"]),
         repeat_points=at_least("repeat_points", config["repeat_points"]),
         margin={str(name): _margin_term(str(name), value) for name, value in config["margin"].items()},
         heartbeat=positive_seconds("heartbeat", config["heartbeat"]),
@@ -73,6 +75,11 @@ def _margin_term(name: str, value: Any) -> int | str:
         verb = "measures" if value == "measured" else "calculates"
         raise Mistake(f"margin.{name}={value}: a run {verb} {', '.join(WORDS[value])}; give bytes, as in {SIZE}")
     return value
+
+
+def _confirm(text: str) -> str:
+    Confirm.parse(text)
+    return text
 
 
 def _retry(statuses: Iterable[Any]) -> tuple[str, ...]:

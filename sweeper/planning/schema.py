@@ -48,6 +48,7 @@ class Keys:
     resume: str = "same"
     stop_after_same_error: int = 0
     objective: str = "tokens"
+    edge: str = "all"
     confirm: str = "edge"
     repeat_points: int = 1
     resolution: dict[str, Any] = field(default_factory=dict)
@@ -69,8 +70,8 @@ WORKLOAD_KEYS = (
 WORKLOAD_RULES = ("uses", "choices", "at_least", "only_with", "divides")
 NULLABLE = ("attention",)  # null is the library's own choice
 RUN_KEYS = (
-    "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "confirm",
-    "repeat_points", "resolution", "margin", "heartbeat", "parallel", "trace",
+    "devices", "name", "outputs", "python", "retry", "resume", "stop_after_same_error", "objective", "edge",
+    "confirm", "repeat_points", "resolution", "margin", "heartbeat", "parallel", "trace",
 )  # fmt: skip
 LIST_KEYS = ("devices", "retry")  # run keys that take a list
 POINT_KEYS = tuple(each.name for each in fields(Keys) if each.name not in (*RUN_KEYS, "design", "grid", "points"))
@@ -83,7 +84,7 @@ CHOICES = {
     "attention": ("eager", "sdpa", "flash_attention_2"),
     "quantize": ("none", "int8", "int4", "nf4"),
     "resume": ("same", "anew"),
-    "confirm": ("edge", "all", "none"),
+    "edge": ("all", "largest"),
     "trace": ("never", "on_failure"),
 }
 # Environment variables that `env` does not take, with the reason. Most are set in sweeper/sweeping/conditions.py.

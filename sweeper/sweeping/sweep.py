@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, Protocol
 
 import sweeper
@@ -23,7 +24,7 @@ from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.record import outcome_in
 from sweeper.columns import NAMED
-from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer
+from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer, calculated_bytes
 from sweeper.designs.frontier import grows, searched
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
@@ -342,7 +343,8 @@ class Sweep:
 
     def _design_for(self, device: Device) -> Design:
         earlier = self.tables.tried(device.name) if searched(self.plan) else []
-        return DESIGNS[self.plan.design](self.plan, self._calculated_peaks(device), earlier)
+        remark = partial(self.show.remark, device.name)
+        return DESIGNS[self.plan.design](self.plan, self._calculated_peaks(device), earlier, remark)
 
     def _calculated_peaks(self, device: Device) -> CalculatedPeaks:
         if device.is_calculated:
@@ -354,8 +356,9 @@ class Sweep:
 
     def _settle(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
         lane.answers.append(answer(outcome))
-        if outcome.unlimited_peak_bytes is not None:
-            self.calculated[lane.device.name][point.id] = point, outcome.unlimited_peak_bytes
+        calculated = calculated_bytes(outcome) if lane.device.is_calculated else None
+        if calculated is not None:
+            self.calculated[lane.device.name][point.id] = point, calculated
         self.show.settled(lane.device.name, point, outcome, recalled)
         if not recalled and lane.gives_up(outcome, self.plan.run.stop_after_same_error):
             lane.done = True

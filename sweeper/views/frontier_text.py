@@ -198,7 +198,12 @@ def _remarks(group: FrontierGroup, objective: Objective) -> list[str]:
     others = [at for at in sorted(group.evidence.largest_fitting) if at != largest]
     if others:
         remarks.append(f"also at the edge:    {_listed(group, others)}")
-    if not group.evidence.monotone:
+    if group.is_assumed:
+        remarks.append(
+            f"assumed:             memory never decreases along {', '.join(group.along)}; no attempt tested this"
+            " (confirm=audit:8 does)"
+        )
+    if not group.evidence.consistent:
         below = sorted(group.evidence.contradicted_fails)
         larger = next(at for at in group.evidence.largest_fitting if covers(at, below[0]))
         verb = "fail" if below[1:] else "fails"

@@ -62,6 +62,9 @@ class Show:
         before = f"  ({outcome.device.kind} before)" if recalled else ""
         self._line(f"{self._named(device, point)}  {text}{before}")
 
+    def remark(self, device: str, text: str) -> None:
+        self._line(f"{device}  {text}")
+
     def gave_up(self, device: str, why: str) -> None:
         self._line(f"{device}  stops here: {why}")
 

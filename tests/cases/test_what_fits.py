@@ -164,6 +164,19 @@ def test_a_gap_in_what_fits_is_shown_and_its_sides_imply_nothing(sweep: Sweep) -
     assert (skipped["batch"] < 4).all()  # implied by 4, which nothing contradicts
 
 
+def test_an_audit_finds_a_gap_that_a_search_cannot_see(sweep: Sweep) -> None:
+    """batch=7 fails, and all larger ones fit. The search implies that 7 fits as 12 does."""
+    words = [*workload("hole"), "batch=8,9,10,11,12,7", "design=frontier"]
+    alone = sweep(*words, "confirm=none")
+    assert alone.table("frontier")["monotone"].isna().all()
+    assert "assumed:             memory never decreases along batch; no attempt tested this" in alone.out
+    assert alone.points.set_index("batch")["status"][7] == "skipped"  # which is wrong
+    audited = sweep(*words, "confirm=none+audit:5")
+    assert not audited.table("frontier")["monotone"].any()
+    assert audited.points.set_index("batch")["status"][7] == "oom"
+    assert "not monotone:        batch=7 fails, and batch=12 fits" in audited.out
+
+
 def test_the_largest_with_a_margin_is_shown_next_to_the_largest(sweep: Sweep) -> None:
     words = ["design=frontier", "batch=1,2,3,4,5,6,7,8", "budget=600MiB", "margin.next_release=100MiB"]
     ran = sweep(*workload("grows"), *words, "margin.spread=measured")

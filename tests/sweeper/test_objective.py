@@ -31,6 +31,12 @@ def test_equal_products_rank_alike_and_the_larger_batch_comes_first() -> None:
     assert wide > long
 
 
+def test_equal_products_rank_by_the_keys_in_the_order_of_the_objective() -> None:
+    wide, long = {"batch": 4, "context": 4}, {"batch": 2, "context": 8}
+    for text, first in (("tokens", wide), ("batch*context", wide), ("context*batch", long)):
+        assert max(wide, long, key=Objective.parse(text).ranking(["batch", "context"])) == first
+
+
 def test_a_product_beyond_the_range_of_a_float_is_ranked() -> None:
     rank = Objective.parse("context^200").ranking(["context"])
     assert rank({"context": 8192}) > rank({"context": 4096})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runners.device import device_named
-from runners.outcome import Outcome, Status
+from runners.outcome import Outcome, Phase, Status
 from runners.point import Attempt, Point
-from sweeper.designs.dialogue import NOTHING, Answer, answer
+from sweeper.designs.dialogue import NOTHING, Answer, answer, calculated_bytes
+from sweeper.designs.frontier import searched
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
-from sweeper.objective import TOKENS
+from sweeper.objective import TOKENS, Objective
 from sweeper.plan import Dimension, Plan, PlannedPoint, RunKeys
 
 RUN = RunKeys(
@@ -58,10 +60,17 @@ class Dialogue:
         return [status for point, _, status in self.attempts if point == values]
 
 
-def held(plan: Plan, ends: Ends, known: Mapping[int, Status] | None = None) -> Dialogue:
+def held(
+    plan: Plan, ends: Ends, known: Mapping[int, Status] | None = None, remarks: list[str] | None = None, **peaks: Any
+) -> Dialogue:
     """Answer a design until it ends. `known`: how attempts of an earlier run ended, by batch."""
     found = Dialogue()
-    design = DESIGNS["frontier"](plan, NOTHING, [Point(values={"batch": batch}) for batch in known or ()])
+    design = DESIGNS["frontier"](
+        plan,
+        NOTHING,
+        [Point(values={"batch": batch}) for batch in known or ()],
+        remarks.append if remarks is not None else print,
+    )
     answers: list[Answer | None] | None = None
     while True:
         try:
@@ -80,7 +89,8 @@ def held(plan: Plan, ends: Ends, known: Mapping[int, Status] | None = None) -> D
                 values = dict(each.point.values)
                 status = ends(values, each.nth)
                 found.attempts.append((values, each.nth, status))
-                answers.append(answered(status, each.nth))
+                used = peaks["peak"](values) if peaks and status is Status.OK else None
+                answers.append(replace(answered(status, each.nth), used_bytes=used, budget_bytes=peaks.get("budget")))
         found.batches.append(sum(not each.later and each.because is None for each in batch))
 
 
@@ -235,3 +245,90 @@ def test_an_interval_of_a_key_without_a_direction_is_refused() -> None:
 def test_other_designs_do_not_list_an_interval() -> None:
     with pytest.raises(Mistake, match="design=frontier searches an interval"):
         next(DESIGNS["grid"](replace(plan(batch=Interval(1, 512)), design="grid")))
+
+
+def peak(values: Mapping[str, Any]) -> int:
+    return 3_000_000 + 20_000 * values["batch"] + 400 * values["batch"] * values["context"]
+
+
+def within(budget: int) -> Ends:
+    return lambda values, nth: Status.OK if peak(values) <= budget else Status.OOM
+
+
+def test_the_largest_alone_takes_a_few_dozen_attempts_on_two_long_intervals() -> None:
+    """The whole edge has more than 500 points on its two sides."""
+    along, budget = Interval(1, 512), 24_000_000
+    largest = plan(run=replace(RUN, edge="largest"), batch=along, context=along)
+    found = held(largest, within(budget), peak=peak, budget=budget)
+    assert len(found.attempts) <= 40
+    best = max(values["batch"] * values["context"] for values, _, status in found.attempts if status is Status.OK)
+    fitting = (b * t for b in range(1, 513) for t in range(1, 513) if peak({"batch": b, "context": t}) <= budget)
+    assert best >= max(fitting) / 1.1
+
+
+@pytest.mark.parametrize("objective", ["tokens", "batch", "context", "batch*context^2"])
+def test_the_largest_alone_is_at_the_edge_and_within_a_tenth_of_the_best(objective: str) -> None:
+    ranked = Objective.parse(objective)
+    values = {"batch": [1, 2, 3, 4, 6, 8, 12, 16], "context": [16, 32, 64, 128, 256, 512]}
+    run = replace(RUN, edge="largest", objective=ranked)
+    for budget in (3_100_000, 4_000_000, 5_000_000, 9_000_000):
+        found = held(plan(run=run, **values), within(budget), peak=peak, budget=budget)
+        rank = ranked.ranking(list(values))
+        passed = [point for point, _, status in found.attempts if status is Status.OK]
+        every = [{"batch": b, "context": t} for b in values["batch"] for t in values["context"]]
+        fitting = [point for point in every if peak(point) <= budget]
+        assert bool(passed) == bool(fitting)
+        if passed:
+            assert max(map(rank, passed))[0] >= max(map(rank, fitting))[0] - math.log(1.1) - 1e-9
+        assert not found.skipped
+
+
+def test_a_long_search_of_the_whole_edge_is_announced_early() -> None:
+    remarks: list[str] = []
+    along = Interval(1, 100)
+    found = held(plan(batch=along, context=along), within(7_000_000), remarks=remarks, peak=peak, budget=7_000_000)
+    (text,) = remarks
+    expected = int(text.split()[2])
+    assert text.endswith("more attempts are expected, on both sides of the edge; edge=largest needs fewer")
+    assert 64 <= expected <= len(found.attempts)
+    assert expected >= len(found.attempts) / 2
+
+
+def test_a_large_lattice_is_not_listed() -> None:
+    """Settling a million points took 21 s and 568 MiB."""
+    large = plan(batch=range(1, 1001), context=range(1, 1001))
+    design = DESIGNS["frontier"](large)
+    assert len(next(design)) == 1
+    assert len(searched(large)) == 1
+    small = plan(batch=range(1, 101), context=range(1, 101))
+    assert len(next(DESIGNS["frontier"](small))) == 10_000
+    assert searched(small) == []
+
+
+def test_a_peak_that_the_limit_cut_is_not_an_answer() -> None:
+    """An allocator that freed its cache to make room reserves up to its limit, whatever the point needs."""
+
+    def used(retries: int) -> int | None:
+        phase = Phase(
+            name="step",
+            run_index=0,
+            device="cuda:0",
+            completed=True,
+            peak={"reserved": 7},
+            alloc_retries=retries,
+        )
+        return answer(Outcome(status=Status.OK, device=device_named("cuda:0"), phases=(phase,))).used_bytes
+
+    assert used(0) == 7
+    assert used(1) is None
+
+
+@pytest.mark.parametrize(("device", "expected"), [("sim:h100-80gb", 9), ("sim:cpu", 5)])
+def test_a_calculated_start_is_in_the_counter_that_decides_on_the_measured_device(device: str, expected: int) -> None:
+    peaks = {"allocated": 7, "reserved": 9, "tensor": 5}
+    phase = Phase(name="step", run_index=0, device=device, completed=True, peak=peaks)
+    passed = Outcome(status=Status.OK, device=device_named(device), phases=(phase,))
+    refused = Outcome(status=Status.OOM, device=device_named(device), oom_scope="device", unlimited=peaks)
+    assert calculated_bytes(passed) == calculated_bytes(refused) == expected
+    assert calculated_bytes(replace(passed, phases=(replace(phase, alloc_retries=2),))) is None
+    assert calculated_bytes(Outcome(status=Status.ERROR, device=device_named(device), phases=(phase,))) is None

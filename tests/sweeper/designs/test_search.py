@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sweeper.confirm import Confirm
 from sweeper.designs.expectation import Verdict
 from sweeper.designs.lattice import LatticePoint
 from sweeper.designs.search import AFTER_A_CONTRADICTION, LatticeSearch
-from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.objective import Number, Objective
 
@@ -100,6 +101,8 @@ def run(
     known: Sequence[tuple[Mapping[str, Number], Verdict]] = (),
     **options: object,
 ) -> Found:
+    if "confirm" in options:
+        options["confirm"] = Confirm.parse(str(options["confirm"]))
     found = Found(LatticeSearch(dimensions, **options))  # type: ignore[arg-type]
     for point, verdict in known:
         found.search.recall(point, verdict)
@@ -242,7 +245,7 @@ def test_a_flaky_point_does_not_count_and_the_next_smaller_is_found_and_confirme
     assert found.flaky == [{"batch": 6}]
     assert found.state({"batch": 6}) == "flaky"
     assert ({"batch": 5}, "confirm") in found.attempts
-    assert found.search.evidence.monotone
+    assert found.search.evidence.consistent
     assert found.unknown == 0
 
 
@@ -259,7 +262,7 @@ def test_a_failure_below_a_pass_is_reported_and_what_both_had_decided_is_measure
     known = [({"batch": 3}, Verdict(False)), ({"batch": 5}, Verdict(True))]
     found = run({"batch": list(range(1, 9))}, lambda p: odd[int(p["batch"])], known)
     evidence = found.search.evidence
-    assert not evidence.monotone
+    assert not evidence.consistent
     assert {"batch": 3} in found.points(evidence.contradicted_fails)
     assert {"batch": 5} in found.points(evidence.contradicted_fits)
     assert found.largest == {"batch": 5}
@@ -273,7 +276,7 @@ def test_a_failure_below_a_pass_is_reported_and_what_both_had_decided_is_measure
 def test_a_set_without_order_costs_a_bounded_number_of_attempts_and_the_rest_is_unknown():
     known = [({"batch": 1000}, Verdict(False)), ({"batch": 3000}, Verdict(True))]
     found = run({"batch": Interval(1, 4096)}, lambda p: hash((p["batch"], 7)) % 3 > 0, known)
-    assert not found.search.evidence.monotone
+    assert not found.search.evidence.consistent
     assert len(found.attempts) <= AFTER_A_CONTRADICTION + 30
     assert found.unknown > 0
 
@@ -283,6 +286,29 @@ def test_what_an_earlier_run_decided_is_not_run_again():
     found = run({"batch": list(range(1, 9))}, lambda p: p["batch"] <= 5, known, confirm="none")
     assert found.attempts == []
     assert found.largest == {"batch": 5}
+
+
+def at_most(most: int, found: Found) -> None:
+    """The search took at most so many attempts, and nothing decided what fits."""
+    assert len(found.attempts) <= most
+    assert (found.fits, found.fails) == ([], [])
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_where_no_attempt_decides_anything_a_few_are_made_and_the_smallest_point_is_one_of_them(retry):
+    """An error, a timeout and an unavailable device are all undecided; a point that was killed is tried once more."""
+    for expected in ({}, {"limit_bytes": LIMIT, "predictor": memory}):
+        found = run(GRID, lambda p: Verdict(None, retry=retry), **expected)
+        at_most(4 * (1 + retry), found)
+        assert {"batch": 1, "context": 256} in found.undecided
+
+
+def test_beyond_a_limit_that_is_not_memory_an_expectation_does_not_run_every_point():
+    """Contexts above 1024 end in an error, whatever the batch; most of the predicted edge lies there."""
+    found = run(GRID, lambda p: with_peaks(p) if p["context"] <= 1024 else None, limit_bytes=LIMIT, predictor=memory)
+    blind = run(GRID, lambda p: with_peaks(p) if p["context"] <= 1024 else None)
+    assert found.fits == blind.fits == [{"batch": 15, "context": 1024}, {"batch": 16, "context": 768}]
+    assert len(found.attempts) <= len(blind.attempts) + 2 <= 30
 
 
 # The edge
@@ -298,8 +324,53 @@ def test_confirm_selects_the_points_that_are_repeated():
     assert counts["none"] == 0
     assert counts["edge"] == 3  # the largest and a failure along each dimension
     assert counts["all"] == len(found.fits) + len(found.fails)
-    with pytest.raises(Mistake, match="confirm=some: expected edge, all or none"):
-        LatticeSearch(dimensions, confirm="some")
+
+
+def odd_batches_fail_from_five_on(p: Mapping[str, Number]) -> bool:
+    return p["batch"] <= 12 and not (p["batch"] > 4 and p["batch"] % 2)
+
+
+def test_a_search_alone_never_contradicts_its_assumption_and_an_audit_does():
+    """A batch that does not divide evenly takes another kernel: 12 fits, 11 does not."""
+    dimensions = {"batch": list(range(1, 17))}
+    alone = run(dimensions, odd_batches_fail_from_five_on)
+    assert alone.search.evidence.consistent
+    assert alone.state({"batch": 11}) == "fits"  # which is wrong
+    audited = run(dimensions, odd_batches_fail_from_five_on, confirm="audit:2")
+    assert not audited.search.evidence.consistent
+    assert not any(state == "fits" for point, state in audited.states() if point["batch"] in (9, 11))
+
+
+def test_an_audit_finds_a_kernel_that_takes_less_from_some_length_on():
+    dimensions = {"batch": [1, 2, 4], "context": [128 * n for n in range(1, 17)]}
+
+    def fits(p: Mapping[str, Number]) -> bool:
+        return p["batch"] * p["context"] * (0.5 if p["context"] > 1024 else 1) <= 1000
+
+    assert run(dimensions, fits).search.evidence.consistent
+    assert not run(dimensions, fits, confirm="audit:4").search.evidence.consistent
+
+
+def test_an_audit_runs_implied_points_next_to_the_edge_and_no_more_than_requested():
+    dimensions = {"batch": list(range(1, 9)), "context": list(range(1, 9))}
+    for confirm, again in (("audit:6", 3), ("none+audit:6", 0), ("all+audit:6", None)):
+        found = run(dimensions, lambda p: p["batch"] * p["context"] <= 20, confirm=confirm)
+        audited = [point for point, reason in found.attempts if reason == "audit"]
+        assert len(audited) == 6
+        assert again is None or found.reasons.count("confirm") == again
+        assert found.search.evidence.consistent
+        edge = [*found.fits, *found.fails]
+        for point in audited:  # one step from the edge
+            assert any(sum(abs(point[key] - other[key]) for key in point) == 1 for other in edge)
+    everything = run({"batch": [1, 2, 3]}, lambda p: p["batch"] <= 2, confirm="audit:100")
+    assert {point["batch"] for point, _ in everything.attempts} == {1, 2, 3}
+
+
+def test_an_audit_of_a_long_interval_lists_nothing():
+    found = run({"batch": Interval(1, 10**9)}, lambda p: p["batch"] <= 10**6, confirm="none+audit:4")
+    audited = [point["batch"] for point, reason in found.attempts if reason == "audit"]
+    assert len(audited) == 4
+    assert all(abs(batch - 10**6) < 10 for batch in audited)
 
 
 def test_the_largest_follows_the_objective_and_ties_come_after_it():
@@ -397,6 +468,78 @@ def test_a_predictor_is_called_once_for_each_point():
     assert len(calls) == len(set(calls)) <= 256
 
 
+def constant(p: Mapping[str, Number]) -> float:
+    """Large weights: all that varies is 3 % of the peak."""
+    return 30 * GIB + 0.06 * GIB * (p["batch"] / 16) * (1 + p["context"] / 4096) * 8
+
+
+def test_a_predictor_whose_error_hides_all_differences_costs_little_more_than_none():
+    """Peaks differ by 3 %, which is the claimed error. The search once walked in from a corner: 161 of 256 points."""
+    rng = random.Random(7)
+    off = {
+        key(dict(zip(GRID, at, strict=True))): math.exp(0.03 * rng.gauss(0, 1))
+        for at in itertools.product(*GRID.values())
+    }
+    for limit in (30.2 * GIB, 30.4 * GIB, 30.7 * GIB):
+        truth = verdicts_of(constant, limit)
+        blind = run(GRID, truth)
+        for predictor in (constant, lambda p: constant(p) * off[key(p)], lambda p: 30 * GIB):
+            found = run(GRID, truth, limit_bytes=int(limit), predictor=predictor)
+            assert found.fits == blind.fits
+            assert searched(found) <= 1.25 * searched(blind) + 2
+
+
+def verdicts_of(peak: Callable[[Mapping[str, Number]], float], limit: float) -> Truth:
+    return lambda p: Verdict(peak(p) <= limit, int(peak(p)) if peak(p) <= limit else None)
+
+
+def test_peaks_that_saturate_below_the_limit_cost_little_more_than_no_peaks():
+    """A cache fills what is free, so that near the edge every peak is the limit itself."""
+
+    def saturated(p: Mapping[str, Number]) -> Verdict:
+        fits = memory(p) <= LIMIT
+        return Verdict(fits, min(LIMIT, int(1.4 * memory(p))) if fits else None)
+
+    blind = run(GRID, saturated)
+    for options in ({}, {"predictor": memory}):
+        found = run(GRID, saturated, limit_bytes=LIMIT, **options)
+        assert found.fits == blind.fits
+        assert searched(found) <= 1.25 * searched(blind)
+
+
+def test_the_same_peak_at_every_point_costs_little_more_than_no_peaks():
+    blind = run(GRID, with_peaks)
+    found = run(GRID, lambda p: Verdict(memory(p) <= LIMIT, 67_092_480), limit_bytes=LIMIT)
+    assert searched(found) <= 1.25 * searched(blind)
+
+
+@pytest.mark.parametrize("batches", [list(range(1, 65)), Interval(1, 64), Interval(1, 512)])
+@pytest.mark.parametrize(
+    ("peak", "most"),
+    [(lambda p: 4.0 * p["batch"], 5), (lambda p: 30 + 2.0 * p["batch"], 7), (lambda p: 1.0 * p["batch"], 6)],
+    ids=["twice as much", "a constant more", "half as much"],
+)
+def test_a_calculated_start_corrects_itself_after_the_first_measured_peak(batches, peak, most):
+    """The start is 31, where 15, 16 or 62 fits; it took up to 17 attempts."""
+    truth = verdicts_of(peak, 62.5)
+    found = run({"batch": batches}, truth, limit_bytes=62, predictor=lambda p: 2.0 * p["batch"], confirm="none")
+    assert found.largest == {"batch": max(b for b in range(1, 65) if peak({"batch": b}) <= 62.5)}
+    assert len(found.attempts) <= most
+
+
+def test_the_fit_uses_every_dimension():
+    """The fifth dimension of a search decides most of the memory here."""
+    dimensions = {name: [1, 2, 3, 4] for name in ("batch", "context", "new_tokens", "rank", "width")}
+
+    def peak(p: Mapping[str, Number]) -> float:
+        return 1000.0 + 10 * p["batch"] * p["context"] + 400 * p["batch"] * p["width"]
+
+    truth = verdicts_of(peak, 4000)
+    found = run(dimensions, truth, limit_bytes=4000)
+    assert found.search.source == "fit"
+    assert searched(found) <= 30 < searched(run(dimensions, truth))
+
+
 # Long intervals
 
 
@@ -473,7 +616,7 @@ def test_for_any_monotone_set_the_edge_is_right_and_nothing_stays_unknown(drawn,
     assert set(map(key, found.fails)) == {p for p in failing if not any(q != p and covers(p, q) for q in failing)}
     assert all((point, "search") in found.attempts for point in (*found.fits, *found.fails))
     assert (found.unknown, found.undecided, found.flaky) == (0, [], [])
-    assert found.search.evidence.monotone
+    assert found.search.evidence.consistent
     implied = list(found.search.implied())
     assert searched(found) + len(implied) == len(points)
     assert set(found.reasons) <= {"search", "confirm"}
@@ -510,7 +653,7 @@ def test_whatever_the_verdicts_the_search_ends_and_reports_contradictions(lattic
     evidence = found.search.evidence
     assert set(map(key, found.points(evidence.contradicted_fails))) == {low for low, _ in pairs}
     assert set(map(key, found.points(evidence.contradicted_fits))) == {high for _, high in pairs}
-    assert evidence.monotone == (not pairs)
+    assert evidence.consistent == (not pairs)
     if repeatable:
         assert found.flaky == []
     assert list(states.values()).count("unknown") == found.unknown

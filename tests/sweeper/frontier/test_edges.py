@@ -190,6 +190,30 @@ def test_an_objective_may_name_a_key_that_ends_in_tokens() -> None:
     assert frontier(rows)[0]["along"] == "batch,workload.new_tokens"
 
 
+def test_monotone_is_unknown_and_assumed_unless_a_point_was_run_whose_result_was_implied() -> None:
+    def searched(*more: tuple[int, str]) -> list[dict[str, Any]]:
+        order = [(4, "ok"), (8, "oom"), (6, "ok"), *more]
+        rows = [
+            row(status, batch=batch) | {"started_at": f"2026-01-01T00:00:{at:02}"}
+            for at, (batch, status) in enumerate(order)
+        ]
+        return [*reversed(rows), row("skipped", batch=2)]
+
+    for rows, monotone in (
+        (searched(), None),
+        (searched((7, "oom")), None),
+        (searched((5, "ok")), True),
+        (searched((9, "oom")), True),
+        (searched((5, "oom")), False),
+    ):
+        assert {edge["monotone"] for edge in frontier(rows)} == {monotone}
+        assert ("assumed:             memory never decreases along batch" in frontier_text(rows)) == (monotone is None)
+
+
+def test_where_every_point_was_measured_nothing_is_assumed() -> None:
+    assert "assumed" not in frontier_text(line({1: "ok", 2: "oom"}))
+
+
 def test_a_failure_below_a_pass_is_shown_as_not_monotone() -> None:
     rows = line({1: "ok", 2: "oom", 4: "ok", 8: "oom"})
     edges = frontier(rows)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sweeper.frontier.evidence import At, Columns, Evidence, covers, maximal, minimal
+from sweeper.frontier.evidence import At, Columns, Evidence, could_contradict, covers, maximal, minimal
 
 MOST = 4  # values in each dimension
 ended = st.integers(1, 3).flatmap(
@@ -47,10 +47,28 @@ def test_a_pass_implies_what_is_smaller_and_a_failure_what_is_larger() -> None:
 
 def test_a_failure_below_a_pass_is_a_contradiction_and_neither_implies_anything() -> None:
     evidence = Evidence([(1,), (5,)], [(3,), (8,)])
-    assert not evidence.monotone
+    assert not evidence.consistent
     assert (evidence.contradicted_fits, evidence.contradicted_fails) == ([(5,)], [(3,)])
     assert (evidence.largest_fitting, evidence.smallest_failing) == ([(5,)], [(3,)])
     assert [evidence.implied((at,)) for at in (1, 2, 4, 6, 9)] == [True, None, None, None, False]
+
+
+def test_the_assumption_held_only_if_an_attempt_could_have_contradicted_it() -> None:
+    assert Evidence([(1,)], [(2,)]).monotone is None
+    assert Evidence([(1,)], [(2,)], tested=True).monotone is True
+    assert Evidence([(2,)], [(1,)]).monotone is False
+    assert Evidence([(2,)], [(1,)], tested=True).monotone is False
+
+
+def test_an_attempt_can_contradict_the_assumption_if_an_earlier_one_implied_its_result() -> None:
+    search = [((4,), True), ((6,), False), ((5,), True)]
+    assert not could_contradict(search)
+    assert could_contradict([*search, ((3,), True)])
+    assert could_contradict([*search, ((8,), False)])
+    assert could_contradict([*search, ((3,), False)])
+    assert not could_contradict([((1, 4), True), ((4, 1), True), ((2, 5), False), ((5, 2), False)])
+    grid = [((b, t), b * t < 5) for b in (1, 2, 3) for t in ((1, 2, 3) if b % 2 else (3, 2, 1))]
+    assert could_contradict(grid)
 
 
 def test_a_flaky_failure_is_on_the_edge_and_implies_nothing() -> None:
@@ -83,7 +101,7 @@ def test_the_edge_and_its_contradictions_match_their_definitions(ended: dict[At,
     assert set(evidence.smallest_failing) == set(minimal(fails)) == smallest
     assert set(evidence.contradicted_fits) == {at for at in fits if any(covers(at, other) for other in fails)}
     assert set(evidence.contradicted_fails) == {at for at in fails if any(covers(other, at) for other in fits)}
-    assert evidence.monotone == (not evidence.contradicted_fails)
+    assert evidence.consistent == (not evidence.contradicted_fails)
 
 
 @settings(deadline=None)
@@ -124,7 +142,7 @@ def test_a_lattice_of_512_times_512_has_bounds_everywhere(axis: int) -> None:
     fits = [(column, min(height, 512)) for column, height in enumerate(heights, 1)]
     fails = [(column, height + 1) for column, height in enumerate(heights, 1) if height < 512]
     evidence = Evidence(fits, fails)
-    assert evidence.monotone
+    assert evidence.consistent
     for value in range(1, 513):
         low, high = evidence.bounds(axis, (value,))
         assert low == min(512, 512 * 512 // (8 * value))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runners.point import Point
+from sweeper.confirm import Confirm
 from sweeper.designs.expectation import Verdict
 from sweeper.designs.search import LatticeSearch
 from sweeper.frontier.edges import frontier
@@ -119,7 +120,7 @@ def test_for_any_monotone_set_the_table_and_the_search_leave_the_same_values_ope
 ) -> None:
     """Wherever the search is stopped. At each batch the contexts up to its height fit."""
     dimensions = {"batch": Interval(1, len(edge)), "context": Interval(1, 9, resolution)}
-    search = LatticeSearch(dimensions, confirm="none")
+    search = LatticeSearch(dimensions, confirm=Confirm.parse("none"))
     ended: dict[At, str] = {}
     while len(ended) < most + 1 and (attempt := search.next_attempt()) is not None:
         batch, context = int(attempt.point["batch"]), int(attempt.point["context"])

@@ -15,8 +15,9 @@ from sweeper.planning.run_keys import run_keys
 
 CONFIG: dict[str, Any] = {
     "name": None, "outputs": "outputs", "python": None, "retry": [], "resume": "same", "stop_after_same_error": 0,
-    "confirm": "edge", "repeat_points": 1, "margin": {}, "objective": "tokens", "heartbeat": 0.2, "parallel": False,
-    "trace": "never", "quality": {"target": None, "reference": {}, "tolerance": None, "better": "higher"},
+    "confirm": "edge", "edge": "all", "repeat_points": 1, "margin": {}, "objective": "tokens", "heartbeat": 0.2,
+    "parallel": False, "trace": "never",
+    "quality": {"target": None, "reference": {}, "tolerance": None, "better": "higher"},
 }  # fmt: skip
 
 
