@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from runners.device import Device
 from runners.point import Point, canonical
 from sweeper.objective import Objective
+from sweeper.units import typed_bytes
+
+SIZES = ("budget", "used_by_others")  # keys whose settled values are bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,11 @@ def typed(value: Any) -> str:
     if isinstance(value, str):
         return value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else canonical(value)
+
+
+def typed_value(key: str, value: Any) -> str:
+    """The value of a key as a person would type it: a size of memory with its unit."""
+    return typed_bytes(value) if key in SIZES and isinstance(value, int) else typed(value)
 
 
 # A resolver that reads something other than keys: ${oc.env:USER}, ${now:%H}.

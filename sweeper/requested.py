@@ -12,7 +12,7 @@ from typing import Any
 
 from runners.point import canonical
 from sweeper.columns import NAMED, column_of
-from sweeper.plan import follows, typed
+from sweeper.plan import follows, typed_value
 from sweeper.rows import Row
 
 LONGEST = 80  # letters of a value in a heading; the tables have all of it
@@ -42,7 +42,7 @@ def settings_text(row: Row, but: Collection[str]) -> list[str]:
         f"{key}={text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'}"
         for key, value in settings_of(row).items()
         if key not in NAMED and key not in but
-        for text in [typed(value)]
+        for text in [typed_value(key, value)]
     ]
 
 

@@ -21,6 +21,12 @@ def format_bytes(count: int) -> str:
     return f"{count} bytes" if unit == 1 else f"{count / unit:.2f} {name}"
 
 
+def typed_bytes(count: int) -> str:
+    """Bytes as a person would type them, exactly: `24GiB`, or the number where no unit divides it."""
+    unit, name = next(((unit, name) for unit, name in SHOWN if count and count % unit == 0), (1, ""))
+    return f"{count // unit}{name}"
+
+
 def format_exact(count: int) -> str:
     """Bytes in binary units and exactly: `913.00 MiB (957,349,888 bytes)`."""
     return f"{format_bytes(count)} ({count:,} bytes)"

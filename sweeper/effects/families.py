@@ -26,7 +26,7 @@ from sweeper.columns import NAMED
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size, fit_memory
 from sweeper.errors import Mistake
 from sweeper.estimates.memory_terms import DTYPE_BITS
-from sweeper.plan import typed
+from sweeper.plan import typed_value
 from sweeper.requested import rest_of, settings_text, value_in
 from sweeper.rows import Row
 
@@ -504,7 +504,7 @@ def title(family: Family, families: Sequence[Family]) -> list[str]:
     apart = [key for key in others if len({_plain(value_in(each.rows[0], key)) for each in families}) > 1]
     named = dict.fromkeys((*(["allocator"] if device_named(row["device"]).is_cpu else []), *apart))
     names = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
-    names += [f"{key}={typed(value_in(row, key))}" for key in named]
+    names += [f"{key}={typed_value(key, value_in(row, key))}" for key in named]
     return names + settings_text(row, (*named, *SIZE))
 
 

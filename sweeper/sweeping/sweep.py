@@ -28,7 +28,7 @@ from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer, c
 from sweeper.designs.frontier import grows, searched
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
-from sweeper.plan import Plan, PlannedPoint, typed
+from sweeper.plan import Plan, PlannedPoint, typed_value
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.sweeping.conditions import check_limits, environ_of, locks_of
@@ -36,7 +36,6 @@ from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
-from sweeper.units import format_bytes
 from sweeper.views.progress import Show, show_for
 
 LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
@@ -397,6 +396,6 @@ def _slug(plan: Plan) -> str:
 
 
 def _in_a_name(key: str, value: Any) -> str:
-    text = format_bytes(value) if key == "budget" else typed(value)
+    text = typed_value(key, value)
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
     return safe if len(safe) <= LONGEST_VALUE else safe[:LONGEST_VALUE].rstrip("-") + ".."

@@ -28,7 +28,7 @@ from sweeper.effects.families import (
 )
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.effects.savings import levers_at
-from sweeper.plan import typed
+from sweeper.plan import typed_value
 from sweeper.plan_lines import PlanLine
 from sweeper.rows import Row
 from sweeper.units import format_bytes
@@ -229,7 +229,7 @@ def _difference_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     head += ["time"] if has_times else []
     body = [
         [
-            f"{each['device']}  {each['dimension']} {typed(each['from'])} -> {typed(each['to'])}",
+            f"{each['device']}  {each['dimension']} {_values(each)}",
             assignments(each["at"]),
             *("-" if each[column] is None else _signed(each[column]) for column in columns),
             *(["-" if each["seconds"] is None else f"{each['seconds']:+.3f} s"] if has_times else []),
@@ -241,6 +241,11 @@ def _difference_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
     lines += indent(more(len(known), LONGEST))
     unknown = Counter(next(iter(each["because"].values())) for each in found if each not in known)
     return lines + [f"  not known: {count}, {reason}" for reason, count in unknown.items()]
+
+
+def _values(step: Mapping[str, Any]) -> str:
+    before, after = (typed_value(step["dimension"], step[end]) for end in ("from", "to"))
+    return f"{before} -> {after}"
 
 
 def _family_lines(family: Mapping[str, Any]) -> list[str]:

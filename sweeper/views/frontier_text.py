@@ -17,8 +17,8 @@ from sweeper.frontier.evidence import At, covers
 from sweeper.frontier.margins import Margin, MarginTerm, RunContext, outside
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import TOKENS, Objective
-from sweeper.plan import typed
-from sweeper.requested import settings_text, value_in
+from sweeper.plan import typed_value
+from sweeper.requested import follows_in, settings_text, value_in
 from sweeper.rows import Row
 from sweeper.units import format_bytes, format_count
 from sweeper.views.layout import handled, other_processes
@@ -69,7 +69,7 @@ def _title(group: FrontierGroup, names: Sequence[str]) -> list[str]:
     row = group.rows[0]
     named = [*(["allocator"] if device_named(row["device"]).is_cpu and "allocator" not in names else []), *names]
     title = [str(row[name]) for name in NAMED if row.get(name) is not None]
-    title += [f"{name}={typed(value_in(row, name))}" for name in named if name != PREFILL_CHUNK]
+    title += [f"{name}={typed_value(name, value_in(row, name))}" for name in named if name != PREFILL_CHUNK]
     title += settings_text(row, (*named, *group.along, "budget", PREFILL_CHUNK))
     read = prefill_of(row)
     return title if read is None or PREFILL_CHUNK in group.along else [*title, read]
@@ -137,6 +137,8 @@ def _budget(row: Row) -> list[str]:
     if row.get("budget_bytes") is None or row.get("budget_kind") == GUARD:
         return []
     what = "budget" if row.get("budget_kind") in (ALLOCATOR, DATA_LIMIT, TENSORS) else "limit"
+    if what == "budget" and follows_in(row, what):
+        return [f"{what}={value_in(row, what)} ({row['budget_kind']})"]
     return [f"{what} {format_bytes(row['budget_bytes'])} ({row['budget_kind']})"]
 
 
@@ -253,7 +255,7 @@ def why(row: Row) -> str:
     unlimited = row.get("unlimited_peak_bytes") if row["kind"] == CALCULATED else None
     if unlimited is not None:
         text += f", would take {format_bytes(unlimited)} {device_named(row['device']).deciding_counter}"
-        limit = row.get("budget_bytes") or row.get("device_total_bytes")
+        limit = _room(row)
         text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
     elif needs is not None:
         text += f", needs at least {format_bytes(needs)} {device_named(row['device']).deciding_counter}"
@@ -263,6 +265,14 @@ def why(row: Row) -> str:
         return text
     least = least_in_chunks(json.loads(row["config"]), row.get("failed_phase"))
     return text if least is None else f"{text}; {least}"
+
+
+def _room(row: Row) -> int | None:
+    """The memory that a calculated allocator could reserve; None if it is not known."""
+    total = row.get("device_total_bytes")
+    if total is not None:
+        total -= (row.get("context_bytes") or 0) + (row.get("used_by_others_bytes") or 0)
+    return min((each for each in (row.get("budget_bytes"), total) if each is not None), default=None)
 
 
 # Phases of sweeper's own workloads in which no activations are alive. The optimizer's step holds weights, gradients and

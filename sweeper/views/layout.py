@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sweeper.estimates.memory_terms import MemoryTerm
-from sweeper.plan import typed
+from sweeper.plan import typed_value
 from sweeper.units import format_both, format_bytes
 
 
@@ -31,7 +31,7 @@ def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
 
 def assignments(values: Mapping[str, Any], keys: Iterable[str] | None = None) -> str:
     """`batch=1 context=64`, as it would be typed on a command line. `keys`: which, by default all."""
-    return " ".join(f"{key}={typed(values.get(key))}" for key in (values if keys is None else keys))
+    return " ".join(f"{key}={typed_value(key, values.get(key))}" for key in (values if keys is None else keys))
 
 
 def counts(found: Mapping[str, int]) -> str:

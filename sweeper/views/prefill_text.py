@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeper.estimates.estimate import estimate
 from sweeper.rows import Row
-from sweeper.units import format_bytes
+from sweeper.units import format_bytes, format_count
 
 GENERATE = "generate"
 LEAST = {"weights", "kv_cache"}  # the terms that a prefill holds in chunks of any size
@@ -21,8 +21,10 @@ def prefill_of(row: Row) -> str | None:
 
 def prefill(values: Mapping[str, Any]) -> str:
     """The same for the settled values of a point whose workload is generate."""
-    chunk = _chunk(values)
-    return "prompts read at once" if chunk is None else f"prompts read in chunks of {chunk:,} tokens"
+    chunk, given = _chunk(values), values["workload"].get("prefill_chunk")
+    if chunk is None:
+        return "prompts read at once" + ("" if given is None else f" (workload.prefill_chunk={given})")
+    return f"prompts read in chunks of {format_count(chunk, 'token')}"
 
 
 def _chunk(values: Mapping[str, Any]) -> int | None:

@@ -87,6 +87,22 @@ def test_points_with_a_key_that_follows_the_searched_one_are_one_group() -> None
     assert "ckpt=fold_${batch}" in frontier_text(rows)
 
 
+def test_a_budget_that_follows_the_searched_key_is_shown_as_it_was_typed() -> None:
+    rows = [
+        row("ok", batch=batch, settings=json.dumps({"budget": "${batch}GiB"}), budget_kind="data_limit")
+        | {"budget_bytes": batch * 2**30}
+        for batch in (1, 2)
+    ]
+    assert "  budget=${batch}GiB (data_limit)" in frontier_text(rows).splitlines()[0]
+
+
+def test_what_others_use_of_a_card_is_no_fragmentation() -> None:
+    refused = row("oom", device="sim:rtx-4090", kind="calculated", unlimited_peak_bytes=20 * 2**30)
+    refused |= {"device_total_bytes": 24 * 2**30, "context_bytes": 2**29}
+    assert "fragmentation" in frontier_text([refused])
+    assert "fragmentation" not in frontier_text([refused | {"used_by_others_bytes": 6 * 2**30}])
+
+
 def test_a_growing_key_that_follows_another_is_not_searched_along() -> None:
     rows = [
         row("ok" if batch <= 4 else "oom", batch=batch, context=batch, settings=json.dumps({"context": "${batch}"}))

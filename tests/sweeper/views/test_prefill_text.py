@@ -40,7 +40,7 @@ def values(**workload: Any) -> dict[str, Any]:
         (None, "padded", "prompts read at once"),
         (2048, "padded", "prompts read in chunks of 2,048 tokens"),
         (8191, "padded", "prompts read in chunks of 8,191 tokens"),
-        (8192, "padded", "prompts read at once"),
+        (8192, "padded", "prompts read at once (workload.prefill_chunk=8192)"),
         (8192, "packed", "prompts read in chunks of 8,192 tokens"),
     ],
 )
