@@ -31,6 +31,13 @@ def differing(configs: Iterable[str], apart_from: Iterable[str] = ()) -> dict[st
     return {config: {key.removesuffix(".name"): point.get(key) for key in listed} for config, point in points.items()}
 
 
+def without_followers(keys: Iterable[str], configs: Iterable[str]) -> list[str]:
+    """The keys in which these points differ, without those that follow another one, as `differing` leaves them out."""
+    found = differing(configs)
+    listed = next(iter(found.values()), {})
+    return [key for key in keys if any(each == key or each.startswith(f"{key}.") for each in listed)]
+
+
 def _differs(key: str, points: Sequence[Values]) -> bool:
     group = f"{key.partition('.')[0]}.name"
     by_name: dict[str, set[str]] = {}

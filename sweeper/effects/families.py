@@ -29,6 +29,7 @@ from sweeper.estimates.memory_terms import DTYPE_BITS
 from sweeper.plan import typed_value
 from sweeper.requested import rest_of, settings_text, value_in
 from sweeper.rows import Row
+from sweeper.settled_keys import without_followers
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # A phase takes over the peak if it exceeds it by more: resident memory repeats to 0.3-1.7 MiB at best.
@@ -502,6 +503,7 @@ def title(family: Family, families: Sequence[Family]) -> list[str]:
     row = family.rows[0]
     others = [name.removeprefix("dim.") for name in row if columns.is_key(name) and name not in (*NAMED, *SIZE)]
     apart = [key for key in others if len({_plain(value_in(each.rows[0], key)) for each in families}) > 1]
+    apart = without_followers(apart, (each.rows[0]["config"] for each in families))
     named = dict.fromkeys((*(["allocator"] if device_named(row["device"]).is_cpu else []), *apart))
     names = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
     names += [f"{key}={typed_value(key, value_in(row, key))}" for key in named]

@@ -20,12 +20,14 @@ from sweeper.objective import TOKENS, Objective
 from sweeper.plan import typed_value
 from sweeper.requested import follows_in, settings_text, value_in
 from sweeper.rows import Row
+from sweeper.settled_keys import without_followers
 from sweeper.units import format_bytes, format_count
 from sweeper.views.layout import handled, other_processes
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
 PREFILL_CHUNK = "workload.prefill_chunk"
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
 
 
@@ -61,7 +63,8 @@ def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
     columns = found[0].rows[0] if found else {}
     keys = [name.removeprefix("dim.") for name in columns if schema.is_key(name) and name not in NAMED]
     searched = {key for group in found for key in group.along}
-    return tuple(k for k in keys if k not in searched and len({str(value_in(g.rows[0], k)) for g in found}) > 1)
+    apart = [k for k in keys if k not in searched and len({str(value_in(g.rows[0], k)) for g in found}) > 1]
+    return tuple(without_followers(apart, (group.rows[0]["config"] for group in found)) if apart else ())
 
 
 def _title(group: FrontierGroup, names: Sequence[str]) -> list[str]:
@@ -256,7 +259,8 @@ def why(row: Row) -> str:
     if unlimited is not None:
         text += f", would take {format_bytes(unlimited)} {device_named(row['device']).deciding_counter}"
         limit = _room(row)
-        text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
+        if limit is not None and unlimited < limit:
+            text += f", but fragmentation leaves no room for its segments, which {EXPANDABLE} can avoid"
     elif needs is not None:
         text += f", needs at least {format_bytes(needs)} {device_named(row['device']).deciding_counter}"
     if _is_of_any_batch(row):

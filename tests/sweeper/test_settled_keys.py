@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sweeper.settled_keys import differing
+from sweeper.settled_keys import differing, without_followers
 
 
 def config(model: str = "a", width: int = 1, **workload: Any) -> str:
@@ -36,3 +36,12 @@ def test_a_key_that_is_null_without_effect_is_left_out_and_one_that_chooses_null
     assert [each["workload.rank"] for each in keys(*ranks)] == [8, 4, None]
     precisions = config(precision=None), config(precision="bfloat16")
     assert keys(*precisions) == [{"workload.precision": None}, {"workload.precision": "bfloat16"}]
+
+
+def test_a_key_that_follows_another_is_not_named_beside_it() -> None:
+    adapted = config(method="lora", rank=8), config(method="full", rank=None)
+    assert without_followers(["workload.method", "workload.rank"], adapted) == ["workload.method"]
+    ranks = (*adapted, config(method="lora", rank=4))
+    assert without_followers(["workload.method", "workload.rank"], ranks) == ["workload.method", "workload.rank"]
+    nested = config(params={"deep": {"x": 1}}), config(params={"deep": {"x": 2}})
+    assert without_followers(["workload.params.deep"], nested) == ["workload.params.deep"]
