@@ -88,11 +88,11 @@ class Heartbeat(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An allocation that a device's allocator refused, at that moment: before an exception freed anything."""
+    """An allocation that was refused, at that moment: before an exception freed anything."""
 
     requested_bytes: int  # of the driver, for a segment
-    held: Bytes  # by counter
-    needs_bytes: int  # what was allocated, and the least that makes the allocator request so much
+    held: Bytes  # by counter: those of the device's allocator; `tensor` on cpu
+    needs_bytes: int  # what was allocated (live tensors on cpu), and the least that makes the allocator request so much
 
 
 class Counters(NamedTuple):

@@ -368,31 +368,27 @@ def _raised(
     if any(_is_unavailable(cause) for cause in failed.chain):
         found["status"] = Status.UNAVAILABLE
     elif refusal is not None:
-        found |= {"status": Status.OOM, "oom_scope": refusal.scope, **_bytes_of(refusal, phases, device)}
+        found |= {"status": Status.OOM, "oom_scope": refusal.scope, **_bytes_of(refusal, phases)}
     elif refusals and gave_up(failed.chain):
         found |= {"status": Status.OOM, "oom_scope": "host" if device.is_host else "device"}
     return found
 
 
-def _bytes_of(refusal: Refusal, phases: Sequence[Phase], device: Device) -> dict[str, int | None]:
+def _bytes_of(refusal: Refusal, phases: Sequence[Phase]) -> dict[str, int | None]:
     """What was requested, and a lower bound of what the point needs: with what was held when it was refused.
 
-    The allocator's own record of the refusal is exact. The message has two decimals. On a host, what the failed phase
-    still held at its end is a lower bound too; on a device it can be next to nothing, as the exception freed it.
+    The record of the refusal is exact: an allocator's own, or on cpu the tracked tensors. The message has two decimals.
+    The readings at the end of the phase are no bound: on a device the exception freed memory, and resident memory of a
+    process includes what was freed to malloc, which can become part of the request.
     """
     seen = _observed(refusal, phases)
     if seen is not None:
         return {"requested_bytes": seen.requested_bytes, "needs_at_least_bytes": seen.needs_bytes}
-    needs = refusal.needs_bytes
-    if device.is_host and refusal.requested_bytes is not None:
-        failed = _unfinished_of(phases)
-        held = None if failed is None else failed.end.get(device.deciding_counter)
-        needs = None if held is None else held + refusal.requested_bytes
-    return {"requested_bytes": refusal.requested_bytes, "needs_at_least_bytes": needs}
+    return {"requested_bytes": refusal.requested_bytes, "needs_at_least_bytes": refusal.needs_bytes}
 
 
 def _observed(refusal: Refusal, phases: Sequence[Phase]) -> facts.Refused | None:
-    """The allocator's record of this refusal, rather than of an earlier one that the workload handled."""
+    """The record of this refusal, rather than of an earlier one that the workload handled."""
     failed, printed = _unfinished_of(phases), refusal.requested_bytes
     if failed is None or printed is None:
         return None

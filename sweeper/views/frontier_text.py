@@ -256,7 +256,8 @@ def why(row: Row) -> str:
         limit = row.get("budget_bytes") or row.get("device_total_bytes")
         text += ", but fragmentation leaves no room for its segments" if limit is not None and unlimited < limit else ""
     elif needs is not None:
-        text += f", needs at least {format_bytes(needs)} {device_named(row['device']).deciding_counter}"
+        held = "in tensors and scratch memory" if device_named(row["device"]).is_host else "allocated"
+        text += f", needs at least {format_bytes(needs)} {held}"
     if _is_of_any_batch(row):
         return f"{text}; a smaller batch would not help"
     if row["workload"] != GENERATE:

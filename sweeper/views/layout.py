@@ -45,7 +45,7 @@ def handled(refusals: int, largest_bytes: int | None) -> str:
     size = (
         "" if largest_bytes is None else f"{' ' if refusals == 1 else ', the largest '}of {format_bytes(largest_bytes)}"
     )
-    return f"undecided: the workload caught {what}{size}{',' if size and refusals > 1 else ''} and continued"
+    return f"undecided: the workload continued after {what}{size}"
 
 
 def other_processes(count: int, resident_bytes: int) -> str:

@@ -68,9 +68,9 @@ def test_a_point_that_passed_only_after_refusals_is_on_neither_side_and_says_why
     rows = [*line({1: "ok", 2: "ok"}), caught]
     (edge,) = frontier(rows)
     assert (edge["batch"], edge["limit"], edge["untested_between"]) == (2, "memory", 1)
-    assert "the next, batch=4: undecided: the workload caught 3 refused" in frontier_text(rows)
+    assert "the next, batch=4: undecided: the workload continued after 3 refused" in frontier_text(rows)
     (text,) = frontier_text([caught]).splitlines()
-    assert text.startswith("cpu  no attempt decided what fits: 1 ok (undecided: the workload caught 3 refused")
+    assert text.startswith("cpu  no attempt decided what fits: 1 ok (undecided: the workload continued after 3 refused")
 
 
 def follower(batch: int, status: str, **more: Any) -> dict[str, Any]:
