@@ -123,10 +123,11 @@ class Outcome:
     def fits(self) -> bool | None:
         """Whether the point fits on the device, or None if this attempt did not decide it.
 
-        A workload that was refused an allocation and caught that may have continued with less than was requested.
+        A workload that continued after a refused allocation may have done so with less than was requested. One that
+        held more than the budget in memory that the kernel does not limit has not shown that it fits.
         """
         if self.status is Status.OK:
-            return None if self.handled_refusals else True
+            return None if self.handled_refusals or self.exceeds_budget else True
         if self.status in (Status.OOM, Status.OOM_KILLED):
             own = self.oom_scope == "device" or self.device.is_host
             return False if own else None
@@ -168,6 +169,28 @@ class Outcome:
             return None
         data, addresses = self._added
         return addresses if self.budget_kind == facts.ADDRESS_LIMIT else data
+
+    @property
+    def used_with_shared_bytes(self) -> int | None:
+        """The most bytes added since the baseline to the data segment and to resident shared memory together.
+
+        A lower bound, of what boundaries and heartbeats read. Only on cpu and of an attempt that passed.
+        """
+        before = self.process_baseline.get("data_and_shared")
+        held = [
+            phase.end["data_and_shared"] for phase in self.phases if phase.counts and "data_and_shared" in phase.end
+        ]
+        if self.status is not Status.OK or before is None or not held:
+            return None
+        return max(0, max(held) - before)
+
+    @property
+    def exceeds_budget(self) -> bool:
+        """Whether an attempt on cpu held more than its budget: RLIMIT_DATA does not limit shared memory."""
+        used = self.used_with_shared_bytes
+        if used is None or self.budget_bytes is None or self.budget_kind != facts.DATA_LIMIT:
+            return False
+        return used > self.budget_bytes + UNCERTAIN_BYTES  # the limit is lifted for a moment at each boundary
 
     @property
     def _added(self) -> tuple[int | None, int | None]:

@@ -413,6 +413,14 @@ LIMITS = (
         "passed without a refusal, and where the readings leave more open",
         "bytes",
     ),
+    _outcome(
+        "used_with_shared_bytes",
+        INT,
+        "on cpu, the most that boundaries and heartbeats read of what was added to the data segment and to resident "
+        "shared memory together. The budget does not limit shared memory: fits is null where this exceeds it. null "
+        "unless the attempt passed, and for programs",
+        "bytes",
+    ),
     Column("device_total_bytes", INT, "total memory of the device", "bytes"),
     Column("limit_bytes", INT, "memory that headroom_counter may reach: the budget, or the device's total", "bytes"),
     Column(

@@ -6,7 +6,10 @@ Definitions (proc(5), and the kernel's fs/proc/task_mmu.c):
     resident_anon  RssAnon; resident_file RssFile + RssShmem: no high-water mark of their own
     address        VmData now, what RLIMIT_DATA limits; peak VmPeak, of the whole process: it cannot be reset
     virtual        VmSize now, what RLIMIT_AS limits
-    mapped         the most of VmSize less VmData that was read since the last boundary: files, and reserved addresses
+    mapped         VmSize less VmData: files, and reserved addresses
+    data_and_shared  VmData + RssShmem. RLIMIT_DATA does not limit shared memory (shared mmap, /dev/shm)
+
+Of the last two a reading has the most that was read since the last boundary, here and by heartbeats.
 
 Never ru_maxrss: a child starts at its parent's peak (a 13 MiB child of a 600 MiB parent shows 613 MiB).
 """
@@ -30,6 +33,7 @@ KIB = 1024
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_HIGH_WATER_MARK = b"5"
+SAMPLED = ("mapped", "data_and_shared")
 NO_ACCESS = 0  # PROT_NONE, mmap(2)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 NEVER_OVERCOMMIT = "2"
@@ -47,14 +51,15 @@ class CpuMeter:
         self._tensors, self._threads = tensors, threads
         self.resets = _reset()  # False where the kernel refuses: peaks are then the process's, not the phase's
         self._held: int | None = None  # resident at the last boundary
-        self._mapped = 0  # the most since the last boundary
+        self._most = dict.fromkeys(SAMPLED, 0)  # since the last boundary
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
         if self._tensors is not None:
             self._tensors.settle()
         reading = self._read()
-        if "mapped" in reading.now:
-            reading.now["mapped"], self._mapped = max(reading.now["mapped"], self._mapped), reading.now["mapped"]
+        for counter in reading.now.keys() & SAMPLED:
+            now, most = reading.now[counter], self._most[counter]
+            reading.now[counter], self._most[counter] = max(now, most), now
         self._held = reading.now.get("resident")
         if self.resets:
             _reset()
@@ -75,7 +80,7 @@ class CpuMeter:
 
     def glance(self) -> Mapping[str, Reading]:
         reading = self._read()
-        self._mapped = max(self._mapped, reading.now.get("mapped", 0))
+        self._most = {counter: max(most, reading.now.get(counter, 0)) for counter, most in self._most.items()}
         return {self.device: reading}
 
     def _read(self) -> Reading:
@@ -143,6 +148,7 @@ def read_status(pid: int | str = "self") -> Reading:
         now["address"] = lines["VmData"]
         now["virtual"] = lines["VmSize"]
         now["mapped"] = lines["VmSize"] - lines["VmData"]
+        now["data_and_shared"] = lines["VmData"] + lines.get("RssShmem", 0)
         peak["resident"] = lines["VmHWM"]
         peak["address"] = lines["VmPeak"]
     return Reading(now=now, peak=peak)

@@ -219,6 +219,22 @@ def frees_and_allocates(*, phase, mib=64, **_):
         kept = touch(mib)  # noqa: F841
 
 
+def shares(*, phase, mib=64, how="mmap", after=0, **_):
+    """Memory that is shared, with `after` MiB of its own in the next phase."""
+    import mmap
+
+    with phase("shared"):
+        if how == "mmap":
+            kept = mmap.mmap(-1, mib * MIB)
+            for _ in range(mib):
+                kept.write(bytes(MIB))
+        else:
+            kept = [touch(16).share_memory_() for _ in range(mib // 16)]  # each was its own before
+    del kept
+    with phase("after"):
+        own = touch(after)  # noqa: F841
+
+
 def runs_a_thread(*, phase, how="works", **_):
     """A thread that works, that is refused memory and dies of it, or that works before the workload is refused."""
     import contextlib
