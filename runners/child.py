@@ -27,6 +27,7 @@ from runners.journal import Journal, plain
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, Unavailable
 from runners.point import Attempt, AttemptFolder, Damaged
+from runners.threads import Threads
 from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
         simulate.measure(attempt, workload, journal, failure_facts)
         return None
-    device, meter, tracking = _meter(attempt, trace)
+    threads = Threads()
+    device, meter, tracking = _meter(attempt, trace, threads)
     with processes.forks_end_here():
         workload.prepare(values, device)
 
@@ -138,7 +140,7 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         phases.open()
         try:
             whole = phases(WHOLE) if values.get("phases") == WHOLE else nullcontext()
-            with tracking, whole, processes.forks_end_here():
+            with tracking, threads.watched(), whole, processes.forks_end_here():
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:
@@ -152,14 +154,14 @@ def _workload(attempt: Attempt) -> ModuleType:
     return importlib.import_module(f"runners.workloads.{attempt.point['workload']}")
 
 
-def _meter(attempt: Attempt, trace: FailureTrace) -> tuple[str, Meter, AbstractContextManager[Any]]:
+def _meter(attempt: Attempt, trace: FailureTrace, threads: Threads) -> tuple[str, Meter, AbstractContextManager[Any]]:
     """The torch device for the workload, the device's meter, and the context that tracks tensors meanwhile."""
     if attempt.device.is_cpu:
         if not attempt.point.get("tensors"):
             trace.missing = "tensors=false: without tracking, the tensors alive on cpu are unknown"
-            return "cpu", cpu.CpuMeter(), nullcontext()
+            return "cpu", cpu.CpuMeter(threads=threads), nullcontext()
         tracker = _tensor_history(trace) if trace.requested else _tensor_tracker()
-        return "cpu", cpu.CpuMeter(tensors=tracker), tracker
+        return "cpu", cpu.CpuMeter(tensors=tracker, threads=threads), tracker
     from runners.meters import cuda
 
     names, uuids = attempt.device.parts, attempt.device.uuids

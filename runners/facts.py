@@ -5,8 +5,8 @@ None, it is left out of the JSON if it has a default, and written as null if it 
 as None and ignores fields and kinds that it does not know, so that it can read other versions.
 
 Bytes are whole numbers by counter: allocated, reserved, requested, active, used, tensor, resident, resident_anon,
-resident_file, address, virtual, mapped (runners/meters). A counter that was not read is absent. What happens between
-two phases is the phase `between`: it has no `began` line and starts where the phase before it ended.
+resident_file, address, virtual, mapped, data_and_shared (runners/meters). A counter that was not read is absent. What
+happens between two phases is the phase `between`: it has no `began` line and starts where the phase before it ended.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Heartbeat(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An allocation that a device's allocator refused, at that moment: before an exception freed anything."""
+    """An allocation that was refused, at that moment: before an exception freed anything."""
 
     requested_bytes: int  # of the driver, for a segment
-    held: Bytes  # by counter
-    needs_bytes: int  # what was allocated, and the least that makes the allocator request so much
+    held: Bytes  # by counter: those of the device's allocator; `tensor` on cpu
+    needs_bytes: int  # what was allocated (live tensors on cpu), and the least that makes the allocator request so much
 
 
 class Counters(NamedTuple):

@@ -123,10 +123,11 @@ class Outcome:
     def fits(self) -> bool | None:
         """Whether the point fits on the device, or None if this attempt did not decide it.
 
-        A workload that was refused an allocation and caught that may have continued with less than was requested.
+        A workload that continued after a refused allocation may have done so with less than was requested. One that
+        held more than the budget in memory that the kernel does not limit has not shown that it fits.
         """
         if self.status is Status.OK:
-            return None if self.handled_refusals else True
+            return None if self.handled_refusals or self.exceeds_budget else True
         if self.status in (Status.OOM, Status.OOM_KILLED):
             own = self.oom_scope == "device" or self.device.is_host
             return False if own else None
@@ -168,6 +169,28 @@ class Outcome:
             return None
         data, addresses = self._added
         return addresses if self.budget_kind == facts.ADDRESS_LIMIT else data
+
+    @property
+    def used_with_shared_bytes(self) -> int | None:
+        """The most bytes added since the baseline to the data segment and to resident shared memory together.
+
+        A lower bound, of what boundaries and heartbeats read. Only on cpu and of an attempt that passed.
+        """
+        before = self.process_baseline.get("data_and_shared")
+        held = [
+            phase.end["data_and_shared"] for phase in self.phases if phase.counts and "data_and_shared" in phase.end
+        ]
+        if self.status is not Status.OK or before is None or not held:
+            return None
+        return max(0, max(held) - before)
+
+    @property
+    def exceeds_budget(self) -> bool:
+        """Whether an attempt on cpu held more than its budget: RLIMIT_DATA does not limit shared memory."""
+        used = self.used_with_shared_bytes
+        if used is None or self.budget_bytes is None or self.budget_kind != facts.DATA_LIMIT:
+            return False
+        return used > self.budget_bytes + UNCERTAIN_BYTES  # the limit is lifted for a moment at each boundary
 
     @property
     def _added(self) -> tuple[int | None, int | None]:
@@ -368,31 +391,27 @@ def _raised(
     if any(_is_unavailable(cause) for cause in failed.chain):
         found["status"] = Status.UNAVAILABLE
     elif refusal is not None:
-        found |= {"status": Status.OOM, "oom_scope": refusal.scope, **_bytes_of(refusal, phases, device)}
+        found |= {"status": Status.OOM, "oom_scope": refusal.scope, **_bytes_of(refusal, phases)}
     elif refusals and gave_up(failed.chain):
         found |= {"status": Status.OOM, "oom_scope": "host" if device.is_host else "device"}
     return found
 
 
-def _bytes_of(refusal: Refusal, phases: Sequence[Phase], device: Device) -> dict[str, int | None]:
+def _bytes_of(refusal: Refusal, phases: Sequence[Phase]) -> dict[str, int | None]:
     """What was requested, and a lower bound of what the point needs: with what was held when it was refused.
 
-    The allocator's own record of the refusal is exact. The message has two decimals. On a host, what the failed phase
-    still held at its end is a lower bound too; on a device it can be next to nothing, as the exception freed it.
+    The record of the refusal is exact: an allocator's own, or on cpu the tracked tensors. The message has two decimals.
+    The readings at the end of the phase are no bound: on a device the exception freed memory, and resident memory of a
+    process includes what was freed to malloc, which can become part of the request.
     """
     seen = _observed(refusal, phases)
     if seen is not None:
         return {"requested_bytes": seen.requested_bytes, "needs_at_least_bytes": seen.needs_bytes}
-    needs = refusal.needs_bytes
-    if device.is_host and refusal.requested_bytes is not None:
-        failed = _unfinished_of(phases)
-        held = None if failed is None else failed.end.get(device.deciding_counter)
-        needs = None if held is None else held + refusal.requested_bytes
-    return {"requested_bytes": refusal.requested_bytes, "needs_at_least_bytes": needs}
+    return {"requested_bytes": refusal.requested_bytes, "needs_at_least_bytes": refusal.needs_bytes}
 
 
 def _observed(refusal: Refusal, phases: Sequence[Phase]) -> facts.Refused | None:
-    """The allocator's record of this refusal, rather than of an earlier one that the workload handled."""
+    """The record of this refusal, rather than of an earlier one that the workload handled."""
     failed, printed = _unfinished_of(phases), refusal.requested_bytes
     if failed is None or printed is None:
         return None

@@ -31,7 +31,7 @@ class Reading:
     alloc_retries: int | None = None
     num_ooms: int | None = None
     refused: facts.Refused | None = None  # the last since the boundary before
-    refusals: int | None = None  # refused allocations that reached the workload so far; None if it cannot be observed
+    refusals: int | None = None  # that reached the workload since the boundary before; None if it cannot be observed
     refused_bytes: int | None = None  # the largest of them since the boundary before
 
 
@@ -148,7 +148,7 @@ class Phases:
                 alloc_retries=_rise(before.alloc_retries, reading.alloc_retries),
                 num_ooms=_rise(before.num_ooms, reading.num_ooms),
                 refused=reading.refused,
-                refusals=_rise(before.refusals, reading.refusals),
+                refusals=reading.refusals,
                 refused_bytes=reading.refused_bytes,
             )
         return facts.Ended(

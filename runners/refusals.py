@@ -141,10 +141,14 @@ class RefusalCount:
 
     def __init__(self) -> None:
         self.count = 0
+        self._taken = 0
         self._largest: int | None = None
 
-    def see(self, error: BaseException) -> None:
-        """Count an exception if it is a refused allocation. Keeps no reference to it: it holds its frames' tensors."""
+    def see(self, error: BaseException) -> Refusal | None:
+        """Count an exception if it is a refused allocation, and return what was refused.
+
+        Keeps no reference to the exception, which holds the tensors of its frames.
+        """
         try:
             kind, *bases = (base.__name__ for base in type(error).__mro__)
             refusal = refusal_in([Cause(kind, bases, str(error))])
@@ -153,11 +157,13 @@ class RefusalCount:
         if refusal is not None:
             self.count += 1
             self._largest = max(self._largest or 0, refusal.requested_bytes or 0) or None
+        return refusal
 
-    def take_largest(self) -> int | None:
-        """The largest size refused since the last call, in bytes, if a message had one."""
-        largest, self._largest = self._largest, None
-        return largest
+    def take(self) -> tuple[int, int | None]:
+        """How many were refused since the last call, and the largest of them in bytes, if a message had its size."""
+        count, largest = self.count - self._taken, self._largest
+        self._taken, self._largest = self.count, None
+        return count, largest
 
 
 def requested_in(message: str) -> int | None:

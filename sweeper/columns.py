@@ -279,16 +279,18 @@ ENDED = (
     _outcome(
         "handled_refusals",
         INT,
-        "refused allocations that the workload caught, at least so many; a pass with any does not decide whether the "
-        "point fits. null where they cannot be observed",
+        "refused allocations after which the workload continued, at least so many; a pass with any does not decide "
+        "whether the point fits. null where they cannot all be observed, as on cpu once the workload started a thread",
         "times",
     ),
     _outcome("handled_refusal_bytes", INT, "size of the largest refused allocation of such an attempt", "bytes"),
     _outcome(
         "needs_at_least_bytes",
         INT,
-        "lower bound of the memory needed: bytes held when the allocation was refused, plus the least that makes the "
-        "allocator request requested_bytes; null where what was held is not known",
+        "lower bound of the memory needed: bytes allocated when the allocation was refused, plus the least that makes "
+        "the allocator request requested_bytes. On cpu live tensors plus requested_bytes, which can be scratch memory "
+        "that peak_tensor_bytes leaves out: no bound of the resident memory. null where what was held is not known, as "
+        "with tensors=false, for programs, and after an earlier refusal of another size",
         "bytes",
     ),
     _outcome(
@@ -409,6 +411,14 @@ LIMITS = (
         "peak of the memory that counts against budget_bytes: reserved; tensor on sim:cpu; on cpu what was added to "
         "the data segment (to the address space, for address_limit), known to 1 MiB. On cpu null unless the attempt "
         "passed without a refusal, and where the readings leave more open",
+        "bytes",
+    ),
+    _outcome(
+        "used_with_shared_bytes",
+        INT,
+        "on cpu, the most that boundaries and heartbeats read of what was added to the data segment and to resident "
+        "shared memory together. The budget does not limit shared memory: fits is null where this exceeds it. null "
+        "unless the attempt passed, and for programs",
         "bytes",
     ),
     Column("device_total_bytes", INT, "total memory of the device", "bytes"),

@@ -6,7 +6,10 @@ Definitions (proc(5), and the kernel's fs/proc/task_mmu.c):
     resident_anon  RssAnon; resident_file RssFile + RssShmem: no high-water mark of their own
     address        VmData now, what RLIMIT_DATA limits; peak VmPeak, of the whole process: it cannot be reset
     virtual        VmSize now, what RLIMIT_AS limits
-    mapped         the most of VmSize less VmData that was read since the last boundary: files, and reserved addresses
+    mapped         VmSize less VmData: files, and reserved addresses
+    data_and_shared  VmData + RssShmem. RLIMIT_DATA does not limit shared memory (shared mmap, /dev/shm)
+
+Of the last two a reading has the most that was read since the last boundary, here and by heartbeats.
 
 Never ru_maxrss: a child starts at its parent's peak (a 13 MiB child of a 600 MiB parent shows 613 MiB).
 """
@@ -21,48 +24,63 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from runners import cgroups
+from runners import cgroups, facts
 from runners.phases import Reading
 from runners.refusals import RefusalCount
+from runners.threads import Threads
 
 KIB = 1024
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 RESET_HIGH_WATER_MARK = b"5"
+SAMPLED = ("mapped", "data_and_shared")
 NO_ACCESS = 0  # PROT_NONE, mmap(2)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 NEVER_OVERCOMMIT = "2"
 
 
 class CpuMeter:
-    """Reads the memory of this process. `tensors` has the bytes of live tensors, if they are tracked."""
+    """Reads the memory of this process.
 
-    def __init__(self, device: str = "cpu", tensors: TensorBytes | None = None) -> None:
+    `tensors` has the bytes of live tensors, if they are tracked. `threads` has the refusals that ended threads, if
+    those of this device are counted.
+    """
+
+    def __init__(self, device: str = "cpu", tensors: TensorBytes | None = None, threads: Threads | None = None) -> None:
         self.device = device
-        self._tensors = tensors
+        self._tensors, self._threads = tensors, threads
         self.resets = _reset()  # False where the kernel refuses: peaks are then the process's, not the phase's
         self._held: int | None = None  # resident at the last boundary
-        self._mapped = 0  # the most since the last boundary
+        self._most = dict.fromkeys(SAMPLED, 0)  # since the last boundary
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
         if self._tensors is not None:
             self._tensors.settle()
         reading = self._read()
-        if "mapped" in reading.now:
-            reading.now["mapped"], self._mapped = max(reading.now["mapped"], self._mapped), reading.now["mapped"]
+        for counter in reading.now.keys() & SAMPLED:
+            now, most = reading.now[counter], self._most[counter]
+            reading.now[counter], self._most[counter] = max(now, most), now
         self._held = reading.now.get("resident")
         if self.resets:
             _reset()
+        reading.refusals, reading.refused_bytes = self._take_refusals()
         if self._tensors is not None:
-            refused = self._tensors.refusals
-            reading.refusals = refused.count if self._tensors.valid or refused.count else None
-            reading.refused_bytes = refused.take_largest()
+            reading.refused = self._tensors.take_refused()
             self._tensors.start_new_peak()
         return {self.device: reading}
 
+    def _take_refusals(self) -> tuple[int | None, int | None]:
+        """The refusals since the last boundary and the largest; none are 0 only if none could have been missed."""
+        counts = [each.refusals.take() for each in (self._tensors, self._threads) if each is not None]
+        known = sum(count for count, _ in counts)
+        is_observed = self._tensors is not None and self._tensors.valid
+        is_observed = is_observed and not (self._threads is not None and self._threads.started)
+        largest = max((size for _, size in counts if size is not None), default=None)
+        return known if known or is_observed else None, largest
+
     def glance(self) -> Mapping[str, Reading]:
         reading = self._read()
-        self._mapped = max(self._mapped, reading.now.get("mapped", 0))
+        self._most = {counter: max(most, reading.now.get(counter, 0)) for counter, most in self._most.items()}
         return {self.device: reading}
 
     def _read(self) -> Reading:
@@ -88,6 +106,24 @@ class TensorBytes:
 
     def __init__(self) -> None:
         self.refusals = RefusalCount()  # of tensors
+        self._refused: facts.Refused | None = None
+
+    def was_refused(self, error: BaseException) -> None:
+        """Count an exception of an operator if it is a refused allocation, and record what was live at the first.
+
+        What was live and the request must fit at once. After a refusal that it handled, a workload may hold what it
+        would not have held without it.
+        """
+        refusal = self.refusals.see(error)
+        if refusal is not None and refusal.requested_bytes is not None and self.refusals.count == 1 and self.valid:
+            self.settle()
+            requested, held = refusal.requested_bytes, self.live
+            self._refused = facts.Refused(requested, {"tensor": held}, held + requested)
+
+    def take_refused(self) -> facts.Refused | None:
+        """The first refusal, if it came after the last call."""
+        refused, self._refused = self._refused, None
+        return refused
 
     @property
     def valid(self) -> bool:
@@ -112,6 +148,7 @@ def read_status(pid: int | str = "self") -> Reading:
         now["address"] = lines["VmData"]
         now["virtual"] = lines["VmSize"]
         now["mapped"] = lines["VmSize"] - lines["VmData"]
+        now["data_and_shared"] = lines["VmData"] + lines.get("RssShmem", 0)
         peak["resident"] = lines["VmHWM"]
         peak["address"] = lines["VmPeak"]
     return Reading(now=now, peak=peak)

@@ -79,7 +79,7 @@ class CudaMeter:
         for index in self._devices.values():
             self._start_new_peaks(index)
         first = next(iter(readings.values()))  # an exception does not name the device as the user does
-        first.refusals, first.refused_bytes = self._refusals.count, self._refusals.take_largest()
+        first.refusals, first.refused_bytes = self._refusals.take()
         return _with_host(readings, self._host.boundary(failed))
 
     def glance(self) -> Mapping[str, Reading]:

@@ -46,6 +46,7 @@ class ProgramMeter:
         self._used_by_program: dict[str, int] = {}
         self._next_device_reading = 0.0
         self._reaped = 0
+        self._ooms = 0  # at the last boundary
         self.samples = 0
         self.processes = 0  # the most at once
 
@@ -159,7 +160,7 @@ class ProgramMeter:
         # A program's exceptions are not seen, so this includes what libraries handle themselves.
         ooms = [device["num_ooms"] for report in reports for device in report["devices"]]
         if ooms and None not in ooms:
-            host.refusals = sum(ooms)
+            host.refusals, self._ooms = sum(ooms) - self._ooms, sum(ooms)
         for index, name in enumerate(self._names):
             of_device = [device for report in reports for device in report["devices"] if self._is(device, index)]
             if not of_device:

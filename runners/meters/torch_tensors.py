@@ -78,7 +78,7 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
             try:
                 result = func(*args, **(kwargs or {}))
             except RuntimeError as error:
-                self.refusals.see(error)
+                self.was_refused(error)
                 raise
         if isinstance(result, torch.Tensor):
             self._track(result)

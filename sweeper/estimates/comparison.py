@@ -31,7 +31,7 @@ NEEDS = (
         "device",
         "kind",
         "status",
-        "fits",
+        "handled_refusals",
         "config",
         "peak_is_partial",
         "unlimited_peak_bytes",
@@ -119,7 +119,7 @@ def _figures(row: Row) -> Iterator[Figure]:
     deciding = device_named(row["device"]).deciding_counter
     for counter in COUNTERS:
         peak = row[f"peak_{counter}_bytes"]
-        note = PARTIAL if row["peak_is_partial"] or row["fits"] is None or row["status"] != "ok" else None
+        note = PARTIAL if row["peak_is_partial"] or row["handled_refusals"] or row["status"] != "ok" else None
         if note and counter == deciding and row["unlimited_peak_bytes"] is not None:
             peak, note = row["unlimited_peak_bytes"], UNLIMITED
         if peak is not None:

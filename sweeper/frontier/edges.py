@@ -52,6 +52,7 @@ NEEDS = (
         "skipped_because",
         "device_total_bytes",
         "budget_used_bytes",
+        "used_with_shared_bytes",
     ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
     *("other_processes", "other_processes_resident_bytes"),
@@ -295,7 +296,7 @@ LIMITS = ("memory", "host_memory", "other")
 
 def limit_of(row: Row) -> str:
     """The limit that stopped an attempt which failed, was undecided or fits only sometimes."""
-    if row["fits"] is not None or row.get("handled_refusals"):
+    if row["fits"] is not None or row["status"] == Status.OK.value:
         return "memory"
     if row["status"] in NO_MEMORY:
         return "host_memory"

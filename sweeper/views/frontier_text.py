@@ -22,7 +22,7 @@ from sweeper.requested import follows_in, settings_text, value_in
 from sweeper.rows import Row
 from sweeper.settled_keys import without_followers
 from sweeper.units import format_bytes, format_count
-from sweeper.views.layout import handled, other_processes
+from sweeper.views.layout import handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
@@ -103,7 +103,9 @@ def _card_lines(found: Sequence[FrontierGroup], names: Sequence[str], objective:
 def _lines(group: FrontierGroup, names: Sequence[str], objective: Objective, margin: Margin) -> list[str]:
     row = group.rows[0]
     title = [row["device"], *_title(group, names)]
-    title += _budget(next((each for each in group.rows if each.get("budget_bytes") is not None), row))
+    largest = group.largest(objective)
+    shown = group.rows if largest is None else [group.fitting[largest], *group.rows]  # a limit can differ by attempt
+    title += _budget(next((each for each in shown if each.get("budget_bytes") is not None), row))
     if row["kind"] == CALCULATED:
         title.append("(calculated, not measured)")
     lines = ["  ".join(title), f"  largest that fits:   {_largest_line(group, objective)}"]
@@ -237,7 +239,14 @@ def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
     lines = []
     for device, rows in by_device.items():
         counts = Counter(row["status"] for row in rows)
-        reason = next((text for row in rows if (text := _message(row) or _handled(row))), None)
+        reason = next(
+            (
+                text
+                for row in rows
+                if (text := _message(row) or (_undecided(row) if row["status"] == Status.OK.value else ""))
+            ),
+            None,
+        )
         statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
         lines.append(f"{device}  no attempt decided what fits: {statuses}" + (f" ({reason})" if reason else ""))
     return lines
@@ -248,7 +257,7 @@ def why(row: Row) -> str:
     if row["fits"] is True:
         return "fits only sometimes"
     if row["status"] == Status.OK.value:
-        return handled(row["handled_refusals"], row["handled_refusal_bytes"])
+        return _undecided(row)
     phase = f" in {row['failed_phase']}" if row.get("failed_phase") else ""
     if row["status"] not in NO_MEMORY:
         message = _message(row)
@@ -262,7 +271,8 @@ def why(row: Row) -> str:
         if limit is not None and unlimited < limit:
             text += f", but fragmentation leaves no room for its segments, which {EXPANDABLE} can avoid"
     elif needs is not None:
-        text += f", needs at least {format_bytes(needs)} {device_named(row['device']).deciding_counter}"
+        held = "in tensors and scratch memory" if device_named(row["device"]).is_host else "allocated"
+        text += f", needs at least {format_bytes(needs)} {held}"
     if _is_of_any_batch(row):
         return f"{text}; a smaller batch would not help"
     if row["workload"] != GENERATE:
@@ -295,9 +305,12 @@ def _is_of_any_batch(row: Row) -> bool:
     return row.get("failed_phase") in OF_ANY_BATCH
 
 
-def _handled(row: Row) -> str | None:
+def _undecided(row: Row) -> str:
+    """Why a pass decides nothing."""
     refusals = row.get("handled_refusals")
-    return handled(refusals, row["handled_refusal_bytes"]) if refusals and row["status"] == Status.OK.value else None
+    if refusals:
+        return handled(refusals, row["handled_refusal_bytes"])
+    return over_budget(row["used_with_shared_bytes"], row["budget_bytes"])
 
 
 def _message(row: Row) -> str:

@@ -40,12 +40,18 @@ def counts(found: Mapping[str, int]) -> str:
 
 
 def handled(refusals: int, largest_bytes: int | None) -> str:
-    """Why a pass with refused allocations decides nothing."""
+    """Why a pass with refused allocations decides nothing, in words."""
     what = "a refused allocation" if refusals == 1 else f"{refusals} refused allocations"
     size = (
         "" if largest_bytes is None else f"{' ' if refusals == 1 else ', the largest '}of {format_bytes(largest_bytes)}"
     )
-    return f"undecided: the workload caught {what}{size}{',' if size and refusals > 1 else ''} and continued"
+    return f"undecided: the workload continued after {what}{size}"
+
+
+def over_budget(used_bytes: int, budget_bytes: int) -> str:
+    """Why a pass that held more than its budget decides nothing, in words."""
+    used, budget = format_bytes(used_bytes), format_bytes(budget_bytes)
+    return f"undecided: it used {used}, shared memory included, and a budget ({budget}) does not limit shared memory"
 
 
 def other_processes(count: int, resident_bytes: int) -> str:

@@ -17,7 +17,7 @@ from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.units import format_bytes, format_count, format_seconds
-from sweeper.views.layout import assignments, counts, handled, other_processes
+from sweeper.views.layout import assignments, counts, handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
 
 ENDINGS = {
@@ -176,6 +176,8 @@ def outcome_text(outcome: Outcome) -> str:
     text = ENDINGS.get(outcome.status, str(outcome.status))
     if outcome.status is Status.OK and outcome.handled_refusals:
         text = handled(outcome.handled_refusals, outcome.handled_refusal_bytes)
+    elif outcome.exceeds_budget:
+        text = over_budget(outcome.used_with_shared_bytes or 0, outcome.budget_bytes or 0)
     if outcome.failed_phase is not None and outcome.phases:
         text += f" in {outcome.failed_phase}"
     counter = outcome.device.deciding_counter

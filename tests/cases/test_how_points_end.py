@@ -8,7 +8,7 @@ import pytest
 from tests.cases.conftest import ENDS, MIB, Ran, Sweep, is_gone, row_of, workload
 
 # A workload may hold no tensor, and need no more data than the process had before it.
-MAY_BE_ZERO = ("peak_tensor_bytes", "budget_used_bytes")
+MAY_BE_ZERO = ("peak_tensor_bytes", "budget_used_bytes", "used_with_shared_bytes")
 
 
 def test_what_was_not_measured_is_null_and_never_0(every_end: Ran) -> None:

@@ -210,6 +210,48 @@ def asks_for_too_much(*, phase, mib=512, **_):
         torch.empty(10**15)
 
 
+def frees_and_allocates(*, phase, mib=64, **_):
+    """Less than the threshold from which malloc gives memory back at once: what is freed stays resident."""
+    with phase("work"):
+        for _ in range(3):
+            kept = [touch(1) for _ in range(mib)]
+            del kept
+        kept = touch(mib)  # noqa: F841
+
+
+def shares(*, phase, mib=64, how="mmap", after=0, **_):
+    """Memory that is shared, with `after` MiB of its own in the next phase."""
+    import mmap
+
+    with phase("shared"):
+        if how == "mmap":
+            kept = mmap.mmap(-1, mib * MIB)
+            for _ in range(mib):
+                kept.write(bytes(MIB))
+        else:
+            kept = [touch(16).share_memory_() for _ in range(mib // 16)]  # each was its own before
+    del kept
+    with phase("after"):
+        own = touch(after)  # noqa: F841
+
+
+def runs_a_thread(*, phase, how="works", **_):
+    """A thread that works, that is refused memory and dies of it, or that works before the workload is refused."""
+    import contextlib
+    import threading
+
+    import torch
+
+    with phase("thread"):
+        thread = threading.Thread(target=lambda: torch.empty(10**15 if how == "dies" else 1))
+        thread.start()
+        thread.join()
+    with phase("after"):
+        if how == "works before a refusal":
+            with contextlib.suppress(RuntimeError):
+                torch.empty(10**15)
+
+
 def catches_its_refusal(*, phase, mib=64, **_):
     """As a batch-size finder does: tries, is refused, and continues with less."""
     import torch

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from runners.outcome import Status
+from sweeper.units import format_bytes
+from sweeper.views.progress import outcome_text
 from tests.measuring import MIB, SETTLED, Lab, Measured
 
 ROOT = Path(__file__).parents[2]
@@ -130,6 +132,29 @@ def test_what_is_used_of_a_small_budget_is_what_the_workload_holds(lab: Lab) -> 
         outcome = lab.measure("faulty:good", {"mib": mib}, budget=64 * MIB).outcome
         assert outcome.budget_used_bytes is not None
         assert mib * MIB <= outcome.budget_used_bytes < (mib + 1) * MIB
+
+
+@pytest.mark.parametrize(
+    ("how", "budget", "after", "fits"),
+    [
+        ("mmap", 24, 16, None),
+        ("tensor", 24, 0, None),
+        ("mmap", 48, 24, True),  # 56 MiB, but never at once
+        ("mmap", None, 0, True),
+    ],
+)
+def test_shared_memory_above_a_budget_that_cannot_limit_it_decides_nothing(
+    lab: Lab, how: str, budget: int | None, after: int, fits: bool | None
+) -> None:
+    """32 MiB that are shared, and then, without them, `after` of the process's own."""
+    size = None if budget is None else budget * MIB
+    outcome = lab.measure("faulty:shares", {"mib": 32, "how": how, "after": after}, budget=size).outcome
+    assert (outcome.status, outcome.fits) == (Status.OK, fits)
+    assert outcome.used_with_shared_bytes is not None
+    left = 17 if how == "tensor" else 0  # that malloc keeps of a tensor of 16 MiB after it was copied
+    assert 32 * MIB <= outcome.used_with_shared_bytes < (35 + left) * MIB
+    used = f"undecided: it used {format_bytes(outcome.used_with_shared_bytes)}, shared memory included"
+    assert outcome_text(outcome).startswith(used if fits is None else "fits")
 
 
 def test_without_a_budget_a_point_that_is_too_large_for_the_machine_is_refused_and_not_killed(lab: Lab) -> None:

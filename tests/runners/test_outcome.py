@@ -386,9 +386,10 @@ def test_an_attempt_that_failed_before_its_first_phase_failed_between() -> None:
 
 
 def test_an_exception_that_leaves_a_phase_failed_in_it_and_not_in_the_stretch_after_it() -> None:
+    shown = {"requested_bytes": 1000, "held": {"tensor": 300 * MIB}, "needs_bytes": 300 * MIB + 1000}
     found = outcome(
         BASELINE,
-        ended("forward", 2.0, False, cpu=read(300 * MIB, 400 * MIB)),
+        ended("forward", 2.0, False, cpu=read(300 * MIB, 400 * MIB) | {"refused": shown}),
         ended("between", 2.1, cpu=read(230 * MIB, 300 * MIB)),
         failed(CPU_OOM),
     )
@@ -590,7 +591,15 @@ def test_a_refusal_needs_at_least_the_bytes_held_and_requested() -> None:
     left = ended("fill", 2.0, False, **{"cuda:0": read(7 * MIB, GIB, "allocated") | {"refused": shown}})
     found = outcome(BASELINE, left, failed(OOM), device="cuda:0")
     assert (found.requested_bytes, found.needs_at_least_bytes) == (64 * MIB, GIB + 62 * MIB + 512)
-    assert refused("cpu", CPU_OOM, "resident", cpu=GIB).needs_at_least_bytes == GIB + 1000
+
+
+def test_on_cpu_a_refusal_needs_the_live_tensors_and_the_request_and_resident_memory_proves_nothing() -> None:
+    """Memory freed to malloc stays resident, and the request may be met from it."""
+    shown = {"requested_bytes": 1000, "held": {"tensor": 64 * MIB}, "needs_bytes": 64 * MIB + 1000}
+    left = ended("fill", 2.0, False, cpu=read(GIB, GIB, "resident") | {"refused": shown})
+    found = outcome(BASELINE, left, failed(CPU_OOM))
+    assert (found.requested_bytes, found.needs_at_least_bytes) == (1000, 64 * MIB + 1000)
+    assert refused("cpu", CPU_OOM, "resident", cpu=GIB).needs_at_least_bytes is None
 
 
 @pytest.mark.parametrize(

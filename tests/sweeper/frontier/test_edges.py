@@ -68,9 +68,32 @@ def test_a_point_that_passed_only_after_refusals_is_on_neither_side_and_says_why
     rows = [*line({1: "ok", 2: "ok"}), caught]
     (edge,) = frontier(rows)
     assert (edge["batch"], edge["limit"], edge["untested_between"]) == (2, "memory", 1)
-    assert "the next, batch=4: undecided: the workload caught 3 refused" in frontier_text(rows)
+    assert "the next, batch=4: undecided: the workload continued after 3 refused" in frontier_text(rows)
     (text,) = frontier_text([caught]).splitlines()
-    assert text.startswith("cpu  no attempt decided what fits: 1 ok (undecided: the workload caught 3 refused")
+    assert text.startswith("cpu  no attempt decided what fits: 1 ok (undecided: the workload continued after 3 refused")
+
+
+def test_a_point_that_passed_with_more_shared_memory_than_its_budget_is_on_neither_side_and_says_why() -> None:
+    limits = {"budget_bytes": 64 * MIB, "budget_kind": "data_limit"}
+    shared = row(batch=4, used_with_shared_bytes=256 * MIB, **limits) | {"fits": None}
+    rows = [row(batch=2, **limits), shared]
+    (edge,) = frontier(rows)
+    assert (edge["batch"], edge["limit"]) == (2, "memory")
+    because = "undecided: it used 256.00 MiB, shared memory included, and a budget (64.00 MiB) does not limit shared"
+    assert f"the next, batch=4: {because}" in frontier_text(rows)
+    assert frontier_text([shared]).startswith(f"cpu  no attempt decided what fits: 1 ok ({because}")
+
+
+def test_a_limit_that_differs_by_attempt_is_that_of_the_point_shown() -> None:
+    """What `ulimit -d` leaves depends on what the process held at its start."""
+    limits = {1: 733 * MIB, 2: 734 * MIB, 3: 735 * MIB}
+    statuses = {1: "ok", 2: "ok", 3: "oom"}
+    text = frontier_text(
+        row(status, batch=batch, budget_bytes=limits[batch], budget_kind="inherited_data_limit", budget_used_bytes=MIB)
+        for batch, status in statuses.items()
+    )
+    assert "limit 734.00 MiB (inherited_data_limit)" in text
+    assert "1.00 MiB of 734.00 MiB used" in text
 
 
 def follower(batch: int, status: str, **more: Any) -> dict[str, Any]:

@@ -89,15 +89,15 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
         ),
         (
             outcome(Status.OK, 913 * MIB, handled_refusals=1, handled_refusal_bytes=64 * MIB),
-            "undecided: the workload caught a refused allocation of 64.00 MiB and continued, 913.00 MiB resident",
+            "undecided: the workload continued after a refused allocation of 64.00 MiB, 913.00 MiB resident",
         ),
         (
             outcome(Status.OK, handled_refusals=20, handled_refusal_bytes=64 * MIB),
-            "undecided: the workload caught 20 refused allocations, the largest of 64.00 MiB, and continued",
+            "undecided: the workload continued after 20 refused allocations, the largest of 64.00 MiB",
         ),
         (
             outcome(Status.OK, device="cuda:0", handled_refusals=2),
-            "undecided: the workload caught 2 refused allocations and continued",
+            "undecided: the workload continued after 2 refused allocations",
         ),
         (
             outcome(Status.OOM, 64 * MIB, failed_phase="cold_forward", oom_scope="device", peak_is_partial=True),
