@@ -99,8 +99,8 @@ class Phases:
         run_index = _whole_number(run_index, f"phase {name!r}: the run index")
         if self._whole and self._current[0] == WHOLE:
             assert self._notes is not None
-            return _inside(self._notes)
-        return self._measured(name, run_index)
+            return _Once(name, _inside(self._notes))
+        return _Once(name, self._measured(name, run_index))
 
     def model(self, **built: Any) -> None:
         """Report the model: parameters, parameter_bytes, trainable_parameters, storage_dtype, compute_dtype, ..."""
@@ -155,7 +155,7 @@ class Phases:
             phase=name,
             run_index=run_index,
             elapsed_s=elapsed,
-            iterations=notes.iterations if isinstance(notes.iterations, int) else None,
+            iterations=_count(notes.iterations),
             completed=completed,
             counters=counters,
             shapes=as_metrics(notes.shapes),
@@ -199,6 +199,31 @@ class Phases:
 def _inside(notes: Notes) -> Iterator[Notes]:
     """A phase of a workload that is measured as a whole: its notes go to the whole."""
     yield notes
+
+
+class _Once(AbstractContextManager[Notes]):
+    """A phase that can be entered once: contextlib gives no reason when it is entered again."""
+
+    def __init__(self, name: str, phase: AbstractContextManager[Notes]) -> None:
+        self._name, self._phase, self._is_new = name, phase, True
+
+    def __enter__(self) -> Notes:
+        if not self._is_new:
+            raise RuntimeError(f"phase {self._name!r} was entered twice; call phase({self._name!r}) for each")
+        self._is_new = False
+        return self._phase.__enter__()
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._phase.__exit__(*raised)
+
+
+def _count(value: Any) -> int | None:
+    """A count that a workload noted; None for what is none, as -5, 2.5 or true, and above the column's 64 bits."""
+    try:
+        count = operator.index(value)
+    except TypeError:
+        return None
+    return count if not isinstance(value, bool) and 0 <= count < 2**63 else None
 
 
 def _whole_number(value: Any, what: str) -> int | None:

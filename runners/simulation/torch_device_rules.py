@@ -17,7 +17,7 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
 from runners.phases import Unavailable
-from runners.simulation.kernels.torch_attention import attention, attention_in_parts
+from runners.simulation.kernels.torch_attention import KERNEL_OF, attention, attention_in_parts, check_direct_call
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.kernels.torch_products import is_matmul
 from runners.simulation.kernels.torch_sizes import HALVES
@@ -57,6 +57,12 @@ class CpuRules:
     def uses_workspace(self, operator: Any) -> bool:
         return False
 
+    def check(self, operator: Any, args: Sequence[Any]) -> None:
+        """Raise for an attention kernel of CUDA that is called directly."""
+        name = operator._schema.name.removeprefix("aten::")
+        if name in KERNEL_OF and not operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CPU):
+            raise NotImplementedError(f"Could not run '{operator._schema.name}': it has no kernel for a CPU")
+
 
 class CudaRules:
     """The rules of CUDA cards of one architecture."""
@@ -92,6 +98,12 @@ class CudaRules:
 
     def uses_workspace(self, operator: Any) -> bool:
         return is_matmul(operator)
+
+    def check(self, operator: Any, args: Sequence[Any]) -> None:
+        """Raise as CUDA would for a kernel that the card does not have."""
+        first = next((each for each in args if isinstance(each, torch.Tensor)), None)
+        if first is not None:
+            check_direct_call(self._architecture, operator, first.dtype)
 
 
 @contextmanager

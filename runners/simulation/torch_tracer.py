@@ -58,6 +58,9 @@ class Rules(Protocol):
         """Bytes of each buffer that the kernel holds at its peak in addition to its results, and frees when it ends."""
         ...
 
+    def check(self, operator: Any, args: Sequence[Any]) -> None:
+        """Raise for an operator that the device has no kernel for."""
+
     def uses_workspace(self, operator: Any) -> bool:
         """Whether it is a matrix product, for which the library keeps a workspace."""
         ...
@@ -154,6 +157,7 @@ class MetaTracer(UnseenByDynamo):
         signature = signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
+            self._rules.check(func, args)
             result = self._call(func, args, kwargs)
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
             call = CachedCall(shapes_of(func, args, result), self._rules.uses_workspace(func), temporaries)

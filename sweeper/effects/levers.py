@@ -14,6 +14,7 @@ from typing import Any
 from runners.device import Device
 from runners.point import Point
 from sweeper.estimates.memory_terms import DTYPE_BITS
+from sweeper.prompt_chunks import refused_chunk
 
 Values = Mapping[str, Any]  # the settled values of a point
 Changes = Mapping[str, Any]  # by key, as it is typed
@@ -53,6 +54,8 @@ def impossible(values: Values, device: Device) -> str | None:
     for key in ("dtype", "workload.precision"):
         if Point(values=values).get(key) == "bfloat16" and not _computes_in_bfloat16(device):
             return f"{device.name} does not compute in bfloat16"
+    if why := refused_chunk(workload, values.get("context"), model.get("name"), model.get("model_type")):
+        return why
     return _not_quantized(values, workload, device)
 
 

@@ -10,14 +10,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from runners.device import Device
-from sweeper.effects.families import Family, PhaseKey, peak_of
+from sweeper.effects.families import Family, peak_of
 from sweeper.effects.levers import OWN, Changes, changed, levers_of
 from sweeper.effects.memory_fit import Size
 from sweeper.estimates.comparison import ESTIMATED
-from sweeper.estimates.estimate import estimate
+from sweeper.estimates.estimate import Estimate, estimate
 from sweeper.estimates.memory_terms import MOMENTS
 from sweeper.plan import dotted
 from sweeper.rows import Row
+
+# An estimated saving is given if it is certain within this share of it (tests/sweeper/effects/test_savings.py).
+TOLERANCE = 0.05
+# The keys of changes that make tensors smaller or remove them, and add none.
+SMALLER = frozenset(("batch", "context", "dtype", "workload.optimizer", "workload.logits"))
 
 
 class Lever(NamedTuple):
@@ -37,10 +42,12 @@ def levers_at(family: Family, size: Size, part: str, points: Iterable[Row], devi
     row = family.passed[size]
     values = json.loads(row["config"])
     reads_text = row["tokens"] is not None or row["workload"] not in OWN
+    peak = family.peak_phase(size)
+    peaks = {phase.phase: of[size] for phase, of in family.peaks.items() if phase.device == peak.device and size in of}
     alike = [other for other in points if (other["device"], other["kind"]) == (row["device"], row["kind"])]
     levers = [
         _from_rows(row, changes, values, alike, family.counter)
-        or _from_arithmetic(changes, values, family.peak_phase(size))
+        or _from_arithmetic(changes, values, peaks)
         or Lever(changes)
         for changes in levers_of(part, values, device, reads_text)
     ]
@@ -68,11 +75,40 @@ def _is_same(wanted: Mapping[str, Any], found: Mapping[str, Any], changes: Chang
     )
 
 
-def _from_arithmetic(changes: Changes, values: Mapping[str, Any], phase: PhaseKey) -> Lever | None:
-    """The difference of the estimates' terms at the moment of the peak, if the same terms are left out of both."""
-    moment = next((moment for moment in MOMENTS if phase.phase.endswith(moment)), None)
+def _from_arithmetic(changes: Changes, values: Mapping[str, Any], peaks: Mapping[str, int]) -> Lever | None:
+    """The difference of the estimates, where it is certain within TOLERANCE. `peaks`: those of the point's phases.
+
+    The bytes of a peak that no term has may stay or vanish with the change. Both limits have to agree. Where a term is
+    missing, or the change allocates what no term has, as recomputed layers or summed gradients, nothing is known.
+    """
     before, after = estimate(values), estimate(changed(values, changes))
-    if moment is None or before.not_estimated != after.not_estimated:
+    if not SMALLER.issuperset(changes) or before.not_estimated or after.not_estimated:
         return None
-    saved = before.together.get(moment, 0) - after.together.get(moment, 0)
-    return Lever(changes, saved, ESTIMATED, f"the terms of the estimate in {moment}") if saved > 0 else None
+    known, left = before.together, after.together
+    highest: dict[str | None, int] = {}
+    for phase, bytes in peaks.items():
+        moment = _moment_of(phase)
+        highest[moment] = max(bytes, highest.get(moment, 0))
+    peak = max(highest.values())
+    if not highest.keys() >= known.keys() or any(known[moment] > highest[moment] * (1 + TOLERANCE) for moment in known):
+        return None  # a moment without a phase, or terms that were not alive together
+    at = max(highest, key=lambda moment: highest[moment])
+    if any(max(terms, key=lambda moment: terms[moment]) != at for terms in (known, left)):
+        return None  # the peak is not at the moment of the most terms, or moves to another one
+    others = highest.get(None, 0) - _weights(before) + _weights(after)  # phases that the estimate has no moment for
+    stays = max(others, *(left[moment] + highest[moment] - known[moment] for moment in known))
+    least, most = peak - stays, peak - max(left.values())
+    if not 0 < most <= least * (1 + TOLERANCE):
+        return None
+    return Lever(changes, least, ESTIMATED, "the terms of the estimate and the peaks of the phases")
+
+
+def _moment_of(phase: str) -> str | None:
+    """The moment of the estimate in a phase. Gradients are alive as `zero_grad` begins, as after the step."""
+    if phase.endswith("zero_grad"):
+        return "step"
+    return next((moment for moment in MOMENTS if phase.endswith(moment)), None)
+
+
+def _weights(found: Estimate) -> int:
+    return sum(term.bytes for term in found.terms if term.term == "weights")

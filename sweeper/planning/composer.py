@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -73,6 +74,8 @@ class Composer:
         for group, choice in choices.items():
             if choice is None and group != "experiment":
                 raise Mistake(f"{group}=null: must be one of {', '.join(self.options(group))}")
+            if any(re.search(r"\$\{[^:}]*\}", str(each)) for each in as_list(choice)):  # ${oc.env:NAME} works
+                raise Mistake(f"{group}={typed(choice)}: must be an option's name; a group cannot follow another key")
         known = as_text(dict(choices))
         if known not in self._composed:
             chosen = [(group, choice) for group, choice in choices.items() if choice is not None]

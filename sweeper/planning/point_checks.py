@@ -32,6 +32,7 @@ from sweeper.planning.schema import (
     positive_seconds,
     size_in_bytes,
 )
+from sweeper.prompt_chunks import refused_chunk
 from sweeper.units import SIZE
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -112,6 +113,10 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         elif (values[key] is None and key not in NULLABLE) or (key == "model" and "name" not in values[key]):
             example = "model=tiny-llama" if key == "model" else f"{key}={MINIMUM.get(key, 1)}"
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
+    if why := refused_chunk(
+        workload, values["context"], (values["model"] or {}).get("name"), _model_type(values["model"])
+    ):
+        raise NotTogether(f"{why}; leave out one of them")
     return Point(values=_as_json({key: value for key, value in values.items() if not _is_later_null(key, value)}))
 
 
@@ -164,6 +169,14 @@ def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
     except (OSError, ValueError) as error:
         raise Mistake(f"model.path={model['path']}: its positions are in config.json, which cannot be read") from error
     return config if isinstance(config, dict) else {}
+
+
+def _model_type(model: Mapping[str, Any]) -> Any:
+    """The model's type, from its option or its checkpoint. None if that cannot be read, which the runner reports."""
+    try:
+        return model.get("model_type") or _configuration(model).get("model_type")
+    except Mistake:
+        return None
 
 
 def _quality(values: Mapping[str, Any], uses: Collection[str], rules: Rules) -> str | None:

@@ -26,6 +26,7 @@ from sweeper.effects.families import (
     title,
     why_not,
 )
+from sweeper.effects.levers import Changes
 from sweeper.effects.memory_fit import TERMS, MemoryFit, NotFitted, Size
 from sweeper.effects.savings import levers_at
 from sweeper.plan import typed_value
@@ -157,7 +158,6 @@ def _largest_as_json(family: Family, size: Size, points: Sequence[Row]) -> dict[
     fitted = None if isinstance(found, NotFitted) else found
     logits = family.logits(Size(1, 1), phase)
     token = None if fitted is None else fitted.of_a_token(size)
-    device = levers_text.devices_of(family.rows)[family.rows[0]["device"]]
     return {
         **size._asdict(),
         "kind": family.rows[0]["kind"],
@@ -172,12 +172,22 @@ def _largest_as_json(family: Family, size: Size, points: Sequence[Row]) -> dict[
             "because": found.because if isinstance(found, NotFitted) else None,
             "worst_residual": None if fitted is None or fitted.is_exact_by_count else fitted.worst,
         },
-        "parts": [
-            share._asdict()
-            | {"levers": [lever._asdict() for lever in levers_at(family, size, share.of, points, device)]}
-            for share in family.shares()
-        ],
+        "parts": _parts_as_json(family, size, points),
     }
+
+
+def _parts_as_json(family: Family, size: Size, points: Sequence[Row]) -> list[dict[str, Any]]:
+    """The parts of a peak with their levers. A change that reduces several parts is listed under the first of them."""
+    device = levers_text.devices_of(family.rows)[family.rows[0]["device"]]
+    found: list[dict[str, Any]] = []
+    above: list[Changes] = []
+    for share in family.shares():
+        levers = levers_at(family, size, share.of, points, device)
+        own = [lever for lever in levers if lever.changes not in above]
+        listed = [lever.changes for lever in levers if lever.changes in above]
+        found.append(share._asdict() | {"levers": [lever._asdict() for lever in own], "levers_above": listed})
+        above += [lever.changes for lever in own]
+    return found
 
 
 def _at_as_json(found: PredictedPeak) -> dict[str, Any]:
@@ -343,7 +353,9 @@ def _lever_lines(family: Mapping[str, Any]) -> list[str]:
     for part in largest["parts"]:
         size = f"{part['share']:4.0%}  {part['of']:<11}  {format_bytes(part['bytes'])}"
         lines += [f"    {size} ({part['kind']}: {part['known_by']})"]
-        lines += indent(map(_lever, part["levers"]), 10) or ["          no key is left that makes it smaller"]
+        above = ", ".join(map(assignments, part["levers_above"]))
+        lines += indent([*map(_lever, part["levers"]), *([f"as above: {above}"] if above else [])], 10)
+        lines += [] if part["levers"] or above else ["          no key is left that makes it smaller"]
         lines += [f"          {WHAT_ELSE[part['of']]}"] if part["of"] in WHAT_ELSE else []
     if family["workload"] in EXPERIMENTS:
         experiment = EXPERIMENTS[family["workload"]]

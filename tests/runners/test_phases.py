@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy
@@ -96,6 +96,36 @@ def test_a_phase_inside_a_phase_is_refused_and_the_outer_one_keeps_its_peak(phas
     with phase("outer"), pytest.raises(RuntimeError, match="phase 'inner' inside phase 'outer'"), phase("inner"):
         pass
     assert journal.ended == [("between", None, True), ("outer", None, True)]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_phase_object_is_entered_once(meter: Steps, journal: Kept, whole: bool) -> None:
+    phase = opened(meter, journal, whole=whole)
+    with phase(WHOLE) if whole else nullcontext():
+        step = phase("step")
+        with step:
+            pass
+        with (
+            pytest.raises(RuntimeError, match=r"^phase 'step' was entered twice; call phase\('step'\) for each$"),
+            step,
+        ):
+            pass
+        outer = phase("outer")
+        with pytest.raises(RuntimeError, match="phase 'outer' was entered twice"), outer, outer:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("noted", "kept"),
+    [(3, 3), (0, 0), (-5, None), (2.5, None), (True, None), ("3", None), (None, None), (2**70, None)],
+)
+def test_only_a_count_of_iterations_fills_the_column(
+    noted: Any, kept: int | None, phase: Phases, journal: Kept
+) -> None:
+    with phase("step") as notes:
+        notes.iterations = noted
+    (ended,) = (fact for fact in journal.facts if isinstance(fact, Ended) and fact.phase == "step")
+    assert ended.iterations == kept
 
 
 def test_a_phase_that_an_exception_leaves_is_incomplete_and_read_as_after_a_failure(

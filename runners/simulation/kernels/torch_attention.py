@@ -196,6 +196,43 @@ def _heads_suit_efficient(inputs: _Inputs) -> bool:
     return query == key and query > 0 and value > 0 and query % alignment == value % alignment == 0
 
 
+# ---- Kernels called directly
+# aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp (compute capability 8.0 and half precision),
+# mem_eff_attention (5.0; kernels for bfloat16 since 8.0), and sdp_utils.cpp, check_cudnn_hardware_support (8.0)
+
+OPERATORS = {
+    "flash": (
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
+        *("_flash_attention_forward", "_flash_attention_backward"),
+    ),
+    "efficient": (
+        *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_efficient_attention_backward"),
+        *("_efficient_attention_forward", "_efficient_attention_backward"),
+    ),
+    "cudnn": (
+        *("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+        *("_cudnn_attention_forward", "_cudnn_attention_backward"),
+    ),
+}
+KERNEL_OF = {name: kernel for kernel, names in OPERATORS.items() for name in names}
+SINCE = {"flash": (8, 0), "efficient": (5, 0), "cudnn": (8, 0)}
+
+
+def check_direct_call(arch: GpuArchitecture, operator: torch._ops.OpOverload, dtype: torch.dtype) -> None:
+    """Raise RuntimeError for an operator of one attention kernel that the card does not have for this dtype."""
+    kernel = KERNEL_OF.get(operator._schema.name.removeprefix("aten::"))
+    if kernel is None or arch.capability is None:
+        return
+    needed = (8, 0) if kernel == "efficient" and dtype is torch.bfloat16 else SINCE[kernel]
+    if arch.capability < needed:
+        need, have = (".".join(map(str, each)) for each in (needed, arch.capability))
+        raise RuntimeError(
+            f"{operator}: {kernel} attention needs compute capability {need} in {dtype}, and this card has {have}"
+        )
+    if kernel == "flash" and operator._overloadname == "default" and dtype not in HALVES:
+        raise RuntimeError(f"{operator}: flash attention computes in float16 and bfloat16 only, not in {dtype}")
+
+
 # ---- Operators around the kernel
 # aten/src/ATen/native/transformers/attention.cpp
 

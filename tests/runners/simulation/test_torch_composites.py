@@ -89,6 +89,44 @@ def test_attention_in_inference_mode_takes_the_kernel_of_the_device() -> None:
     assert max(allocated(work)) == TENSOR
 
 
+VOLTA, TURING, KEPLER = (GpuArchitecture("nvidia", each) for each in ((7, 0), (7, 5), (3, 7)))
+FLASH = aten._scaled_dot_product_flash_attention
+DIRECT: dict[str, Callable[..., Any]] = {
+    "flash": FLASH,
+    "efficient": lambda *qkv: aten._scaled_dot_product_efficient_attention(*qkv, None, False),
+    "cudnn": lambda *qkv: aten._scaled_dot_product_cudnn_attention(*qkv, None, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "rules", "dtype", "why"),
+    [
+        ("flash", CudaRules(TURING), HALF, "flash attention needs compute capability 8.0 in torch.float16, .* has 7.5"),
+        ("flash", CudaRules(VOLTA), HALF, "needs compute capability 8.0"),
+        ("flash", CudaRules(AMPERE), FLOAT, "computes in float16 and bfloat16 only"),
+        ("flash", CudaRules(AMPERE), HALF, None),
+        ("efficient", CudaRules(KEPLER), HALF, "needs compute capability 5.0"),
+        ("efficient", CudaRules(TURING), torch.bfloat16, "needs compute capability 8.0 in torch.bfloat16"),
+        ("efficient", CudaRules(TURING), HALF, None),
+        ("efficient", CudaRules(TURING), FLOAT, None),
+        ("cudnn", CudaRules(TURING), HALF, "cudnn attention needs compute capability 8.0"),
+        ("cudnn", CudaRules(HOPPER), HALF, None),
+        ("flash", CpuRules(), FLOAT, "no kernel for a CPU"),
+    ],
+)
+def test_a_kernel_called_directly_is_refused_where_the_card_has_none(
+    kernel: str, rules: Any, dtype: torch.dtype, why: str | None
+) -> None:
+    def work() -> None:
+        DIRECT[kernel](*(torch.empty(2, 4, 256, 32, dtype=dtype, device="meta") for _ in "qkv"))
+
+    if why is None:
+        assert TENSOR * (2 if dtype is FLOAT else 1) in allocated(work, rules)
+        return
+    with pytest.raises((RuntimeError, NotImplementedError), match=why):
+        traced(work, rules)
+
+
 def test_scripted_attention_takes_the_same_in_every_run() -> None:
     def runs(call: Callable[..., torch.Tensor]) -> list[int]:
         def work() -> None:

@@ -239,6 +239,10 @@ REFUSED = {
     "+extra.foo=1": "no such key: extra.foo",
     "card=x": "no such key: card",
     "model=mpl": "model=mpl: no such model (did you mean mlp?); there are ",
+    "model=${batch}": "model=${batch}: must be an option's name; a group cannot follow another key",
+    "model=mlp,${batch}": "model=${batch}: must be an option's name; a group cannot follow another key",
+    "workload=${none}": "workload=${none}: must be an option's name; a group cannot follow another key",
+    "design=${batch}": "design=${batch}: must be an option's name; a group cannot follow another key",
     "model=350": "model=350: no such model; there are ",
     "model=mlp,mpl": "model=mpl: no such model (did you mean mlp?); there are ",
     "model=[mlp,gpt2]": 'model=["mlp","gpt2"]: takes one option',
@@ -301,6 +305,30 @@ REFUSED = {
 @pytest.mark.parametrize("typed", REFUSED)
 def test_a_mistake_is_one_line_that_names_it(typed: str) -> None:
     assert refused(typed).startswith(REFUSED[typed])
+
+
+@pytest.mark.parametrize(
+    ("words", "mistake"),
+    [
+        (["workload.cache=quantized"], "workload.cache=quantized: each chunk would be quantized anew"),
+        (["workload.cache=dynamic,quantized"], "workload.cache=quantized: each chunk would be quantized anew"),
+        (["model=tiny-mamba"], "model=tiny-mamba (mamba): its layers cannot continue a prompt"),
+        (["model=tiny-llama,tiny-jamba"], "model=tiny-jamba (jamba): its layers cannot continue a prompt"),
+    ],
+)
+def test_chunks_of_a_prompt_that_cannot_be_continued_are_refused_before_anything_runs(
+    words: list[str], mistake: str
+) -> None:
+    said = refused("workload=generate", "workload.prefill_chunk=16", *words)
+    assert said == f"workload.prefill_chunk=16 with {mistake}; leave out one of them"
+    whole = plan("workload=generate", "workload.prefill_chunk=16", *words, "context=16")
+    assert {point["workload.prefill_chunk"] for point in whole.points} == {16}
+
+
+def test_levers_leave_out_chunks_that_cannot_be_combined_with_a_cache() -> None:
+    words = ["workload=generate", "design=levers", "context=64", "batch=2,1"]
+    assert plan(*words, "workload.prefill_chunk=null,16", "workload.cache=dynamic,quantized").dimensions
+    assert plan(*words, "workload.prefill_chunk=null,16", "model=tiny-mamba").dimensions
 
 
 def test_the_actual_mistake_is_named_when_another_key_is_swept() -> None:
