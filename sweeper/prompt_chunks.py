@@ -17,7 +17,7 @@ def refused_chunk(workload: Mapping[str, Any], context: int | None, model: Any, 
 
     A chunk of the whole prompt is none, except for a packed row, which is longer.
     """
-    chunk = workload.get("prefill_chunk")
+    chunk = workload.get("prefill_chunk") if workload.get("name") == "generate" else None
     if chunk is None or context is None or (chunk >= context and workload.get("packing") != "packed"):
         return None
     if workload.get("cache") == "quantized":

@@ -60,6 +60,7 @@ class Rules(Protocol):
 
     def check(self, operator: Any, args: Sequence[Any]) -> None:
         """Raise for an operator that the device has no kernel for."""
+        ...
 
     def uses_workspace(self, operator: Any) -> bool:
         """Whether it is a matrix product, for which the library keeps a workspace."""

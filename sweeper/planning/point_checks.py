@@ -113,9 +113,8 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         elif (values[key] is None and key not in NULLABLE) or (key == "model" and "name" not in values[key]):
             example = "model=tiny-llama" if key == "model" else f"{key}={MINIMUM.get(key, 1)}"
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
-    if why := refused_chunk(
-        workload, values["context"], (values["model"] or {}).get("name"), _model_type(values["model"])
-    ):
+    model = values["model"] or {}
+    if why := refused_chunk(workload, values["context"], model.get("name"), _model_type(model)):
         raise NotTogether(f"{why}; leave out one of them")
     return Point(values=_as_json({key: value for key, value in values.items() if not _is_later_null(key, value)}))
 
