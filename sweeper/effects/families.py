@@ -452,9 +452,21 @@ class Family:
         bits = DTYPE_BITS.get(self.rows[0].get("compute_dtype") or self.rows[0]["dtype"])
         if not isinstance(vocabulary, int) or bits is None or not self._has_all_logits(phase):
             return None
-        count = size.batch * size.context * vocabulary * bits // 8
-        tokens = f"{size.batch} samples x {size.context} tokens"
-        return count, f"one copy: {tokens} x vocab_size {vocabulary} x {bits // 8} bytes"
+        samples, tokens = self._of_a_pass(size, phase)
+        count = samples * tokens * vocabulary * bits // 8
+        text = f"one copy: {samples} samples x {tokens} tokens x vocab_size {vocabulary} x {bits // 8} bytes"
+        return count, text
+
+    def _of_a_pass(self, size: Size, phase: PhaseKey) -> tuple[int, int]:
+        """The samples and tokens that the model runs at once: a microbatch in training, a chunk of prompts."""
+        workload = self.config["workload"]
+        is_training = workload["name"] == "train" and not phase.phase.endswith("evaluation")
+        if is_training:
+            return max(1, size.batch // (workload.get("accumulate") or 1)), size.context
+        rows, tokens = size
+        if workload.get("packing") == "packed":  # all prompts in one row
+            rows, tokens = 1, size.batch * size.context
+        return rows, min(tokens, workload.get("prefill_chunk") or tokens)
 
     def _has_all_logits(self, phase: PhaseKey) -> bool:
         """Whether a phase runs the model for the logits of every token, not only of the last."""

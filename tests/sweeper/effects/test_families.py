@@ -407,6 +407,15 @@ def test_the_first_lever_reduces_the_largest_part_of_the_peak() -> None:
     assert "x vocab_size 128000 x 4 bytes" in as_text(logits.effects())
 
 
+def test_the_logits_are_those_of_a_microbatch_or_of_a_chunk() -> None:
+    whole, parts = (Run().grid((4,), (64,), vocab_size=1000, accumulate=of).families()[0] for of in (None, 4))
+    backward = PhaseKey("warm_backward", "cpu")
+    assert whole.logits(Size(4, 64), backward)[0] == 4 * 64 * 1000 * 4  # type: ignore[index]
+    assert parts.logits(Size(4, 64), backward)[0] == 64 * 1000 * 4  # type: ignore[index]
+    chunks = Run().grid((4,), (64,), vocab_size=1000, workload="generate", logits="all", prefill_chunk=16).families()[0]
+    assert chunks.logits(Size(4, 64), PhaseKey("warm_prefill", "cpu"))[0] == 4 * 16 * 1000 * 4  # type: ignore[index]
+
+
 def test_logits_are_no_part_of_a_smaller_peak_or_of_a_phase_without_them() -> None:
     assert "logits" not in dict(levers(Run().grid(vocab_size=10**6)))
     assert "logits" not in dict(levers(Run().grid(costs={"warm_step": (MIB, 0, 10**6)})))
