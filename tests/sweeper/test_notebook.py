@@ -134,5 +134,8 @@ def outputs_of(notebook: NotebookNode) -> list[Any]:
 
 
 def text_of(notebook: NotebookNode) -> str:
-    texts = [output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs_of(notebook)]
-    return "\n".join(texts)
+    """What was printed and shown. A kernel may send what a cell prints in several parts, and splits lines."""
+    texts = (
+        output.get("text") or output.get("data", {}).get("text/plain", "") + "\n" for output in outputs_of(notebook)
+    )
+    return "".join(texts)
