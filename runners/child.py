@@ -25,10 +25,9 @@ from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal, plain
 from runners.meters import cpu
-from runners.phases import WHOLE, Meter, Unavailable
+from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
 from runners.point import Attempt, AttemptFolder, Damaged
 from runners.threads import Threads
-from runners.workloads.command import ProgramFailed
 
 if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker

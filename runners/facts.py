@@ -12,6 +12,7 @@ happens between two phases is the phase `between`: it has no `began` line and st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 Bytes = Mapping[str, int]  # by counter
@@ -391,7 +392,7 @@ def exit_from_json(content: Any) -> Exit:
     """Raises TypeError or ValueError for a content that no supervisor writes."""
     if not isinstance(content, Mapping):
         raise TypeError(f"a {type(content).__name__} and no object")
-    for name, types in _TYPES.items():
+    for name, types in _types_of_exit().items():
         value = content.get(name)
         if value is not None and not isinstance(value, types):
             raise TypeError(f"{name} is {value!r:.50}")
@@ -415,7 +416,11 @@ def _types(annotation: Any) -> tuple[type, ...]:
     return tuple(each for kind in found for each in ((int, float) if kind is float else (kind,)))
 
 
-_TYPES = {name: _types(annotation) for name, annotation in get_type_hints(Exit).items()}
+@cache  # not at import: the measured process reads no exit.json
+def _types_of_exit() -> dict[str, tuple[type, ...]]:
+    return {name: _types(annotation) for name, annotation in get_type_hints(Exit).items()}
+
+
 UNRECORDED = 74  # exit code of a measured process that could not write its journal: EX_IOERR of sysexits.h
 
 

@@ -22,6 +22,14 @@ class Unavailable(Exception):
     """Torch, the device, the dtype, a kernel or an optional library is missing. Nothing else is measured instead."""
 
 
+class ProgramFailed(Exception):
+    """A program that is the workload ended with a nonzero exit code or by a signal. `facts` go into the journal."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        super().__init__(facts["chain"][0]["message"])
+        self.facts = facts
+
+
 @dataclass(slots=True)
 class Reading:
     """One device at one boundary. Bytes by counter; a counter that could not be read is absent."""

@@ -35,7 +35,7 @@ def _damage(kept: Kept, found: Sequence[Fact], is_odd: bool, exit: Exit | None) 
     if kept.torn:
         return "journal.jsonl ends inside a line"
     reported = any(isinstance(fact, (facts.Failed, facts.Finished)) for fact in found)
-    # Of an earlier version, that did not record the size: a workload that left by itself cannot be told apart.
+    # An earlier version did not record the size, so a workload that left by itself looks the same.
     if not reported and exit.journal_bytes is None:
         return "journal.jsonl has no end, although its process ended with exit code 0"
     return None

@@ -64,7 +64,7 @@ KNOWN_IF_FULL: tuple[tuple[str, str, str], ...] = (
     ),
     ("RuntimeError", r"CUDNN_STATUS_NOT_INITIALIZED", "device"),
 )
-# The line of Python that asked for pinned memory. torch words its refusal as it words those of the device.
+# The line of Python that requested pinned memory. torch words its refusal like those of the device.
 PINS = re.compile(r"pin_memory|pinned")
 
 # A batch-size finder's last word: accelerate's find_executable_batch_size, and the Trainers that are built on it. Its
@@ -119,7 +119,7 @@ def refusal_in(
 
 
 def _pins(cause: Cause, traceback: str) -> bool:
-    """Whether the innermost line of Python under which a cause was raised asked for pinned memory."""
+    """Whether the innermost line of Python under which a cause was raised requested pinned memory."""
     first_line, _, _ = f"{cause.type}: {cause.message or ''}".partition("\n")
     before, found, _ = traceback.rpartition(f"\n{first_line}")
     _, _, innermost = before.rpartition('\n  File "')

@@ -9,7 +9,7 @@ Definitions (proc(5), and the kernel's fs/proc/task_mmu.c):
     mapped         VmSize less VmData: files, and reserved addresses
     data_and_shared  VmData + RssShmem. RLIMIT_DATA does not limit shared memory (shared mmap, /dev/shm)
 
-Of the last two a reading has the most that was read since the last boundary, here and by heartbeats.
+A reading has the highest values of `mapped` and `data_and_shared` since the last boundary, with those of heartbeats.
 
 Never ru_maxrss: a child starts at its parent's peak (a 13 MiB child of a 600 MiB parent shows 613 MiB).
 """

@@ -25,7 +25,7 @@ from runners.failure_trace import FailureTrace
 from runners.journal import Journal
 from runners.meters import cpu
 from runners.meters.program import ProgramMeter
-from runners.phases import WHOLE, Phases, Unavailable
+from runners.phases import WHOLE, Phases, ProgramFailed, Unavailable
 from runners.point import Attempt, canonical
 
 STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
@@ -34,14 +34,6 @@ REPORTS = "SWEEPER_PROGRAM_REPORTS"  # the hook reads it
 STDERR_TAIL_BYTES = 2**14  # the end of a program's standard error that is stored
 # Exceptions that only report that another process failed.
 WRAPPER_EXCEPTIONS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
-
-
-class ProgramFailed(Exception):
-    """The program ended with a nonzero exit code or by a signal. `facts` go into the journal."""
-
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        super().__init__(facts["chain"][0]["message"])
-        self.facts = facts
 
 
 def imports(values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from runners.simulation.allocator import Settings
 from sweeper.cards import ALL, Cards
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
-from sweeper.units import format_bytes
+from sweeper.units import format_bytes, typed_bytes
 
 # Created by the kernel driver of a GPU (NVIDIA, AMD, either of them under WSL). Without any of them the probe is not
 # started: importing torch takes two seconds.
@@ -120,11 +120,11 @@ def check_others(devices: Sequence[Device], points: Iterable[Point], budget_of_c
         for device in devices:
             if device.card is None or device.card.is_host:
                 if not budget_of_card:
-                    rule = "it is of calculated cards (devices=[sim:CARD]) and of budget=card:NAME"
-                    raise Mistake(f"used_by_others={others}: {device.name} has what it has; {rule}")
+                    rule = "use it with calculated cards (devices=[sim:CARD]) or with budget=card:NAME"
+                    raise Mistake(f"used_by_others={typed_bytes(others)}: has no effect on {device.name}; {rule}")
             elif others >= device.card.usable_bytes:
-                room = device.card.usable_bytes
-                raise Mistake(f"used_by_others={others}: {device.name} has {room} bytes without them; give less")
+                room = typed_bytes(device.card.usable_bytes)
+                raise Mistake(f"used_by_others={typed_bytes(others)}: must be less than the {room} of {device.name}")
 
 
 def check_budgets(devices: Sequence[Device], points: Iterable[Point]) -> None:
@@ -157,14 +157,16 @@ def assumptions(devices: Sequence[Device], points: Iterable[Point]) -> list[str]
 def _assumption(name: str, card: Card, given: frozenset[int | None]) -> str:
     assert card.total_bytes is not None
     text = (
-        f"{name}: of {format_bytes(card.total_bytes)}, {format_bytes(card.context_bytes)} are for context and libraries"
+        f"{name}: assumes {format_bytes(card.context_bytes)} of {format_bytes(card.total_bytes)}"
+        " for the context and libraries"
     )
     if card.context_range_bytes is not None:
         least, most = map(format_bytes, card.context_range_bytes)
         text += f" (published: {least} to {most})"
     others = {card.used_by_others_bytes or 0 if each is None else each for each in given} or {0}
     if len(others) == 1:
-        text += f" and {format_bytes(others.pop())} for other processes"
+        taken = others.pop()
+        text += f" and {format_bytes(taken) if taken else 'nothing'} for other processes"
     if card.has_display and given <= {None}:
         text += f"; {DESKTOP}: used_by_others=1GiB"
     return text

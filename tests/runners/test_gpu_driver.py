@@ -14,7 +14,7 @@ from runners import gpu_driver
 
 ROOT = Path(__file__).parents[2]
 
-# The CUDA driver, as far as it is asked: every call before cuInit returns CUDA_ERROR_NOT_INITIALIZED.
+# The calls of the CUDA driver that are used: every call before cuInit returns CUDA_ERROR_NOT_INITIALIZED.
 DRIVER = """
 static int ready = 0;
 int cuInit(unsigned flags) { ready = 1; return 0; }

@@ -130,7 +130,7 @@ def test_what_other_processes_use_of_a_card_decides_what_fits_and_is_in_the_row(
     assert set(points.context_bytes) == {TINY["context_bytes"]}
     assert points.peak_used_bytes.iloc[0] == points.peak_used_bytes.iloc[1]
     assert points.point_id.nunique() == 4
-    assert "sim:tiny: of 2.00 GiB, 512.00 MiB are for context and libraries" in done.stderr
+    assert "sim:tiny: assumes 512.00 MiB of 2.00 GiB for the context and libraries" in done.stderr
     refused = command_line.run([*MLP, "used_by_others=1GiB", "devices=cpu", f"outputs={tmp_path}"], tmp_path)
     assert refused.returncode == 2
-    assert "used_by_others=1073741824: cpu has what it has" in refused.stderr
+    assert "used_by_others=1GiB: has no effect on cpu; use it with calculated cards" in refused.stderr

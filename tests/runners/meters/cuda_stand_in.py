@@ -78,7 +78,7 @@ class Device:
         try:
             return self.allocator.allocate(size)
         except Refused as refused:
-            if self.nvml_fails:  # asked before the refusal is counted and shown
+            if self.nvml_fails:  # called before the refusal is counted and shown
                 self.allocator.num_ooms -= 1
                 failed = 'INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1016'
                 raise RuntimeError(f"NVML_SUCCESS == r {failed}, please report a bug to PyTorch. ") from None

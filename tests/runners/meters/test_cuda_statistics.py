@@ -87,7 +87,7 @@ def test_every_reset_of_peaks_in_torch_leaves_the_meters_figure(books: Books, na
         warnings.simplefilter("ignore", FutureWarning)
         RESETS[name](0)
     books.take(MIB)
-    assert torch.cuda.max_memory_allocated(0) == MIB, "what the workload asked for"
+    assert torch.cuda.max_memory_allocated(0) == MIB, "the workload's own peak"
     assert statistics.read(0).peak["allocated"] == 8192 * MIB
 
 

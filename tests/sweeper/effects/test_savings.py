@@ -1,4 +1,4 @@
-"""What a change is said to save, against what it saves when it is typed."""
+"""The saving that is given for a change, against the one that is calculated when the change is typed."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def with_others(*values: int | None) -> list[Point]:
 @pytest.mark.parametrize("device", [Device(name="cuda:0"), Device(name="cpu"), Device(name="sim:cpu", card=CPU_CARD)])
 def test_what_others_use_is_refused_where_it_would_change_nothing(device: Device) -> None:
     with pytest.raises(
-        Mistake, match=rf"^used_by_others=1024: {device.name} has what it has; it is of calculated cards"
+        Mistake, match=rf"^used_by_others=1KiB: has no effect on {device.name}; use it with calculated cards"
     ):
         devices.check_others([SIM, device], with_others(1024), budget_of_card=False)
     devices.check_others([SIM, device], with_others(None), budget_of_card=False)
@@ -267,20 +267,20 @@ def test_what_others_use_is_refused_where_it_would_change_nothing(device: Device
 
 def test_others_that_leave_a_card_no_room_are_refused() -> None:
     devices.check_others([SIM], with_others(78 * GIB), budget_of_card=False)
-    with pytest.raises(Mistake, match=rf"^used_by_others={79 * GIB}: sim:h100 has {79 * GIB} bytes without them; give"):
+    with pytest.raises(Mistake, match=r"^used_by_others=79GiB: must be less than the 79GiB of sim:h100$"):
         devices.check_others([SIM], with_others(79 * GIB), budget_of_card=False)
 
 
-def test_a_calculated_card_says_what_is_taken_off_its_total_and_how_sure_that_is() -> None:
+def test_what_is_taken_off_a_calculated_cards_total_is_shown_as_assumed_with_the_published_range() -> None:
     assert devices.assumptions([SIM], with_others(None)) == [
-        "sim:h100: of 80.00 GiB, 1.00 GiB are for context and libraries and 0 bytes for other processes"
+        "sim:h100: assumes 1.00 GiB of 80.00 GiB for the context and libraries and nothing for other processes"
     ]
     home = Device(name="sim:home", card=HOME["home"])
-    said = "sim:home: of 80.00 GiB, 1.00 GiB are for context and libraries (published: 1.00 GiB to 2.00 GiB)"
+    line = "sim:home: assumes 1.00 GiB of 80.00 GiB for the context and libraries (published: 1.00 GiB to 2.00 GiB)"
     desktop = "; a desktop takes some 0.5 to 1.5 GiB of it: used_by_others=1GiB"
-    assert devices.assumptions([home], with_others(None)) == [said + " and 0 bytes for other processes" + desktop]
-    assert devices.assumptions([home], with_others(GIB)) == [said + " and 1.00 GiB for other processes"]
-    assert devices.assumptions([home], with_others(0, GIB)) == [said]
+    assert devices.assumptions([home], with_others(None)) == [line + " and nothing for other processes" + desktop]
+    assert devices.assumptions([home], with_others(GIB)) == [line + " and 1.00 GiB for other processes"]
+    assert devices.assumptions([home], with_others(0, GIB)) == [line]
     assert devices.assumptions([home] * 4, with_others(None)) == [
         "4 calculated cards: context_bytes and used_by_others_bytes are taken off their totals"
     ]
