@@ -45,18 +45,18 @@ class ProgramMeter:
         self._used: dict[str, int] = {}  # the same, by device
         self._used_by_program: dict[str, int] = {}
         self._next_device_reading = 0.0
+        self._started = False  # a program that ends at once is in no sample
         self._reaped = 0
         self._ooms = 0  # at the last boundary
         self.samples = 0
         self.processes = 0  # the most at once
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
-        started = self.processes > 0
         self._sample()
         readings = self.glance()
         for name, used in self._read_devices().items():
             readings[name].now["used"] = used
-        if started:
+        if self._started:
             self._after_the_end(readings, failed)
         else:
             for reading in readings.values():
@@ -77,7 +77,8 @@ class ProgramMeter:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """Sample from a thread until the context is left."""
+        """Sample from a thread until the context is left, which the program runs in."""
+        self._started = True
         stop = threading.Event()
 
         def run() -> None:
