@@ -123,7 +123,7 @@ def check_others(devices: Sequence[Device], points: Iterable[Point], budget_of_c
                     rule = "use it with calculated cards (devices=[sim:CARD]) or with budget=card:NAME"
                     raise Mistake(f"used_by_others={typed_bytes(others)}: has no effect on {device.name}; {rule}")
             elif others >= device.card.usable_bytes:
-                room = typed_bytes(device.card.usable_bytes)
+                room = format_bytes(device.card.usable_bytes)
                 raise Mistake(f"used_by_others={typed_bytes(others)}: must be less than the {room} of {device.name}")
 
 

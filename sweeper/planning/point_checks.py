@@ -33,7 +33,7 @@ from sweeper.planning.schema import (
     size_in_bytes,
 )
 from sweeper.prompt_chunks import refused_chunk
-from sweeper.units import SIZE, typed_bytes
+from sweeper.units import SIZE, format_bytes, typed_bytes
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DTYPE_ALIASES = {
@@ -219,7 +219,7 @@ def _budget(value: Any, cards: Mapping[str, Card], others: int) -> int:
             raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
         usable = cards[card].usable_bytes
         if usable - others < MINIMUM_BUDGET_BYTES:
-            left = f"leaves too little of the {typed_bytes(usable)} of budget={value}"
+            left = f"leaves too little of the {format_bytes(usable)} of budget={value}"
             raise Mistake(f"used_by_others={typed_bytes(others)}: {left}; give less")
         return usable - others
     return size_in_bytes("budget", value, MINIMUM_BUDGET_BYTES)

@@ -267,7 +267,7 @@ def test_what_others_use_is_refused_where_it_would_change_nothing(device: Device
 
 def test_others_that_leave_a_card_no_room_are_refused() -> None:
     devices.check_others([SIM], with_others(78 * GIB), budget_of_card=False)
-    with pytest.raises(Mistake, match=r"^used_by_others=79GiB: must be less than the 79GiB of sim:h100$"):
+    with pytest.raises(Mistake, match=r"^used_by_others=79GiB: must be less than the 79.00 GiB of sim:h100$"):
         devices.check_others([SIM], with_others(79 * GIB), budget_of_card=False)
 
 
