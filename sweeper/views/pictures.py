@@ -5,12 +5,15 @@ Marks are measured. Dashed lines are calculated from a fit, also between two mea
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from runners import files
 from sweeper.effects.families import SIZE, Family, PeakRange, PhaseKey, title
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
@@ -62,10 +65,17 @@ def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | 
                 panel.set_axis_off()
     if len(different) > len(panels):
         figure.supxlabel(f"{len(different) - len(panels)} more with other settings are not shown", fontsize=8)
+    path = Path(os.path.realpath(Path(file).parent), Path(file).name)  # its folder may be a link
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        figure.savefig(file, dpi=150)
+        with os.fdopen(files.create(aside), "wb") as opened:
+            figure.savefig(opened, dpi=150, format=path.suffix[1:])
+        files.replace(aside, path)
     except OSError as error:
         raise Mistake(f"--picture {file}: cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            files.remove(aside)
 
 
 class Line(NamedTuple):
