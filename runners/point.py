@@ -100,6 +100,11 @@ class Attempt:
         device = re.sub(r"[^a-z0-9+.-]", "-", self.device.name)
         return f"{self.point.id[:2]}/{self.point.id}.{device}.{self.number}"
 
+    @property
+    def digest(self) -> str:
+        """A hash of everything in it. Two requests with the same digest run the same code on the same point."""
+        return hashlib.sha256(canonical(self.to_json()).encode()).hexdigest()
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
@@ -195,12 +200,18 @@ class AttemptFolder:
         files.make_folder(self.path)
         write_aside(self.request, attempt.to_json())
 
-    def attempt(self) -> Attempt:
-        """The attempt that was requested. Raises Damaged."""
+    def attempt(self, digest: str | None = None) -> Attempt:
+        """The attempt that was requested. Raises Damaged, also if it has another digest than the one given.
+
+        A request decides which code runs, and another user may be able to replace it in its folder.
+        """
         try:
-            return Attempt.from_json(json.loads(files.read(self.request)))
+            attempt = Attempt.from_json(json.loads(files.read(self.request)))
+            if digest is not None and attempt.digest != digest:
+                raise Damaged(f"{self.request} was replaced after it was written")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"{self.request.name} cannot be read ({type(error).__name__}: {error})") from error
+        return attempt
 
     def settle(self, exit: Exit) -> None:
         """Write how the attempt ended, once everything else in the folder is on the disk. Raises OSError.

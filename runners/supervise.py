@@ -2,7 +2,8 @@
 
 It reads commands from stdin and writes answers to stdout, one JSON line each:
 
-    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
+    {"run": FOLDER, "digest": TEXT}     # Attempt.digest of the request in the folder
+                        ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
                             then {"settled": FOLDER} once exit.json is in its place,
                             or {"failed": FOLDER, "error": TEXT} if it could not be read or written
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
@@ -96,7 +97,7 @@ class Running:
 class Supervisor:
     def __init__(self, lanes: int = 1) -> None:
         self._lanes = lanes  # attempts that can run at once in our memory cgroup
-        self._queue: list[AttemptFolder] = []
+        self._queue: list[tuple[AttemptFolder, str]] = []  # with the digest of its request
         self._running: Running | None = None
         self._devices = contamination.Lane()
         self._selector = selectors.DefaultSelector()
@@ -147,7 +148,7 @@ class Supervisor:
         for line in lines:
             command = json.loads(line)
             if "run" in command:
-                self._queue.append(AttemptFolder(Path(command["run"])))
+                self._queue.append((AttemptFolder(Path(command["run"])), command["digest"]))
             elif self._running is not None:
                 self._running.cancelled = command["cancel"]
                 self._kill(self._running)
@@ -205,9 +206,9 @@ class Supervisor:
 
     def _start_next(self) -> None:
         while self._running is None and self._queue:
-            folder = self._queue.pop(0)
+            folder, digest = self._queue.pop(0)
             try:
-                self._running = Running(folder=folder, attempt=folder.attempt())
+                self._running = Running(folder=folder, attempt=folder.attempt(digest))
             except Damaged as damaged:
                 self._answer({"failed": str(folder.path), "error": str(damaged)})
                 continue
@@ -541,7 +542,9 @@ def _why_not_forked(attempt: Attempt) -> str | None:
 
 def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        launch_command.command(sys.executable, "child", str(running.folder.path), str(os.getpid())),
+        launch_command.command(
+            sys.executable, "child", str(running.folder.path), str(os.getpid()), running.attempt.digest
+        ),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -21,6 +21,7 @@ from sweeper.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_FAMILIES = 4  # a row of panels for each
@@ -48,6 +49,23 @@ def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | 
 
     Raises Mistake if the file cannot be written.
     """
+    from matplotlib import rc_context
+
+    path = Path(os.path.realpath(Path(file).parent), Path(file).name)  # its folder may be a link
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        # Names from the run are text, whatever the user's own settings are: TeX reads files and runs commands.
+        with rc_context({"text.usetex": False, "text.parse_math": False}), os.fdopen(files.create(aside), "wb") as out:
+            _figure(families, at or {}).savefig(out, dpi=150, format=path.suffix[1:])
+        files.replace(aside, path)
+    except OSError as error:
+        raise Mistake(f"--picture {file}: cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            files.remove(aside)
+
+
+def _figure(families: Sequence[Family], at: Mapping[str, int]) -> Figure:
     from matplotlib.figure import Figure
 
     first = {tuple(title(family, families)): family for family in reversed(families)}  # one counter each
@@ -59,23 +77,13 @@ def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | 
     for row, (family, lines) in zip(axes, panels, strict=True):
         for place, panel in enumerate(row):
             if place < len(lines):
-                _panel(panel, family, lines[place], dict(at or {}))
+                _panel(panel, family, lines[place], dict(at))
                 panel.set_title(_title(family, families, lines[place]), fontsize=9, loc="left")
             else:
                 panel.set_axis_off()
     if len(different) > len(panels):
         figure.supxlabel(f"{len(different) - len(panels)} more with other settings are not shown", fontsize=8)
-    path = Path(os.path.realpath(Path(file).parent), Path(file).name)  # its folder may be a link
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with os.fdopen(files.create(aside), "wb") as opened:
-            figure.savefig(opened, dpi=150, format=path.suffix[1:])
-        files.replace(aside, path)
-    except OSError as error:
-        raise Mistake(f"--picture {file}: cannot be written: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            files.remove(aside)
+    return figure
 
 
 class Line(NamedTuple):
