@@ -31,7 +31,7 @@ def test_a_control_character_is_shown_by_its_name(text: str, shown: str) -> None
         "two\nlines\n",
         "[red]x[/] \\x1b",
         "größer, 模型, نموذج",
-        "می\u200cخواهم",
+        "a\u200cb",
         "👩\u200d🔬",
         "10\u202f000\u00a0MiB",
     ],
