@@ -86,7 +86,7 @@ def sweep(line: CommandLine) -> int:
     plan = _plan(line)
     from sweeper.sweeping.sweep import sweep
 
-    return sweep(plan)
+    return sweep(plan, print_message)
 
 
 def estimate(line: CommandLine) -> int:
