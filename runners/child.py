@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import facts, fingerprint, processes
+from runners import facts, fingerprint, libraries, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal, plain
@@ -118,7 +118,7 @@ def import_libraries(attempt: Attempt) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise Unavailable(f"{module} cannot be imported: {_root_cause(error)}{_cure(module)}") from error
+            raise Unavailable(libraries.why_not_imported(module, error, _root_cause(error))) from error
 
 
 def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
@@ -263,11 +263,6 @@ def _name(kind: type) -> str:
 def _root_cause(error: BaseException) -> str:
     *_, last = _causes(error)
     return f"{_name(type(last))}: {plain(last)}"
-
-
-def _cure(module: str) -> str:
-    library = module.partition(".")[0]
-    return f" (pip install 'sweeper[models]' brings {library})" if library in ("transformers", "peft") else ""
 
 
 if __name__ == "__main__":
