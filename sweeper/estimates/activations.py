@@ -91,8 +91,9 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
                 term="activations",
                 bytes=attention.layers * inputs + norm + angles + positions,
                 formula=(
-                    f"{format_count(attention.layers, 'layer input')} x {of_tokens} x {layer.hidden} hidden x {size} bytes"
-                    f" + last norm {norm:,} ({norm_is}) + cosines and sines {angles:,} + positions {positions:,}"
+                    f"{format_count(attention.layers, 'layer input')} x {of_tokens} x {layer.hidden} hidden"
+                    f" x {size} bytes + last norm {norm:,} ({norm_is}) + cosines and sines {angles:,}"
+                    f" + positions {positions:,}"
                 ),
                 assumption=(
                     "checkpointing keeps the input of each layer; as the forward pass ends, before any layer is"
@@ -114,8 +115,8 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
             formula=(
                 f"{format_count(attention.layers, 'layer')} x {each:,} (2 norms x {norm:,} = {norm_is}; attention"
                 f" {attending:,} = {of_tokens} x (2 x {queries} + 2 x {keys}) x {size} bytes; its sums {sums:,}; mlp"
-                f" {gated:,} = 4 x {of_tokens} x {layer.inner} inner x {size} bytes) + last norm {norm:,} + cosines and sines"
-                f" {angles:,}"
+                f" {gated:,} = 4 x {of_tokens} x {layer.inner} inner x {size} bytes) + last norm {norm:,} + cosines"
+                f" and sines {angles:,}"
             ),
             assumption=(
                 "tensors saved for the backward pass, at their largest as the forward pass ends; with a fused attention"

@@ -59,7 +59,8 @@ def kv_cache(
         bytes=2 * layers * kv_heads * head_dim * tokens * sequences * element_bytes,
         formula=(
             f"2 (key, value) x {format_count(layers, 'layer')} x {format_count(kv_heads, 'key-value head')}"
-            f" x {head_dim} head dimension x {format_count(tokens, 'token')} x {format_count(sequences, 'sequence')} x {element_bytes} bytes"
+            f" x {head_dim} head dimension x {format_count(tokens, 'token')} x {format_count(sequences, 'sequence')}"
+            f" x {element_bytes} bytes"
         ),
         assumption="every token of every sequence is kept, unquantised; nothing is allocated in advance",
         source="arithmetic",
