@@ -21,13 +21,16 @@ class Damaged(Exception):
 
 
 FORMAT = 1  # version of point.json, journal.jsonl and exit.json
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One configuration: a value for every key that can change what is measured, nested as in conf/.
 
-    Values are of JSON types. The id is a hash of them, so two spellings that settle to the same values are one point.
+    Values are of JSON types, and mappings are dicts. The id is a hash of them, so two spellings that settle to the same
+    values are one point.
     """
 
     values: Mapping[str, Any]
@@ -44,25 +47,25 @@ class Point:
 
         Raises KeyError for a key that the point does not have.
         """
-        value: Any = self.values
-        for part in key.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                raise KeyError(key)
-            value = value[part]
-        if isinstance(value, Mapping) and "name" in value:
-            return value["name"]
+        value = self.get(key, ABSENT)
+        if value is ABSENT:
+            raise KeyError(key)
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+        value: Any = self.values
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return default
+            value = value[part]
+        if isinstance(value, dict) and "name" in value:
+            return value["name"]
+        return value
 
 
 def canonical(values: Any) -> str:
     """The one JSON spelling of a value: sorted keys, no spaces."""
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return ENCODER.encode(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
@@ -35,10 +35,11 @@ class RunFolder:
         self._unsynced = True
         self._close_torn_line()
 
-    def plan(self, line: PlanLine) -> None:
-        """Append a line to the plan. Raises OSError if the disk is full or the folder was removed."""
+    def plan(self, lines: Iterable[PlanLine]) -> None:
+        """Append lines to the plan. Raises OSError if the disk is full or the folder was removed."""
         self.check()
-        self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+        for line in lines:
+            self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
         self._plan.flush()
         self._unsynced = True
 
