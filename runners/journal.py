@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
-import stat
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, processes, untrusted
+from runners import facts, files, processes, untrusted
 from runners.facts import Fact
 
 BETWEEN = "between"
@@ -27,7 +25,7 @@ LARGEST_NUMBER_BITS = 1024
 LONGEST_TEXT = 10_000  # characters of a value of no type of JSON
 
 # The workload may replace them.
-write, open_, close, mkdir, fstat, getpid = os.write, os.open, os.close, os.mkdir, os.fstat, os.getpid
+write, close, mkdir, fstat, getpid = os.write, os.close, os.mkdir, os.fstat, os.getpid
 dumps, monotonic = json.dumps, time.monotonic
 
 
@@ -83,20 +81,15 @@ class Journal:
 
     def _opened(self) -> tuple[int, tuple[int, int], int]:
         """The descriptor, the file's device and inode, and its size in bytes."""
-        # Without waiting: the workload may have put a pipe there that nobody reads.
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         try:
-            low = open_(self.path, flags, 0o644)
+            low = files.open_to_write(self.path, flags)
         except FileNotFoundError:  # the workload removed its own folder; one above it is not the attempt's to make
             mkdir(self.path.parent)
-            low = open_(self.path, flags, 0o644)
-        try:
-            seen = fstat(low)
-            if not stat.S_ISREG(seen.st_mode):
-                raise OSError(errno.EINVAL, "it is not a file any more")
-            high = processes.duplicate(low, HIGH)
-        finally:
-            close(low)
+            low = files.open_to_write(self.path, flags)
+        high = processes.duplicate(low, HIGH)
+        close(low)
+        seen = fstat(high)
         return high, (seen.st_dev, seen.st_ino), seen.st_size
 
 
@@ -159,11 +152,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def kept_in(path: Path) -> Kept:
-    """What can be read of a .jsonl file. A missing file has no lines."""
+    """What can be read of a .jsonl file. A missing file has no lines. Raises PermissionError."""
     try:
-        text = path.read_bytes()
+        text = files.read(path)
     except (FileNotFoundError, NotADirectoryError):
         return Kept([])
+    except PermissionError:
+        raise
+    except OSError:  # something else has the file's name
+        return Kept([], damaged=True)
     lines = [line for line in text.split(b"\n") if line]
     torn = damaged = False
     try:  # all at once takes two thirds of the time, and only a writer that died leaves a torn line

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import sweeper
+from runners import files
 from runners.device import Device
 from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
@@ -31,7 +32,8 @@ from sweeper.errors import Mistake
 from sweeper.plan import Plan, PlannedPoint, typed_value
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.sweeping.conditions import check_limits, environ_of, locks_of
+from sweeper.screen import warn
+from sweeper.sweeping.conditions import check_limits, check_locks, environ_of, locks_of
 from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
@@ -65,6 +67,7 @@ def sweep(plan: Plan) -> int:
     SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
     """
     check_limits(len(plan.devices))
+    check_locks(plan.devices, warn)
     fingerprint = current_fingerprint(plan.run.python, plan.points)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
@@ -74,6 +77,8 @@ def sweep(plan: Plan) -> int:
                 return Local(plan.run.python, lanes, wake=signals.descriptor)
 
             return Sweep(plan, fingerprint, run, show, signals, engine).run()
+    except PermissionError as error:  # while earlier attempts are read: what is written ends the sweep by itself
+        raise Mistake(f"name={run.path.name}: {error.filename} cannot be read: {files.why(error)}") from error
     finally:
         run.close()
 
