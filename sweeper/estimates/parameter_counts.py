@@ -62,7 +62,9 @@ def parameters(values: Mapping[str, Any]) -> Parameters:
 
 
 def _mlp(model: Mapping[str, Any]) -> Parameters:
-    width = model["width"]
+    width = model.get("width")
+    if type(width) is not int:
+        raise NoClosedForm(f"model.width={width} is not a whole number")
     return Parameters(total=2 * (width * width + width), formula=f"2 x ({width} x {width} weights + {width} biases)")
 
 
