@@ -72,7 +72,9 @@ def _counted(model_json: str) -> Parameters:
 
 
 def _mlp(model: Mapping[str, Any]) -> Parameters:
-    width = model["width"]
+    width = model.get("width")
+    if type(width) is not int:
+        raise NoClosedForm(f"model.width={width} is not a whole number")
     return Parameters(total=2 * (width * width + width), formula=f"2 x ({width} x {width} weights + {width} biases)")
 
 
