@@ -236,9 +236,12 @@ def _count(value: Any) -> int | None:
 
 def _whole_number(value: Any, what: str) -> int | None:
     try:
-        return None if value is None else operator.index(value)
+        number = None if value is None else operator.index(value)
     except TypeError:
         raise TypeError(f"{what} {value!r} is not a whole number") from None
+    if number is not None and not -(2**63) <= number < 2**63:
+        raise ValueError(f"{what} does not fit into 64 bits")
+    return number
 
 
 def _rise(before: int | None, after: int | None) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
+from runners import stored_files
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
@@ -33,12 +33,16 @@ class RunFolder:
         shutil.rmtree(path / ALLOCATION_TRACES, ignore_errors=True)  # left by a sweep that was killed
         self._plan = (path / PLAN).open("a+b")
         self._unsynced = True
-        self._close_torn_line()
+        try:
+            self._close_torn_line()
+        except OSError:  # something that is no file lies there
+            self._plan.close()
+            raise
 
     def plan(self, line: PlanLine) -> None:
         """Append a line to the plan. Raises OSError if the disk is full or the folder was removed."""
         self.check()
-        self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+        self._plan.write(stored_files.sealed(line.to_json()))
         self._plan.flush()
         self._unsynced = True
 
@@ -56,8 +60,9 @@ class RunFolder:
     def attempts(self, point: Point, device: Device) -> Iterator[AttemptFolder]:
         """The folders of the attempts at a point on a device, oldest first."""
         number = 1
-        while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():
-            if not folder.began():  # a sweep ended after it created the folder and before it started an attempt
+        while os.path.lexists((folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path):
+            # A sweep ended after it created the folder and before it started an attempt.
+            if folder.path.is_dir() and not folder.path.is_symlink() and not folder.began():
                 shutil.rmtree(folder.path)
                 return
             yield folder
@@ -97,7 +102,12 @@ def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path = _new_folder(parent, slug) if name is None else _named_folder(parent / name)
-        return RunFolder(path, _hold(path))
+        lock = _hold(path)
+        try:
+            return RunFolder(path, lock)
+        except OSError:
+            lock.close()
+            raise
     except OSError as error:
         raise Mistake(f"outputs={outputs}: {error.filename or parent} cannot be written: {error.strerror}") from error
 
