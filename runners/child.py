@@ -26,7 +26,8 @@ from runners.failure_trace import FailureTrace
 from runners.journal import Journal
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
-from runners.point import Attempt, AttemptFolder, Damaged
+from runners.point import Attempt, AttemptFolder
+from runners.stored_files import Damaged
 from runners.threads import Threads
 
 if TYPE_CHECKING:

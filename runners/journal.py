@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, files, processes, untrusted
+from runners import facts, files, processes, stored_files, untrusted
 from runners.facts import Fact
+from runners.stored_files import Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -117,12 +118,13 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 class Kept(NamedTuple):
-    """The lines of a .jsonl file that can be read."""
+    """The lines of a journal that can be read."""
 
     lines: list[dict[str, Any]]  # the objects that have a `kind`, oldest first
     bytes: int = 0  # of the file
+    checksum: int | None = None  # None for a missing file
     torn: bool = False  # the last line is incomplete, as a writer that was killed leaves it
-    damaged: bool = False  # another line cannot be read, or bytes were replaced by zeros
+    damage: str | None = None  # why another line, or the file, cannot be read
 
 
 def read(path: Path) -> list[Fact]:
@@ -130,21 +132,22 @@ def read(path: Path) -> list[Fact]:
     return facts_of(kept_in(path))[0]
 
 
-def facts_of(kept: Kept) -> tuple[list[Fact], bool]:
-    """The facts of a journal's lines, and whether a line of a known kind has other fields than its kind."""
-    known = [line for line in kept.lines if facts.is_known(line)]
-    try:
-        return list(map(facts.from_json, known)), False
-    except (KeyError, TypeError, ValueError, AttributeError):
-        found: list[Fact] = []
-        for line in known:
-            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+def facts_of(kept: Kept) -> tuple[list[Fact], str | None]:
+    """The facts of a journal's lines, and what is wrong with a line whose fields are not those of its kind."""
+    found: list[Fact] = []
+    damage = None
+    for line in kept.lines:
+        if facts.is_known(line):
+            try:
                 found.append(facts.from_json(line))
-        return found, True
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                reason = stored_files.why(error)
+                damage = damage or f"has lines that cannot be read, one of the kind {line['kind']}: {reason}"
+    return found, damage
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a .jsonl file that have a `kind`, oldest first. Damaged lines are skipped.
+    """The JSON objects of a journal that have a `kind`, oldest first. Damaged lines are skipped.
 
     The last line of a writer that died is torn; a missing file has no lines.
     """
@@ -152,26 +155,27 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def kept_in(path: Path) -> Kept:
-    """What can be read of a .jsonl file. A missing file has no lines. Raises PermissionError."""
+    """What can be read of a journal. A missing file has no lines."""
     try:
-        text = files.read(path)
-    except (FileNotFoundError, NotADirectoryError):
+        text = stored_files.content_of(path)
+    except FileNotFoundError:
         return Kept([])
-    except PermissionError:
-        raise
-    except OSError:  # something else has the file's name
-        return Kept([], damaged=True)
+    except Damaged as damaged:
+        return Kept([], damage=str(damaged))
     lines = [line for line in text.split(b"\n") if line]
-    torn = damaged = False
-    try:  # all at once takes two thirds of the time, and only a writer that died leaves a torn line
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:
+    torn, damage = False, None
+    try:  # only a writer that died leaves a torn line
+        found = stored_files.parsed_lines(lines)
+    except Damaged:
         found = []
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
-                found.append(json.loads(line))
-            except ValueError:
-                is_last = line is lines[-1] and not text.endswith(b"\n")
-                torn, damaged = torn or is_last, damaged or not is_last or b"\0" in line
+                found.append(stored_files.parsed(line))
+            except Damaged as damaged:
+                is_last = number == len(lines) and not text.endswith(b"\n")
+                torn = torn or is_last
+                if not is_last or b"\0" in line:
+                    damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
+    found = stored_files.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
-    return Kept(kept, len(text), torn, damaged)
+    return Kept(kept, len(text), stored_files.checksum(text), torn, damage)

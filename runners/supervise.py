@@ -37,7 +37,8 @@ from typing import IO, Any
 from runners import cgroups, child, contamination, files, gpu_driver, launch_command, locks, processes
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
-from runners.point import Attempt, AttemptFolder, Damaged, write_aside
+from runners.point import Attempt, AttemptFolder, write_aside
+from runners.stored_files import Damaged
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
