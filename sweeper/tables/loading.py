@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -54,35 +54,23 @@ def read(run: str | Path) -> dict[str, pa.Table]:
 
     Nothing in the run's folder is written. A line on stderr reports what is rebuilt, and what of the plan is damaged.
     """
-    with _permitted(run):
-        folder = run_folder(run)
-        try:
-            found = _files(folder)
-            behind = _behind(folder, found)
-        except (FileNotFoundError, Damaged) as error:
-            behind = str(error) if isinstance(error, Damaged) else f"are missing ({Path(error.filename).name})"
-        if behind is None:
-            damage = damage_in(folder)
-            if damage is not None:
-                warn(f"{folder}: {damage}")
-            return {name: stored.table for name, stored in found.items()}
-        lost = _attempts_without_a_journal(folder)
-        if lost:
-            missing = (
-                f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
-            )
-            raise Mistake(f"{run}: the tables {behind}, and {missing}")
-        warn(f"the tables of {folder} {behind}: rebuilt from its journals")
-        return Tables(folder, unsettled=False).arrow()
-
-
-@contextlib.contextmanager
-def _permitted(run: str | Path) -> Iterator[None]:
-    """Raises Mistake for what may not be read: it belongs to another user."""
+    folder = run_folder(run)
     try:
-        yield
-    except PermissionError as error:
-        raise Mistake(f"{run}: {error.filename} cannot be read: {files.why(error)}") from error
+        found = _files(folder)
+        behind = _behind(folder, found)
+    except (FileNotFoundError, Damaged) as error:
+        behind = str(error) if isinstance(error, Damaged) else f"are missing ({Path(error.filename).name})"
+    if behind is None:
+        damage = damage_in(folder)
+        if damage is not None:
+            warn(f"{folder}: {damage}")
+        return {name: stored.table for name, stored in found.items()}
+    lost = _attempts_without_a_journal(folder)
+    if lost:
+        missing = f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
+        raise Mistake(f"{run}: the tables {behind}, and {missing}")
+    warn(f"the tables of {folder} {behind}: rebuilt from its journals")
+    return Tables(folder, unsettled=False).arrow()
 
 
 class Stored(NamedTuple):
@@ -124,7 +112,9 @@ def _stored(name: str, file: IO[bytes]) -> Stored:
     Raises Damaged, also if its columns are not those of the table.
     """
     try:
-        table = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True).read()
+        file_in_memory = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True)
+        # In a fork, a process that ended soon after a read with threads was aborted by them in 1 of 20 runs.
+        table = file_in_memory.read(use_threads=False)
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
         raise Damaged(f"cannot be used: {name}.parquet cannot be read ({' '.join(str(error).split())})") from None
     metadata = {
@@ -154,19 +144,18 @@ def _of_each(found: Mapping[str, Stored], key: str) -> set[str | None]:
 def run_folder(run: str | Path) -> Path:
     """The folder of a run. Raises Mistake if there is none, if it may not be read, or if it is not a run."""
     folder = Path(run)
-    with _permitted(run):
-        if folder.is_symlink():  # what is in a run is opened without following links
-            folder = folder.resolve()
-        if not folder.is_dir():
-            nearby = Path("outputs") / folder
-            hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
-            raise Mistake(f"{run}: no such folder{hint}")
-        if files.kind_of(folder / PLAN) == files.FILE:
-            files.open_to_read(folder / PLAN).close()
-        if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
-            raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
-        if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
-            raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
+    if folder.is_symlink():  # what is in a run is opened without following links
+        folder = folder.resolve()
+    if not folder.is_dir():
+        nearby = Path("outputs") / folder
+        hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
+        raise Mistake(f"{run}: no such folder{hint}")
+    if files.kind_of(folder / PLAN) == files.FILE:
+        files.open_to_read(folder / PLAN).close()
+    if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
+        raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
+    if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
+        raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
     return folder
 
 

@@ -100,6 +100,7 @@ def test_locks_elsewhere_than_usual_are_reported_and_one_that_leads_elsewhere_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     reported: list[str] = []
     check_locks([SIM], reported.append)
     assert list(tmp_path.iterdir()) == []
@@ -149,3 +150,10 @@ def test_a_library_that_some_points_need_is_reported_once_and_the_others_are_mea
     assert capsys.readouterr().out == f"{why}; to install: {INSTALL}\n"
     check_libraries(_points("mlp"), WITHOUT, print)
     assert capsys.readouterr().out == ""
+
+
+def test_a_machine_without_a_folder_for_temporary_files_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    with pytest.raises(Mistake, match=r"TMPDIR=.*: No usable temporary directory found in \['/nowhere'\]"):
+        check_locks([CPU], print)
