@@ -247,16 +247,19 @@ class AttemptFolder:
             return False
 
 
+def as_json_line(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False).encode() + b"\n"
+
+
 def write_aside(path: Path, value: Any, lasting: bool = False) -> None:
     """Write JSON to a temporary file and rename it: a reader sees all of it or nothing. Raises OSError.
 
     `lasting`: also after a power cut, once the folder is on the disk.
     """
-    text = json.dumps(value, allow_nan=False) + "\n"
     aside = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
-        with os.fdopen(files.create(aside), "w") as file:
-            file.write(text)
+        with os.fdopen(files.create(aside), "wb") as file:
+            file.write(as_json_line(value))
             file.flush()
             if lasting:
                 os.fsync(file.fileno())

@@ -13,7 +13,7 @@ from runners.point import Attempt, AttemptFolder, Damaged
 
 def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
     """The outcome of an attempt from the files in its folder."""
-    kept = journal.kept_in(folder.journal)
+    kept = journal.kept_in(folder.journal, is_journal=True)
     found, is_odd = journal.facts_of(kept)
     try:
         exit = folder.settled()
@@ -24,8 +24,8 @@ def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
 
 def _damage(kept: Kept, found: Sequence[Fact], is_odd: bool, exit: Exit | None) -> str | None:
     """What is wrong with a journal, or None. A process that was killed may leave its last line torn."""
-    if kept.damaged or is_odd:
-        return "journal.jsonl has lines that cannot be read"
+    if kept.damage or is_odd:
+        return f"journal.jsonl {kept.damage or 'has lines that cannot be read'}"
     if exit is None:
         return None
     if exit.journal_bytes is not None and kept.bytes < exit.journal_bytes:
