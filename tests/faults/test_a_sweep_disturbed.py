@@ -82,6 +82,11 @@ class Sweep:
     def everything_below(self) -> list[int]:
         return processes.descendants_of(self.process.pid)
 
+    def pids(self) -> dict[str, int]:
+        """The pids of the sweep's own processes."""
+        ours = [pid for pid in self.everything_below() if b"supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return dict(zip(("orchestrator", "watcher", "supervisor", "measured"), [self.process.pid, *ours], strict=True))
+
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
@@ -166,25 +171,74 @@ def test_a_second_signal_ends_the_sweep_at_once(sweep: Callable[..., Sweep]) -> 
     assert counts(run.points())["ok"] == 2
 
 
-@pytest.mark.parametrize("victim", ["orchestrator", "supervisor"])
-def test_after_a_kill_nothing_is_left_running(sweep: Callable[..., Sweep], victim: str) -> None:
+@pytest.mark.parametrize(
+    ("stopped", "killed"),
+    [
+        (None, ("orchestrator",)),
+        (None, ("orchestrator", "supervisor")),
+        (None, ("orchestrator", "watcher")),
+        (None, ("orchestrator", "measured")),
+        ("supervisor", ("orchestrator",)),
+        ("watcher", ("orchestrator",)),
+        ("measured", ("orchestrator",)),
+    ],
+)
+def test_after_a_kill_nothing_is_left_running(
+    sweep: Callable[..., Sweep], stopped: str | None, killed: tuple[str, ...]
+) -> None:
     run = sweep(*program(HANGS_FROM_3, "batch=1,2,3,4,5"))
     run.wait_until_it_hangs()
-    below = run.everything_below()
-    supervisors = [pid for pid in below if b"supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(below) >= 6  # the supervisor, the attempt, its program, and three children in their own sessions
-    if victim == "orchestrator":
-        run.process.kill()
-        run.end()
-        assert gone_within(1, below)
-    else:
-        os.kill(min(supervisors), signal.SIGKILL)
-        run.line("lost")
-        assert gone_within(5, below)
-        run.process.send_signal(signal.SIGINT)
-        run.end()
-        assert counts(run.points())["lost"] == 1
+    below, pids = run.everything_below(), run.pids()
+    assert len(below) >= 7  # the watcher, the supervisor, the attempt, its program, and three in their own sessions
+    if stopped is not None:
+        os.kill(pids[stopped], signal.SIGSTOP)
+    for victim in killed:
+        os.kill(pids[victim], signal.SIGKILL)
+    run.end()
+    assert gone_within(5, below)
     assert len(list(run.run.glob("points/*/*/exit.json"))) >= 2  # finished attempts are kept
+
+
+@pytest.mark.parametrize("killed", [("supervisor",), ("watcher", "supervisor")])
+def test_a_supervisor_that_is_killed_leaves_nothing_running_and_its_attempt_is_lost(
+    sweep: Callable[..., Sweep], killed: tuple[str, ...]
+) -> None:
+    run = sweep(*program(HANGS_FROM_3, "batch=1,2,3,4,5"))
+    run.wait_until_it_hangs()
+    below, pids = run.everything_below(), run.pids()
+    for victim in killed:
+        os.kill(pids[victim], signal.SIGKILL)
+    run.line("lost")
+    assert gone_within(5, below)
+    run.process.send_signal(signal.SIGINT)
+    run.end()
+    assert counts(run.points())["lost"] == 1
+
+
+def test_a_sweep_measures_on_without_its_watcher(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
+    run = sweep(*program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3,4"))
+    run.wait_until_it_hangs()
+    os.kill(run.pids()["watcher"], signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert run.end()[0] == 0
+    assert counts(run.points()) == {"ok": 4}
+
+
+def test_a_supervisor_that_was_stopped_when_its_sweep_was_killed_settles_nothing_after_the_run_is_resumed(
+    sweep: Callable[..., Sweep], tmp_path: Path
+) -> None:
+    run = sweep(*program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3,4"))
+    run.wait_until_it_hangs()
+    supervisor = run.pids()["supervisor"]
+    os.kill(supervisor, signal.SIGSTOP)
+    run.process.kill()
+    run.end()
+    (tmp_path / "go").touch()
+    again = swept(tmp_path, *program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3,4"))
+    assert again.returncode == 0, again.stderr
+    assert gone_within(5, [supervisor])
+    attempts = table(tmp_path, "attempts")
+    assert sorted(attempts.query("status == 'ok'")["batch"]) == [1, 2, 3, 4]
 
 
 def test_a_finished_attempt_is_recalled_and_the_rest_is_measured(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
