@@ -207,7 +207,7 @@ def end_descendants(spare: Collection[int] = (), patience: float = 3.0) -> set[i
     while True:
         below = _below(os.getpid(), spare)
         living = _kill(below)
-        reaped = any([_is_reaped(pid) for pid in below.keys() - living])
+        reaped = sum(map(_is_reaped, below.keys() - living))
         if (not living and not reaped) or time.monotonic() > until:
             return ended
         if living <= ended:

@@ -328,7 +328,7 @@ class Supervisor:
         return True
 
     def _import_libraries(self, attempt: Attempt) -> None:
-        """Become the template. Imports take seconds; the watcher ends this process if the orchestrator dies meanwhile."""
+        """Become the template. Until that is done, only the watcher notices that the orchestrator died."""
         ask_nvml = os.environ.get(gpu_driver.ASK_NVML)
         os.environ.setdefault(gpu_driver.ASK_NVML, "1")  # libraries that count devices leave the driver as it is
         # The measured process reports libraries that cannot be imported.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sweeper.errors import Mistake
 from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
+from sweeper.views.messages import discard, print_message
 
 if TYPE_CHECKING:
     from sweeper.plan import Plan
@@ -33,12 +34,12 @@ def main() -> int:
         print_message(str(mistake))
         return 2
     except BrokenPipeError:  # `| head`. What Python flushes at its end has no reader either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         return 141
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
         print_message(f"the output cannot be written: {error.strerror}")
         return 2
     except KeyboardInterrupt:
@@ -64,11 +65,6 @@ def _exit_code(command: Callable[[], int]) -> int:
         if isinstance(ended.code, str):
             raise Mistake(ended.code) from None
         return ended.code or 0
-
-
-def print_message(message: str) -> None:
-    """One line on stderr."""
-    print("sweeper:", " ".join(message.split()), file=sys.stderr)
 
 
 def run(arguments: Sequence[str]) -> int:

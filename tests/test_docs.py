@@ -53,7 +53,7 @@ MAKERS = {
     "test_a_phase_in_a_phase_is_an_error": "faulty:nests",
     "test_a_device_that_is_missing_has_rows_without_figures_and_disturbs_no_other": "missing",
     "test_a_signal_ends_what_runs_and_keeps_what_is_finished": "send_signal(number)",
-    "test_after_a_kill_nothing_is_left_running": "os.kill(min(supervisors), signal.SIGKILL)",
+    "test_after_a_kill_nothing_is_left_running": "os.kill(pids[victim], signal.SIGKILL)",
     "test_a_skipped_point_names_the_attempt_that_implies_its_answer": "searched",
     "test_a_second_signal_ends_the_sweep_at_once": "send_signal(signal.SIGINT)",
     "test_a_second_sweep_into_the_same_folder_is_refused_with_the_pid_that_holds_it": "first.wait_until_it_hangs()",

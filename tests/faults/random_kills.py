@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,9 +37,11 @@ COMMAND += ["devices=[cpu]", "parallel=true", "start=warm", "timeout=30", "name=
 ENDS_WITHIN = 5.0  # seconds for every process of a sweep whose orchestrator is gone
 LONGEST = 60.0  # seconds of a sweep
 
-O, W, S, C = "orchestrator", "watcher", "supervisor", "measured process"
-KILLS = [(O,), (W,), (S,), (C,), (O, W), (O, S), (O, C), (W, S), (W, C), (S, C)]
-STOPS = [(S, O), (W, O), (C, O), (O, S), (O, W), (C, S), (W, S), (S, W), (S, C)]  # the first is stopped
+ROLES = ORCHESTRATOR, WATCHER, SUPERVISOR, MEASURED = "orchestrator", "watcher", "supervisor", "measured process"
+KINDS: list[tuple[str | None, tuple[str, ...]]] = [
+    *((None, killed) for number in (1, 2) for killed in itertools.combinations(ROLES, number)),
+    *((stopped, (killed,)) for stopped, killed in itertools.permutations(ROLES, 2)),
+]
 
 
 class Round:
@@ -61,7 +64,7 @@ class Round:
             self._wait(orchestrator)
             return False
         self._strike(orchestrator)
-        ended = self._wait(orchestrator) if O not in self.killed else True
+        ended = self._wait(orchestrator) if ORCHESTRATOR not in self.killed else True
         if not ended:
             self.found.append("the sweep does not end")
             os.kill(orchestrator, signal.SIGKILL)
@@ -109,12 +112,7 @@ class Round:
                 return False
             time.sleep(0.005)
         time.sleep(self.chance.uniform(0.0, 0.25 * POINTS))
-        return set(self._processes(orchestrator)) >= {*self.killed, *filter(None, [self.stopped])} or self._retry(
-            orchestrator
-        )
-
-    def _retry(self, orchestrator: int) -> bool:
-        """Between two attempts there is no measured process: wait for the next one, if there is one."""
+        # Between two attempts there is no measured process: wait for the next one, if there is one.
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             if set(self._processes(orchestrator)) >= {*self.killed, *filter(None, [self.stopped])}:
@@ -123,10 +121,9 @@ class Round:
         return False
 
     def _processes(self, orchestrator: int) -> dict[str, int]:
-        chain = {O: orchestrator}
-        roles = [W, S, C] if HAS_WATCHER else [S, C]
+        chain = {ORCHESTRATOR: orchestrator}
         pid = orchestrator
-        for role in roles:
+        for role in ROLES[1:]:
             pid = next((child for child in children(pid) if b"supervise" in command_of(child)), 0)
             if not pid:
                 break
@@ -141,7 +138,7 @@ class Round:
         for each in self.killed:
             if each in victims:
                 signalled(victims[each], signal.SIGKILL)
-        if self.stopped in (O, S, W) and O not in self.killed:
+        if self.stopped in (ORCHESTRATOR, SUPERVISOR, WATCHER) and ORCHESTRATOR not in self.killed:
             time.sleep(self.chance.uniform(0, 1))
             signalled(victims[self.stopped], signal.SIGCONT)
 
@@ -219,16 +216,7 @@ def signalled(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-HAS_WATCHER = (ROOT / "runners" / "watcher.py").exists()
-
-
-def kinds() -> list[tuple[str | None, tuple[str, ...]]]:
-    every: list[tuple[str | None, tuple[str, ...]]] = [(None, killed) for killed in KILLS]
-    every += [(stopped, (killed,)) for stopped, killed in STOPS]
-    return every if HAS_WATCHER else [each for each in every if W not in (each[0], *each[1])]
-
-
-def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
@@ -241,7 +229,7 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = p
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         while sum(tried.values()) < options.kills:
-            stopped, killed = kinds()[sum(tried.values()) % len(kinds())]
+            stopped, killed = KINDS[sum(tried.values()) % len(KINDS)]
             each = Round(Path(folder, str(rounds)), rounds, stopped, killed, chance)
             rounds += 1
             if not each.run():
@@ -251,8 +239,8 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = p
                 wrong.setdefault(each.kind, Counter())[what] += 1
     for kind, count in tried.items():
         faults = ", ".join(f"{what}: {number}" for what, number in wrong.get(kind, {}).items())
-        show(f"{count:4} x {kind:45} {faults or 'nothing wrong'}")
-    show(
+        print(f"{count:4} x {kind:45} {faults or 'nothing wrong'}")
+    print(
         f"{sum(tried.values())} kills in {time.monotonic() - began:.0f} s, {rounds - sum(tried.values())} rounds missed"
     )
     return 1 if wrong else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import select
 import shlex
 import shutil
 import signal
@@ -134,7 +136,7 @@ def counts(points: pd.DataFrame) -> dict[str, int]:
     return {str(status): int(count) for status, count in points["status"].value_counts().items()}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_what_runs_and_keeps_what_is_finished(
     sweep: Callable[..., Sweep], number: int, code: int
 ) -> None:
@@ -428,3 +430,49 @@ def test_a_sweep_measures_on_when_its_output_cannot_be_written(tmp_path: Path, r
     assert message in done.stderr
     assert done.stderr.count("\n") == bool(message)
     assert counts(table(tmp_path, "points")) == {"ok": 2}
+
+
+@pytest.mark.parametrize(
+    ("hangup", "code", "statuses"),
+    [(signal.SIG_DFL, 129, {"ok": 1, "interrupted": 1, "not_run": 1}), (signal.SIG_IGN, 0, {"ok": 3})],
+)
+def test_a_terminal_that_is_closed_stops_a_sweep_with_its_tables_unless_it_ignores_hangups(
+    tmp_path: Path, hangup: signal.Handlers, code: int, statuses: dict[str, int]
+) -> None:
+    words = [sys.executable, "-m", "sweeper", *COMMON, "name=run", *program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3")]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGHUP, hangup)
+        os.chdir(tmp_path)
+        os.execve(sys.executable, words, environ())
+    while not (tmp_path / "hanging").exists():  # a terminal that nobody reads would block the sweep
+        if select.select([terminal], [], [], 0.02)[0]:
+            os.read(terminal, 2**16)
+    os.close(terminal)
+    if hangup == signal.SIG_IGN:
+        (tmp_path / "go").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+    assert counts(table(tmp_path, "points")) == statuses
+
+
+def test_a_mistake_ends_with_its_code_when_nobody_reads_the_message(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as nobody:
+        refused = subprocess.run([sys.executable, "-m", "sweeper", "batch=x"], cwd=tmp_path, stderr=nobody)
+    assert refused.returncode == 2
+
+
+def test_a_sweep_ends_no_process_that_it_did_not_start(tmp_path: Path) -> None:
+    """A shell starts two processes, one in a session of its own, and becomes the sweep: they are its children."""
+    words = shlex.join([sys.executable, "-m", "sweeper", *COMMON, "name=run", *program(DOES_NOTHING, "batch=1,2")])
+    script = "sleep 3600 > /dev/null 2>&1 & echo $! > first; setsid sleep 3600 > /dev/null 2>&1 & echo $! > second"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}; exec {words}"], cwd=tmp_path, env=environ(), capture_output=True, text=True
+    )
+    others = [int((tmp_path / name).read_text()) for name in ("first", "second")]
+    left = [pid for pid in others if alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert done.returncode == 0, done.stderr
+    assert left == others
