@@ -54,9 +54,13 @@ class RunFolder:
             self._unsynced = False
 
     def check(self) -> None:
-        """Raises FileNotFoundError if the folder was removed, even if an attempt has created part of it again."""
-        if files.kind_of(self.path / PLAN) is None:
-            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
+        """Raises FileNotFoundError if the folder was removed or replaced, by one with a plan of its own too."""
+        try:
+            is_ours = os.path.samestat(os.lstat(self.path / PLAN), os.fstat(self._plan.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path)) from None
+        if not is_ours:
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was replaced", str(self.path))
 
     def attempts(self, point: Point, device: Device) -> Iterator[AttemptFolder]:
         """The folders of the attempts at a point on a device, oldest first."""

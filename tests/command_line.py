@@ -72,24 +72,26 @@ def _template() -> subprocess.Popen[str]:
 
 def serve() -> None:
     """The template: one JSON line per command on stdin, its exit code on stdout once it has ended."""
-    import sweeper
-
-    for module in pkgutil.walk_packages(sweeper.__path__, "sweeper."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
-    importlib.import_module(
-        "zoneinfo"
-    )  # by pyarrow, later: another user may not be allowed to read the interpreter's files
+    import_everything()
     while line := os.read(0, 2**20):  # a request is one write of a test that then waits
         while not line.endswith(b"\n"):
             line += os.read(0, 2**20)
         pid = os.fork()
         if pid == 0:
-            return _become(json.loads(line))
+            return become(json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
-def _become(command: dict[str, Any]) -> None:
+def import_everything() -> None:
+    import sweeper
+
+    for module in pkgutil.walk_packages(sweeper.__path__, "sweeper."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    importlib.import_module("zoneinfo")  # pyarrow needs it later; another user may not read the interpreter's files
+
+
+def become(command: dict[str, Any]) -> None:
     """Be what the interpreter is for `python -m sweeper` when its start is over; return or raise as that would."""
     for path, flags, descriptor in (
         (os.devnull, os.O_RDONLY, 0),
@@ -99,7 +101,7 @@ def _become(command: dict[str, Any]) -> None:
         opened = os.open(path, flags)
         os.dup2(opened, descriptor)
         os.close(opened)
-    if command["user"] is not None:
+    if command.get("user") is not None:
         other_user.become(command["user"])
     os.chdir(command["cwd"])
     os.environ.clear()

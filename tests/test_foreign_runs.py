@@ -254,7 +254,7 @@ def test_a_name_with_control_characters_is_shown_escaped(run: Path) -> None:
 def read_by(user: int | None, run: Path) -> dict[str, tuple[int, str, str]]:
     """The exit code and the output of each command that reads the run."""
     found = {}
-    for words in (*READING, ["frontier", "--json"], ["effects", "--json"], ["estimate", "--json"]):
+    for words in READING:
         read = command_line.run([words[0], str(run), *words[1:]], run.parent, user=user)
         found[" ".join(words)] = (read.returncode, read.stdout, read.stderr)
     return found

@@ -22,7 +22,7 @@ import sweeper
 from runners.engines.local import Event
 from runners.facts import Exit
 from runners.point import Attempt, AttemptFolder, Point
-from sweeper import cli
+from sweeper import cli, screen
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.run_folder import open_run
@@ -133,7 +133,7 @@ def command(call: Any, *arguments: Any) -> Ended:
             try:
                 code = call(*arguments)
             except Mistake as mistake:
-                cli.print_message(str(mistake))
+                screen.warn(str(mistake))
                 code = 2
             except Exception:
                 code = traceback.format_exc()
