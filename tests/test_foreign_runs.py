@@ -6,6 +6,7 @@ that reads one.
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import json
 import os
@@ -286,3 +287,35 @@ def test_a_run_that_may_not_be_read_is_one_line_with_its_owner_in_every_command(
             assert (code, out, err.count("\n")) == (2, "", 1), err
             assert "Permission denied (" in err
             assert "belongs to user root)" in err
+
+
+@other_user.only_root
+def test_a_sweep_among_links_that_another_user_planted_writes_through_none_and_waits_for_nobody(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    with other_user.shared_folder() as shared:
+        run, locks = shared / "outputs" / "run", shared / f"sweeper-{os.geteuid()}"
+
+        def plant() -> None:
+            run.mkdir(parents=True)
+            (run / "plan.jsonl").touch()
+            locks.mkdir()
+            fcntl.flock((locks / "cpu.lock").open("w"), fcntl.LOCK_EX)
+            (locks / "GPU-0.lock").symlink_to(victim)
+            for table in ("points", "attempts", "phases", "environment", "estimates", "frontier"):
+                (run / f".{table}.parquet.tmp").symlink_to(victim)
+                (run / f"{table}.parquet").symlink_to(victim)
+            (run / "followed").symlink_to(tmp_path)
+
+        other_user.act(plant)
+        typed = [word for word in TYPED if word != "parallel=true"]  # which takes no lock of the cpu
+        ended = command_line.run([*typed, "batch=1,2"], shared, {**os.environ, "TMPDIR": str(shared)})
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.startswith(
+            f"sweeper: {locks} belongs to user {other_user.UID}; the locks of devices are in"
+        )
+        assert ended.stderr.count("\n") == 1
+        assert len(load(run).points) == 2
+        assert [path for path in run.rglob("*") if path.is_symlink()] == []
+    assert victim.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [victim]
