@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, processes, stored_files
+from runners import facts, files, processes, stored_json
 from runners.facts import Fact
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -69,12 +69,12 @@ class Journal:
         os._exit(facts.UNRECORDED)
 
     def _opened(self) -> tuple[int, tuple[int, int]]:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         try:
-            low = os.open(self.path, flags, 0o644)
+            low = files.open_to_write(self.path, flags)
         except FileNotFoundError:  # the workload removed its own folder
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            low = os.open(self.path, flags, 0o644)
+            low = files.open_to_write(self.path, flags)
         high = processes.duplicate(low, HIGH)
         os.close(low)
         seen = os.fstat(high)
@@ -130,7 +130,7 @@ def facts_of(kept: Kept) -> tuple[list[Fact], str | None]:
             try:
                 found.append(facts.from_json(line))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                reason = stored_files.why(error)
+                reason = stored_json.why(error)
                 damage = damage or f"has lines that cannot be read, one of the kind {line['kind']}: {reason}"
     return found, damage
 
@@ -146,7 +146,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def kept_in(path: Path) -> Kept:
     """What can be read of a journal. A missing file has no lines."""
     try:
-        text = stored_files.content_of(path)
+        text = stored_json.content_of(path)
     except FileNotFoundError:
         return Kept([])
     except Damaged as damaged:
@@ -154,17 +154,17 @@ def kept_in(path: Path) -> Kept:
     lines = [line for line in text.split(b"\n") if line]
     torn, damage = False, None
     try:  # only a writer that died leaves a torn line
-        found = stored_files.parsed_lines(lines)
+        found = stored_json.parsed_lines(lines)
     except Damaged:
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(stored_files.parsed(line))
+                found.append(stored_json.parsed(line))
             except Damaged as damaged:
                 is_last = number == len(lines) and not text.endswith(b"\n")
                 torn = torn or is_last
                 if not is_last or b"\0" in line:
                     damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
-    found = stored_files.printable(found, text)
+    found = stored_json.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
-    return Kept(kept, len(text), stored_files.checksum(text), torn, damage)
+    return Kept(kept, len(text), stored_json.checksum(text), torn, damage)

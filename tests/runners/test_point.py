@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runners.device import Device
 from runners.facts import Exit
 from runners.point import Attempt, AttemptFolder, Point, canonical, write_aside
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 
 VALUES: dict[str, Any] = {
     "model": {"name": "tiny-llama", "library": "transformers", "config": {"num_hidden_layers": 8}},
@@ -205,9 +205,9 @@ def test_everything_an_attempt_left_is_on_the_disk_before_its_exit_appears(
         done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         fsync(descriptor)
 
-    def replace(old: Path, new: Path) -> None:
-        done.append(f"{old.name} is {new.name}")
-        rename(old, new)
+    def replace(old: str, new: str, **folders: int) -> None:
+        done.append(f"{old} is {new}")
+        rename(old, new, **folders)
 
     folder = AttemptFolder(tmp_path / "group" / "attempt")
     folder.create(attempt())

@@ -118,15 +118,19 @@ class Ended:
     err: str = ""
 
 
+class Hangs(BaseException):
+    """Raised in a command that takes too long. No handler of the product takes it for an error of a file."""
+
+
 def command(call: Any, *arguments: Any) -> Ended:
     """What a command line does, in this process."""
     out, err = io.StringIO(), io.StringIO()
 
     def late(*_: Any) -> None:
-        raise TimeoutError("the command hangs")
+        raise Hangs
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(20)
+    signal.setitimer(signal.ITIMER_REAL, 20, 1)
     code: int | str
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -135,10 +139,10 @@ def command(call: Any, *arguments: Any) -> Ended:
             except Mistake as mistake:
                 cli.print_message(str(mistake))
                 code = 2
-            except Exception:
+            except (Exception, Hangs):
                 code = traceback.format_exc()
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     return Ended(code, out.getvalue(), err.getvalue())
 

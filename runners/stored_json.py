@@ -1,4 +1,4 @@
-"""Files of a run, any of which may be damaged: their JSON is a value, or `Damaged` with the reason.
+"""JSON in the files of a run, any of which may be damaged: read as a value, or as `Damaged` with the reason.
 
 A disk, a copy or an editor can change any byte, and a changed digit is still valid JSON. Each object that sweeper
 writes therefore ends with the CRC-32 of the text before it: `{"code": 0, "crc32": 2841232310}`. An object without one
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import stat
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
+
+from runners import files
 
 CHECKSUM = "crc32"
 LARGEST_BYTES = 2**30  # of a file that is read
@@ -26,30 +26,17 @@ class Damaged(Exception):
     """A file or a line that is missing, or holds something else than its writer wrote. The message is the reason."""
 
 
-def opened(path: Path) -> BinaryIO:
-    """A regular file, which may be behind a link. Raises FileNotFoundError, or Damaged for anything else.
-
-    A FIFO would block the reader, and a device can have no end.
-    """
+def content_of(path: Path) -> bytes:
+    """The content of a file. Raises FileNotFoundError, PermissionError, or Damaged for what is no file."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise Damaged("is not a regular file")
-        return open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")
-    except FileNotFoundError:
+        with files.open_to_read(path) as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except (FileNotFoundError, PermissionError):
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise Damaged(f"cannot be opened ({why(error)})") from None
-
-
-def content_of(path: Path) -> bytes:
-    """The bytes of a regular file. Raises as `opened` does."""
-    with opened(path) as file:
-        try:
-            content = file.read(LARGEST_BYTES + 1)
-        except (OSError, MemoryError) as error:
-            raise Damaged(f"cannot be read ({why(error)})") from None
     if len(content) > LARGEST_BYTES:
         raise Damaged(f"is larger than {LARGEST_BYTES} bytes")
     return content
