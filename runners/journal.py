@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, files, processes, stored_json
+from runners import facts, files, processes, stored_json, untrusted
 from runners.facts import Fact
 from runners.stored_json import Damaged
 
@@ -22,6 +22,12 @@ QUALITY = "quality"  # the phase of the user's metric: not part of the workload,
 # Workloads close descriptors and open files of their own; a high number avoids both.
 HIGH = 700
 DEEPEST = 20  # nested containers; one that contains itself ends here
+LARGEST_NUMBER_BITS = 1024
+LONGEST_TEXT = 10_000  # characters of a value of no type of JSON
+
+# The workload may replace them.
+write, close, mkdir, fstat, getpid = os.write, os.close, os.mkdir, os.fstat, os.getpid
+dumps, monotonic = json.dumps, time.monotonic
 
 
 class Journal:
@@ -30,34 +36,40 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock = threading.Lock()
-        self._process = os.getpid()
-        self._descriptor, self._identity = self._open()
+        self._process = getpid()
+        self._descriptor, self._identity, self.bytes = self._open()
 
     def write(self, *written: Fact) -> None:
-        """Append the facts in one write, stamped with the time. Opens the file again if the workload closed it.
+        """Append the facts in one write, stamped with the time and with their place in the file.
 
-        Raises RuntimeError in a process that was forked from the writer: its facts are not those of the attempt. Ends
-        the process if the file cannot be written: a workload that handles such an error would finish without the fact.
+        Opens the file again if the workload closed it. Raises RuntimeError in a process that was forked from the
+        writer: its facts are not those of the attempt. Ends the process if the file cannot be written: a workload that
+        handles such an error would finish without the fact.
         """
-        if os.getpid() != self._process:
+        if getpid() != self._process:
             raise RuntimeError("a process that is not measured reported a fact of the attempt")
-        now = time.monotonic()
-        text = "".join(_dumps({"t": now, **facts.to_json(fact)}) + "\n" for fact in written)
+        now = monotonic()
         with self._lock:
+            at, lines = self.bytes, []
+            for fact in written:
+                # No table can hold half of a surrogate pair.
+                lines.append(_dumps({"t": now, "at": at, **facts.to_json(fact)}).encode("utf-8", "replace") + b"\n")
+                at += len(lines[-1])
             try:
-                seen = os.fstat(self._descriptor)
+                seen = fstat(self._descriptor)
                 if (seen.st_dev, seen.st_ino) != self._identity:
                     raise OSError("the descriptor belongs to another file now")
             except OSError:
-                self._descriptor, self._identity = self._open()
-            data = text.encode("utf-8", "replace")  # no table can hold half of a surrogate pair
+                self._descriptor, self._identity, _ = self._open()
+            data = b"".join(lines)
             try:
                 while data:
-                    data = data[os.write(self._descriptor, data) :]
+                    data = data[write(self._descriptor, data) :]
             except OSError as error:
                 self._leave(error)
+            self.bytes = at
 
-    def _open(self) -> tuple[int, tuple[int, int]]:
+    def _open(self) -> tuple[int, tuple[int, int], int]:
         try:
             return self._opened()
         except OSError as error:
@@ -65,45 +77,44 @@ class Journal:
 
     def _leave(self, error: OSError) -> NoReturn:
         with contextlib.suppress(OSError):
-            os.write(2, f"sweeper: {self.path} cannot be written: {processes.why_refused(error)}\n".encode())
-        os._exit(facts.UNRECORDED)
+            write(2, f"sweeper: {self.path} cannot be written: {processes.why_refused(error)}\n".encode())
+        processes.leave(facts.UNRECORDED)
 
-    def _opened(self) -> tuple[int, tuple[int, int]]:
+    def _opened(self) -> tuple[int, tuple[int, int], int]:
+        """The descriptor, the file's device and inode, and its size in bytes."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         try:
             low = files.open_to_write(self.path, flags)
-        except FileNotFoundError:  # the workload removed its own folder
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError:  # the workload removed its own folder; one above it is not the attempt's to make
+            mkdir(self.path.parent)
             low = files.open_to_write(self.path, flags)
         high = processes.duplicate(low, HIGH)
-        os.close(low)
-        seen = os.fstat(high)
-        return high, (seen.st_dev, seen.st_ino)
+        close(low)
+        seen = fstat(high)
+        return high, (seen.st_dev, seen.st_ino), seen.st_size
 
 
 def _dumps(line: dict[str, Any]) -> str:
     try:
-        return json.dumps(line, allow_nan=False, ensure_ascii=False)
+        return dumps(line, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):
-        return json.dumps(plain(line), allow_nan=False, ensure_ascii=False)
+        return dumps(plain(line), allow_nan=False, ensure_ascii=False)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
     """A value in JSON's own types. Other values (an object, nan, a NumPy scalar) become their text."""
-    if value is None or isinstance(value, (bool, int)):
+    kind = type(value)
+    if value is None or kind is bool or (kind is int and value.bit_length() <= LARGEST_NUMBER_BITS):
         return value
-    if isinstance(value, float):
+    if kind is float:
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
+    if kind is str:
         return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping) and depth < DEEPEST:
+    if issubclass(kind, Mapping) and depth < DEEPEST:
         return {str(plain(key)): plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)) and depth < DEEPEST:
+    if issubclass(kind, (list, tuple, set, frozenset)) and depth < DEEPEST:
         return [plain(item, depth + 1) for item in value]
-    try:
-        return str(value).encode("utf-8", "replace").decode()
-    except Exception:  # the user's own __str__
-        return f"<{type(value).__name__} that cannot be printed>"
+    return untrusted.text(value, LONGEST_TEXT)
 
 
 class Kept(NamedTuple):

@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -343,8 +344,10 @@ class Supervisor:
                 os.close(descriptor)
             os.chdir(running.attempt.cwd)
             child.run(running.folder, running.attempt, parent=supervisor)
+        except BaseException:
+            traceback.print_exc()  # a bug of ours: its last line becomes the row's message
         finally:
-            os._exit(70)  # EX_SOFTWARE: child.run never returns
+            processes.leave(70)  # EX_SOFTWARE: child.run never returns
 
     def _kill(self, running: Running) -> None:
         """Kill the attempt's whole session: a workload can ignore or delay any other signal."""

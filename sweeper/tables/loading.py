@@ -161,6 +161,8 @@ def run_folder(run: str | Path) -> Path:
             nearby = Path("outputs") / folder
             hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
             raise Mistake(f"{run}: no such folder{hint}")
+        if files.kind_of(folder / PLAN) == files.FILE:
+            files.open_to_read(folder / PLAN).close()
         if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
             raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
         if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():

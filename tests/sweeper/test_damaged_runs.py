@@ -26,6 +26,7 @@ from sweeper import cli
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.run_folder import open_run
+from sweeper.screen import warn
 from sweeper.sweeping.signals import Signals
 from sweeper.sweeping.sweep import Sweep
 from sweeper.tables import loading
@@ -137,7 +138,7 @@ def command(call: Any, *arguments: Any) -> Ended:
             try:
                 code = call(*arguments)
             except Mistake as mistake:
-                cli.print_message(str(mistake))
+                warn(str(mistake))
                 code = 2
             except (Exception, Hangs):
                 code = traceback.format_exc()
