@@ -27,7 +27,7 @@ from runners.journal import Journal
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
 from runners.point import Attempt, AttemptFolder
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from runners.threads import Threads
 
 if TYPE_CHECKING:

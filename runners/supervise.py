@@ -51,7 +51,7 @@ from runners import (
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
-from runners.stored_files import Damaged, sealed
+from runners.stored_json import Damaged, sealed
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end

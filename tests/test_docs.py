@@ -75,6 +75,10 @@ MAKERS = {
     "test_a_torn_line_loses_only_that_line": ".read_bytes()[:-20]",
     "test_a_kill_between_two_renames_leaves_no_tables_of_two_moments": "KILLED_AT_A_RENAME",
     "test_missing_or_torn_tables_are_rebuilt_from_the_journals": ".read_bytes()[:-100]",
+    "test_a_damaged_attempt_is_one_lost_row_that_names_the_file": "change(folder_of(run, damaged) / name)",
+    "test_a_folder_of_another_point_or_run_under_this_name_is_noticed": "copytree(source, kept)",
+    "test_a_damaged_line_of_the_plan_loses_that_line_only_and_one_line_reports_it": "lines[at].replace",
+    "test_a_damaged_or_foreign_table_is_made_again_in_memory": "change(run / f'{name}.parquet')",
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runners import files
+from runners import files, stored_json
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
-from runners.stored_files import Damaged, opened
+from runners.stored_json import Damaged
 from sweeper.columns import DECLARED, PANDAS, SCHEMA, TABLES, VERSION, WITH_SWEPT, Column, schema_of, with_swept
 from sweeper.errors import Mistake
 from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
@@ -54,23 +53,27 @@ def read(run: str | Path) -> dict[str, pa.Table]:
 
     Nothing in the run's folder is written. A line on stderr reports what is rebuilt, and what of the plan is damaged.
     """
-    folder = run_folder(run)
-    try:
-        found = _files(folder)
-        behind = _behind(folder, found)
-    except (FileNotFoundError, Damaged) as error:
-        behind = str(error) if isinstance(error, Damaged) else f"are missing ({Path(error.filename).name})"
-    if behind is None:
-        damage = damage_in(folder)
-        if damage is not None:
-            warn(f"{folder}: {damage}")
-        return {name: stored.table for name, stored in found.items()}
-    lost = _attempts_without_a_journal(folder)
-    if lost:
-        missing = f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
-        raise Mistake(f"{run}: the tables {behind}, and {missing}")
-    warn(f"the tables of {folder} {behind}: rebuilt from its journals")
-    return Tables(folder, unsettled=False).arrow()
+    with _permitted(run):
+        folder = run_folder(run)
+        try:
+            found = _files(folder)
+            behind = _behind(folder, found)
+        except FileNotFoundError as error:
+            behind = f"are missing ({Path(error.filename).name})"
+        except Damaged as damaged:
+            behind = str(damaged)
+        if behind is None:
+            damage = damage_in(folder)
+            if damage is not None:
+                warn(f"{folder}: {damage}")
+            return {name: stored.table for name, stored in found.items()}
+        lost = _attempts_without_a_journal(folder)
+        if lost:
+            attempts = format_count(lost, "attempt")
+            missing = f"the journals of {attempts} in {POINTS}/ are missing, so they cannot be rebuilt"
+            raise Mistake(f"{run}: the tables {behind}, and {missing}")
+        warn(f"the tables of {folder} {behind}: rebuilt from its journals")
+        return Tables(folder, unsettled=False).arrow()
 
 
 @contextlib.contextmanager
@@ -97,8 +100,8 @@ def _files(folder: Path) -> dict[str, Stored]:
     """
     found: dict[str, Stored] = {}
     for _ in range(READS):
-        with contextlib.ExitStack() as all_opened:  # all of them before any is read, which takes longer
-            tables = {name: all_opened.enter_context(_opened(folder, name)) for name in TABLES}
+        with contextlib.ExitStack() as opened:  # all of them before any is read, which takes longer
+            tables = {name: opened.enter_context(_opened(folder, name)) for name in TABLES}
             found = {name: _stored(name, file) for name, file in tables.items()}
         if len(_of_each(found, GENERATION)) == 1:
             break
@@ -108,11 +111,11 @@ def _files(folder: Path) -> dict[str, Stored]:
 def _opened(folder: Path, name: str) -> IO[bytes]:
     path = table_file(folder, name)
     try:
-        return opened(path)
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
-    except Damaged as damaged:
-        raise Damaged(f"cannot be used: {path.name} {damaged}") from None
+        return files.open_to_read(path)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise Damaged(f"cannot be used: {path.name} cannot be read ({stored_json.why(error)})") from None
 
 
 def _stored(name: str, file: IO[bytes]) -> Stored:

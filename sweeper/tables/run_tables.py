@@ -32,7 +32,7 @@ from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.record import attempt_in, outcome_in
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from sweeper import columns, quality, run_folder
 from sweeper.columns import Column
 from sweeper.frontier.edges import HEADROOM_NEEDS, NEEDS, frontier, headroom, limit_bytes
