@@ -79,7 +79,7 @@ class Composer:
         known = as_text(dict(choices))
         if known not in self._composed:
             chosen = [(group, choice) for group, choice in choices.items() if choice is not None]
-            overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
+            overrides = [f"{group}={self.option(group, choice)}" for group, choice in chosen]
             with explained():
                 config = self.loader.load_configuration("config", [*self._of_hydra, *overrides], RunMode.RUN)
             self._choices[known] = dict(choices) | dict(config.hydra.runtime.choices)
@@ -122,7 +122,8 @@ class Composer:
         self.compose(choices)
         return self._choices[as_text(dict(choices))]
 
-    def _option(self, group: str, choice: Any) -> str:
+    def option(self, group: str, choice: Any) -> str:
+        """An option of a group as it is typed in Hydra's grammar. Raises Mistake for several."""
         if isinstance(choice, list) and group in PLANNING_GROUPS:
             return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
         if isinstance(choice, (list, dict)):
