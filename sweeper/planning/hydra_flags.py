@@ -11,10 +11,12 @@ import re
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 import sweeper
+from sweeper import screen
 from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.command_line import CommandLine
 from sweeper.planning.composer import Composer
+from sweeper.planning.config_files import located
 from sweeper.planning.experiment import refuse_typed
 from sweeper.planning.hydra_errors import explained, first_line
 from sweeper.planning.hydra_sweeper import composer_of, run_hydra
@@ -38,10 +40,10 @@ def show(line: CommandLine) -> None:
     """
     flags = line.flags
     if flags.version:
-        print(f"sweeper {sweeper.__version__}")
+        screen.show(f"sweeper {sweeper.__version__}")
         return
     if flags.cfg:
-        print(_configuration(line))
+        screen.show(_configuration(line))
         return
     logging.raiseExceptions = False  # `--info | head`
     if flags.shell_completion:
@@ -51,7 +53,8 @@ def show(line: CommandLine) -> None:
     if not flags.hydra_help:
         arguments += _composed(line)[1]  # only these decide what --info shows
     try:
-        run_hydra(arguments, _never)
+        with screen.printable_output():
+            run_hydra(arguments, _never)
     except SystemExit as ended:  # Hydra exits with another code after it has printed a mistake
         raise SystemExit(2 if ended.code else 0) from None
     except ValueError as error:
@@ -68,13 +71,17 @@ def _composed(line: CommandLine) -> tuple[DictConfig, list[str]]:
         composer = composer_of([*folder, *line.of_hydra])
         found = parse(line.overrides, composer.loader)
         refuse_typed(found)
-        fixed = found.fixed | {key: values[0] for key, values in found.several.items()}
-        groups = {key: value for key, value in fixed.items() if key in composer.groups}
+    fixed = found.fixed | {key: values[0] for key, values in found.several.items()}
+    groups = {key: value for key, value in fixed.items() if key in composer.groups}
+    try:
         config = composer.compose(groups)
         for key, value in fixed.items():
             if key not in groups:
                 composer.update(config, key, value, key in found.added)
-    return config, [f"{key}={composer.option(key, value)}" for key, value in groups.items() if value is not None]
+        options = [f"{key}={composer.option(key, value)}" for key, value in groups.items() if value is not None]
+    except Mistake as mistake:
+        raise type(mistake)(located(str(mistake), composer.files, found.values)) from None
+    return config, options
 
 
 def _configuration(line: CommandLine) -> str:
@@ -116,13 +123,13 @@ def _complete(line: CommandLine) -> None:
     with contextlib.redirect_stdout(printed):
         run_hydra(["--shell-completion", *line.overrides], _never)
     if not any(word.startswith("query=") for word in line.overrides):
-        print(printed.getvalue(), end="")
+        screen.show(printed.getvalue().rstrip("\n"))
         return
     between = "\n" if "\n" in printed.getvalue().strip() else " "
     words = [word for word in printed.getvalue().split() if not NOT_TYPED.match(word)]
     words = [f"{word[:-1]}=" if word[:-1] in LISTS else word for word in words]
     is_estimate = re.match(r"^\s*(\S*python\S*\s+-m\s+)?\S+\s+estimate\b", typed_so_far) is not None
-    print(between.join(word for word in words if is_estimate or not word.startswith(CARD)))
+    screen.show(between.join(word for word in words if is_estimate or not word.startswith(CARD)))
 
 
 def _never(composer: Composer) -> None:

@@ -19,6 +19,7 @@ from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
 from sweeper.planning.composer import ENV, Composer
+from sweeper.planning.config_files import located
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
 from sweeper.planning.experiment import grid_of, points_of, refuse_typed
 from sweeper.planning.hydra_errors import explained
@@ -37,7 +38,12 @@ def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) ->
     """Plan a command line. Raises Mistake. `report` is called with messages for the user."""
     folder = ["--config-dir", line.flags.config_dir] if line.flags.config_dir else []
     with explained():
-        return _Planner(composer_of([*folder, *line.of_hydra]), line, probes, report).plan()
+        planner = _Planner(composer_of([*folder, *line.of_hydra]), line, probes, report)
+    try:
+        with explained():
+            return planner.plan()
+    except Mistake as mistake:
+        raise type(mistake)(located(str(mistake), planner.composer.files, planner.typed.values)) from None
 
 
 class _Planner:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from runners import files, locks
 from runners.device import Device
 from runners.libraries import needed_by
 from runners.point import Point
@@ -45,6 +46,19 @@ def check_libraries(points: Sequence[Point], fingerprint: Fingerprint, report: C
         )
     count = sum(map(bool, lacking))
     report(f"{missing}, so {count} of {format_count(len(points), 'point')} cannot be measured; {cure}")
+
+
+def check_locks(devices: Iterable[Device], report: Callable[[str], None]) -> None:
+    """Reports why the locks of devices are not in their usual folder. Raises Mistake if one cannot be opened."""
+    try:
+        opened = {path: device for device in devices for path in locks_of(device)}
+        for path in opened:
+            os.close(files.open_to_write(Path(path), os.O_RDWR | os.O_CREAT, locks.PRIVATE_FILE))
+    except OSError as error:
+        raise Mistake(f"TMPDIR={tempfile.gettempdir()}: {error.filename} cannot be locked: {error.strerror}") from None
+    elsewhere = opened and locks.why_not_usual(Path(next(iter(opened))).parent)
+    if elsewhere:
+        report(elsewhere)
 
 
 AMD_DRIVER = Path("/dev/kfd")
@@ -94,7 +108,6 @@ def locks_of(device: Device) -> tuple[str, ...]:
     """
     if device.is_calculated:
         return ()
-    folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = locks.device_folder()
     names = device.uuids or device.parts
     return tuple(str(folder / f"{name.replace('/', '-').replace(':', '-')}.lock") for name in names)

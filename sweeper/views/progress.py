@@ -16,6 +16,7 @@ from runners.point import Point
 from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
+from sweeper.screen import printable, show, warn
 from sweeper.units import format_bytes, format_count, format_seconds
 from sweeper.views.layout import assignments, counts, error_text, handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
@@ -77,7 +78,7 @@ class Show:
         pass
 
     def stopped(self, why: str) -> None:
-        print(f"sweeper: {why}", file=sys.stderr)
+        warn(why)
 
     def ended(
         self,
@@ -109,7 +110,7 @@ class Show:
 
     def _line(self, text: str) -> None:
         try:
-            print(text, flush=True)
+            show(text)
         except OSError as error:
             # The reader closed the pipe (`| head`) or the disk is full. Results go to files, so the sweep continues.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -149,7 +150,8 @@ class TerminalShow(Show):
         left = self._total - self._done
         if self._seconds and left:
             words.append(f"about {format_seconds(left * sum(self._seconds) / len(self._seconds))} left")
-        self._live.update(Text(" · ".join(words), style="dim", overflow="ellipsis", no_wrap=True), refresh=True)
+        line = Text(printable(" · ".join(words)), style="dim", overflow="ellipsis", no_wrap=True)
+        self._live.update(line, refresh=True)
 
     def ended(
         self,
@@ -162,7 +164,7 @@ class TerminalShow(Show):
         super().ended(rows, folder, context, searched)
 
     def _line(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
