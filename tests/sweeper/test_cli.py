@@ -272,7 +272,8 @@ def test_cfg_refuses_the_file_that_a_sweep_would_refuse(tmp_path: Path, typed: T
     words = ("experiment=mine", "-cd", "options")
     swept = typed(*words)
     assert (swept.returncode, swept.stdout) == (2, "")
-    assert swept.stderr.startswith("sweeper: options/experiment/mine.yaml, line 4: hydra.run.dir: sweeper does not use it")
+    where = "sweeper: options/experiment/mine.yaml, line 4: hydra.run.dir"
+    assert swept.stderr.startswith(f"{where}: sweeper does not use it")
     for flags in (("--cfg", "job"), ("--info", "defaults")):
         assert typed(*flags, *words) == swept
 
