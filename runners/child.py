@@ -1,7 +1,7 @@
 """The measured process: runs the workload of one attempt between counters, and appends each fact to its journal.
 
 Before the workload's own libraries it imports the standard library only. To run an attempt again by hand, copy its
-folder without `journal.jsonl` and run `python -m runners.child FOLDER`.
+folder without `journal.jsonl` and run `python -m runners.child FOLDER WHAT`; without WHAT it shows what it would run.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import facts, fingerprint, processes
+from runners import facts, fingerprint, launch_command, libraries, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal, plain
@@ -38,34 +39,49 @@ MOST_CAUSES = 20
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run the attempt in a folder, the first argument; end with the parent, whose pid may be the second."""
-    folder = AttemptFolder(Path(arguments[0]))
-    run(folder, folder.attempt(), parent=int(arguments[1]) if len(arguments) > 1 else None)
+    """Run the attempt in a folder. The arguments: the folder, the parent's pid (0: none), the digest of the request."""
+    place, parent, digest = arguments
+    folder = AttemptFolder(Path(place))
+    run(folder, folder.attempt(digest), parent=int(parent) or None)
 
 
 def run_by_hand(arguments: list[str]) -> NoReturn:
     """Become the process that a supervisor would start for the folder named, with its environment and current folder.
 
-    Nothing limits its time, holds its device or writes exit.json. Raises SystemExit with one line for a folder that
-    has a journal already or no request that can be read.
+    Nothing limits its time, holds its device or writes exit.json. A folder decides which code runs, where, and with
+    which environment, so all of it is shown first, and runs once its name follows the folder. Raises SystemExit with
+    one line for that, and for a folder that has a journal already or no request that can be read.
     """
-    from runners import launch_command
-
-    if len(arguments) != 1:
-        raise SystemExit("usage: python -m runners.child FOLDER")
-    folder = AttemptFolder(Path(arguments[0]).absolute())
+    if not arguments:
+        raise SystemExit("usage: python -m runners.child FOLDER [WHAT]")
+    folder = AttemptFolder(Path(arguments[0]).resolve())
     if folder.journal.exists():
         raise SystemExit(f"{folder.journal}: the attempt was made already; remove this file from a copy of its folder")
     try:
         attempt = folder.attempt()
     except Damaged as damaged:
         raise SystemExit(f"{folder.path}: {damaged}") from None
+    what = _what_runs(attempt)
+    if arguments[1:] != [what]:
+        repeat = shlex.join(["python", "-m", "runners.child", str(folder.path), what])
+        where = f"in {attempt.cwd!r} with {dict(attempt.environ or {})}"
+        raise SystemExit(f"{folder.path} runs {what!r} {where}; if that is what you want, type: {repeat!r}")
     try:
         os.chdir(attempt.cwd)
     except OSError as error:
-        raise SystemExit(f"{folder.request}: cwd={attempt.cwd}: {error.strerror}") from None
-    command = launch_command.command(sys.executable, "child", str(folder.path))
+        raise SystemExit(f"{folder.request}: cwd={attempt.cwd!r}: {error.strerror}") from None
+    command = launch_command.command(sys.executable, "child", str(folder.path), "0", attempt.digest)
     os.execve(sys.executable, command, launch_command.environ(attempt.environ or {}))
+
+
+def _what_runs(attempt: Attempt) -> str:
+    """The user's code that an attempt runs, as text; without any, the name of the workload."""
+    workload = attempt.point.values.get("workload")
+    workload = workload if isinstance(workload, Mapping) else {}
+    argv = workload.get("argv")
+    program = shlex.join(map(str, argv)) if isinstance(argv, list) else None
+    named = (program, workload.get("target"), attempt.point.get("quality.target"))
+    return " ".join(str(each) for each in named if each) or str(attempt.point.get("workload"))
 
 
 def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn:
@@ -100,7 +116,7 @@ def import_libraries(attempt: Attempt) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise Unavailable(f"{module} cannot be imported: {_root_cause(error)}{_cure(module)}") from error
+            raise Unavailable(libraries.why_not_imported(module, error, _root_cause(error))) from error
 
 
 def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
@@ -201,9 +217,7 @@ def _be_an_ordinary_process() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    folder = os.getcwd()
-    if not os.environ.get("PYTHONSAFEPATH") and folder not in sys.path:
-        sys.path.insert(0, folder)  # where `python -c` looks first; absolute, since a workload may change folder
+    launch_command.search_current_folder()
     with contextlib.suppress(Exception):
         faulthandler.enable()  # writes the Python stack of a segfault to the output and keeps the signal
 
@@ -245,11 +259,6 @@ def _name(kind: type) -> str:
 def _root_cause(error: BaseException) -> str:
     *_, last = _causes(error)
     return f"{_name(type(last))}: {plain(last)}"
-
-
-def _cure(module: str) -> str:
-    library = module.partition(".")[0]
-    return f" (pip install 'sweeper[models]' brings {library})" if library in ("transformers", "peft") else ""
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from runners import facts
+from runners import facts, files
 from runners.journal import plain
 from runners.phases import Phases
 from runners.point import AttemptFolder
@@ -71,13 +71,14 @@ class FailureTrace:
     def _written(self, history: History, causes: Iterable[BaseException]) -> facts.Trace:
         aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
+            os.close(files.create(aside))
             history.write(aside, causes)
             size = aside.stat().st_size
             if size > LARGEST_BYTES:
                 return _none(f"it has {size} bytes, and at most {LARGEST_BYTES} are kept")
-            os.replace(aside, self._path)
+            files.replace(aside, self._path)
         finally:
-            aside.unlink(missing_ok=True)
+            files.remove(aside)
         return facts.Trace(self._path.name, bytes=size, scope=history.scope)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, processes
+from runners import facts, files, processes
 from runners.facts import Fact
 
 BETWEEN = "between"
@@ -68,12 +68,12 @@ class Journal:
         os._exit(facts.UNRECORDED)
 
     def _opened(self) -> tuple[int, tuple[int, int]]:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         try:
-            low = os.open(self.path, flags, 0o644)
+            low = files.open_to_write(self.path, flags)
         except FileNotFoundError:  # the workload removed its own folder
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            low = os.open(self.path, flags, 0o644)
+            low = files.open_to_write(self.path, flags)
         high = processes.duplicate(low, HIGH)
         os.close(low)
         seen = os.fstat(high)
@@ -141,11 +141,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def kept_in(path: Path) -> Kept:
-    """What can be read of a .jsonl file. A missing file has no lines."""
+    """What can be read of a .jsonl file. A missing file has no lines. Raises PermissionError."""
     try:
-        text = path.read_bytes()
+        text = files.read(path)
     except (FileNotFoundError, NotADirectoryError):
         return Kept([])
+    except PermissionError:
+        raise
+    except OSError:  # something else has the file's name
+        return Kept([], damaged=True)
     lines = [line for line in text.split(b"\n") if line]
     torn = damaged = False
     try:  # all at once takes two thirds of the time, and only a writer that died leaves a torn line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,3 +33,14 @@ def environ(changes: Mapping[str, str | None]) -> dict[str, str]:
     """The environment of this process with some variables set or, with None, removed."""
     changed: dict[str, str | None] = {**os.environ, **changes}
     return {name: value for name, value in changed.items() if value is not None}
+
+
+def search_current_folder() -> None:
+    """Let this process import from the current folder first, as `python -c` does, unless PYTHONSAFEPATH is set.
+
+    The path is absolute, since a workload may change folder. Every process that imports a user's module calls this, so
+    that the plan and the measurement find the same one.
+    """
+    folder = os.getcwd()
+    if not os.environ.get("PYTHONSAFEPATH") and folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runners import files
 from runners.device import Card, Device
 from runners.facts import Exit, exit_from_json, exit_to_json
 
@@ -21,13 +23,16 @@ class Damaged(Exception):
 
 
 FORMAT = 1  # version of point.json, journal.jsonl and exit.json
+ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One configuration: a value for every key that can change what is measured, nested as in conf/.
 
-    Values are of JSON types. The id is a hash of them, so two spellings that settle to the same values are one point.
+    Values are of JSON types, and mappings are dicts. The id is a hash of them, so two spellings that settle to the same
+    values are one point.
     """
 
     values: Mapping[str, Any]
@@ -44,25 +49,25 @@ class Point:
 
         Raises KeyError for a key that the point does not have.
         """
-        value: Any = self.values
-        for part in key.split("."):
-            if not isinstance(value, Mapping) or part not in value:
-                raise KeyError(key)
-            value = value[part]
-        if isinstance(value, Mapping) and "name" in value:
-            return value["name"]
+        value = self.get(key, ABSENT)
+        if value is ABSENT:
+            raise KeyError(key)
         return value
 
     def get(self, key: str, default: Any = None) -> Any:
-        try:
-            return self[key]
-        except KeyError:
-            return default
+        value: Any = self.values
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return default
+            value = value[part]
+        if isinstance(value, dict) and "name" in value:
+            return value["name"]
+        return value
 
 
 def canonical(values: Any) -> str:
     """The one JSON spelling of a value: sorted keys, no spaces."""
-    return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return ENCODER.encode(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +102,11 @@ class Attempt:
         """The path of the attempt's folder below `points/`. It holds ids only: what a user typed becomes no path."""
         device = re.sub(r"[^a-z0-9+.-]", "-", self.device.name)
         return f"{self.point.id[:2]}/{self.point.id}.{device}.{self.number}"
+
+    @property
+    def digest(self) -> str:
+        """A hash of everything in it. Two requests with the same digest run the same code on the same point."""
+        return hashlib.sha256(canonical(self.to_json()).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -190,15 +200,21 @@ class AttemptFolder:
 
     def create(self, attempt: Attempt) -> None:
         """Make the folder with its request. Raises FileExistsError if it exists: an attempt is made once."""
-        self.path.mkdir(parents=True, exist_ok=False)
+        files.make_folder(self.path)
         write_aside(self.request, attempt.to_json())
 
-    def attempt(self) -> Attempt:
-        """The attempt that was requested. Raises Damaged."""
+    def attempt(self, digest: str | None = None) -> Attempt:
+        """The attempt that was requested. Raises Damaged, also if it has another digest than the one given.
+
+        A request decides which code runs, and another user may be able to replace it in its folder.
+        """
         try:
-            return Attempt.from_json(json.loads(self.request.read_bytes()))
+            attempt = Attempt.from_json(json.loads(files.read(self.request)))
+            if digest is not None and attempt.digest != digest:
+                raise Damaged(f"{self.request} was replaced after it was written")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"{self.request.name} cannot be read ({type(error).__name__}: {error})") from error
+        return attempt
 
     def settle(self, exit: Exit) -> None:
         """Write how the attempt ended, once everything else in the folder is on the disk. Raises OSError.
@@ -215,7 +231,7 @@ class AttemptFolder:
     def settled(self) -> Exit | None:
         """How the attempt ended, or None if its supervisor has not written it. Raises Damaged."""
         try:
-            return exit_from_json(json.loads(self.exit.read_bytes()))
+            return exit_from_json(json.loads(files.read(self.exit)))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, TypeError) as error:
@@ -223,7 +239,12 @@ class AttemptFolder:
 
     def began(self) -> bool:
         """Whether the attempt left anything: a fact, or how it ended."""
-        return self.exit.exists() or (self.journal.exists() and self.journal.stat().st_size > 0)
+        if self.exit.exists():
+            return True
+        try:
+            return os.lstat(self.journal).st_size > 0
+        except OSError:
+            return False
 
 
 def write_aside(path: Path, value: Any, lasting: bool = False) -> None:
@@ -234,21 +255,22 @@ def write_aside(path: Path, value: Any, lasting: bool = False) -> None:
     text = json.dumps(value, allow_nan=False) + "\n"
     aside = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
-        with aside.open("w") as file:
+        with os.fdopen(files.create(aside), "w") as file:
             file.write(text)
             file.flush()
             if lasting:
                 os.fsync(file.fileno())
-        os.replace(aside, path)
+        files.replace(aside, path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            files.remove(aside)
         raise
 
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk. One that is missing is left out. Raises OSError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runners import facts, processes
+from runners import facts, files, processes
 from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
@@ -37,7 +37,7 @@ class AllocationTrace:
     def read(cls, path: Path) -> AllocationTrace | None:
         """None if the file does not exist or is damaged: the point is then traced again."""
         try:
-            head, _, packed = path.read_bytes().partition(b"\n")
+            head, _, packed = files.read(path).partition(b"\n")
         except FileNotFoundError:
             return None
         events = array("q")
@@ -50,8 +50,8 @@ class AllocationTrace:
     def write(self, path: Path) -> None:
         """Write to a temporary file and rename it, so that a reader never sees a part."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(json.dumps(self.lines).encode() + b"\n" + zlib.compress(self.events.tobytes(), 1))
-        os.replace(temporary, path)
+        files.write(temporary, json.dumps(self.lines).encode() + b"\n" + zlib.compress(self.events.tobytes(), 1))
+        files.replace(temporary, path)
 
 
 def card_of(attempt: Attempt) -> Card:

@@ -5,10 +5,13 @@ Tests compare each count with the class of transformers, built without data.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from runners.point import canonical
 from sweeper.estimates.memory_terms import NoClosedForm, name_of
 
 LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # suffixes of the classes whose head is counted
@@ -50,6 +53,12 @@ def parameters(values: Mapping[str, Any]) -> Parameters:
     model = values.get("model")
     if not isinstance(model, Mapping):
         raise NoClosedForm("there is no model")
+    return _counted(canonical(model))
+
+
+@lru_cache(maxsize=64)  # the points of a sweep have few models
+def _counted(model_json: str) -> Parameters:
+    model = json.loads(model_json)
     if model.get("library") == "torch" and model.get("name") == "mlp":
         return _mlp(model)
     kind, head = model.get("model_type"), model.get("architecture")

@@ -120,11 +120,9 @@ class Composer:
 
     def _refuse_hidden(self, file: str) -> None:
         """Raises Mistake for a file of the user's that is not read, since there is another one of its name."""
-        read, *hidden = [
-            os.path.join(source.path, f"{file}.yaml") for source in self._sources if source.is_config(file)
-        ]
-        for path in hidden:
-            if not os.path.samefile(path, read):
+        paths = [os.path.join(source.path, f"{file}.yaml") for source in self._sources if source.is_config(file)]
+        for path in paths[1:]:
+            if not os.path.samefile(path, paths[0]):
                 group, _, option = file.rpartition("/")
                 first = f"there is another {group}={option}, which comes first; give the file another name"
                 raise Mistake(f"{shown(path)}: {first}")
@@ -177,20 +175,25 @@ class Composer:
         `defaults`: the composition without an experiment. `values`: the experiment's, by dotted key.
         """
         for key, value in values:
-            free = key.startswith((PARAMS, ENV, REFERENCE, MODEL_CONFIG))
-            if free or key.partition(".")[0] not in ("model", "workload", "inputs", "quality"):
+            if key.partition(".")[0] not in ("model", "workload", "inputs", "quality"):
                 continue
             try:
-                self.update(copy.deepcopy(defaults), key, value, False)
+                self.updated(defaults, key, value, added=True)
             except Mistake as mistake:
                 hint = f"; write {several(key, value)} to try each" if isinstance(value, list) else ""
                 raise Mistake(f"{mistake}{hint}") from None
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
-        if key.startswith(PARAMS) and "params" not in config.workload:
+        if f"{key}.".startswith(PARAMS) and "params" not in config.workload:
             raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
-        free = key.startswith((PARAMS, ENV, REFERENCE, *NAMED_KEYS)) or (added and key.startswith(MODEL_CONFIG))
+        if key == PARAMS.rstrip(".") and isinstance(value, dict):  # as if each of them had been typed
+            for name, each in value.items():
+                self.update(config, f"{PARAMS}{name}", each, added)
+            return
+        free = _takes_any(key, added)
+        if key == ENV.rstrip(".") and isinstance(value, dict):
+            raise Mistake(f"{key}={typed(value)}: write each variable, as in {ENV}{next(iter(value), 'NAME')}=1,2")
         if not free:
             value = self._of_its_type(config, key, value)
         try:
@@ -201,6 +204,16 @@ class Composer:
             raise Mistake(f"{key}={typed(value)}: must be {expected_type(key)}{whole_number_hint(value)}") from None
         except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
             raise Mistake(f"{key}={typed(value)}: {first_line(error)}") from None
+
+    def updated(self, config: DictConfig, key: str, value: Any, added: bool) -> Any:
+        """The value that the key has after `update`, in a copy of the configuration. Raises Mistake."""
+        if not _takes_any(key, added):
+            value = self._of_its_type(config, key, value)
+            if type(value) in (bool, int, float, str) and type(value) is type(OmegaConf.select(config, key)):
+                return value  # a copy of OmegaConf's nodes takes 2 ms
+        config = copy.deepcopy(config)
+        self.update(config, key, value, added)
+        return OmegaConf.select(config, key)
 
     def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
         """The value converted to the type of the present one: keys of groups have no other schema. Raises Mistake."""
@@ -230,6 +243,11 @@ class Composer:
                     f"{key}={typed(value)}: must be {wanted}{whole_number_hint(value)}; it is {typed(is_now)} now"
                 )
         return value
+
+
+def _takes_any(key: str, added: bool) -> bool:
+    """Whether a key takes a value of any type, or is one of any name."""
+    return key.startswith((PARAMS, ENV, REFERENCE, *NAMED_KEYS)) or (added and key.startswith(MODEL_CONFIG))
 
 
 def _why_not_an_option(path: str, group: str, stem: str) -> str:

@@ -107,9 +107,7 @@ class Configurations:
     def _converted(self, base: _Base, key: str, value: Any) -> Any:
         known = f"{key}={as_text(value)}"
         if known not in base.converted:
-            config = copy.deepcopy(base.config)
-            self._update(config, key, value)
-            base.converted[known] = OmegaConf.select(config, key)
+            base.converted[known] = self._composer.updated(base.config, key, value, key in self._added)
         return base.converted[known]
 
     def _update(self, config: DictConfig, key: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from runners import files
 from runners.device import device_named
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.columns import TABLES, VERSION
 from sweeper.errors import Mistake
 from sweeper.plan_lines import PLAN, read_plan
 from sweeper.run_folder import POINTS
-from sweeper.tables.packed_rows import warn
+from sweeper.screen import warn
 from sweeper.tables.run_tables import GENERATION, PLAN_BYTES, Tables, attempt_folders, file_size, table_file
 from sweeper.units import format_count
 
@@ -48,20 +49,33 @@ def load(run: str | Path) -> Frames:
 
 def read(run: str | Path) -> dict[str, pa.Table]:
     """The tables of a run by name, as Arrow tables. Raises Mistake as `load` does."""
-    folder = run_folder(run)
+    with _permitted(run):
+        folder = run_folder(run)
+        try:
+            found = _files(folder)
+            behind = _behind(folder, found)
+        except PermissionError:
+            raise
+        except (OSError, pa.ArrowException) as error:
+            behind = f"cannot be read ({' '.join(str(error).split())})"
+        if behind is None:
+            return found
+        lost = _attempts_without_a_journal(folder)
+        if lost:
+            attempts = format_count(lost, "attempt")
+            missing = f"the journals of {attempts} in {POINTS}/ are missing, so they cannot be rebuilt"
+            raise Mistake(f"{run}: the tables {behind}, and {missing}")
+        warn(f"the tables of {folder} {behind}: rebuilt from its journals")
+        return Tables(folder, unsettled=False).arrow()
+
+
+@contextlib.contextmanager
+def _permitted(run: str | Path) -> Iterator[None]:
+    """Raises Mistake for what may not be read: it belongs to another user."""
     try:
-        found = _files(folder)
-        behind = _behind(folder, found)
-    except (OSError, pa.ArrowException) as error:
-        behind = f"cannot be read ({' '.join(str(error).split())})"
-    if behind is None:
-        return found
-    lost = _attempts_without_a_journal(folder)
-    if lost:
-        missing = f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
-        raise Mistake(f"{run}: the tables {behind}, and {missing}")
-    warn(f"the tables of {folder} {behind}: rebuilt from its journals")
-    return Tables(folder, unsettled=False).arrow()
+        yield
+    except PermissionError as error:
+        raise Mistake(f"{run}: {error.filename} cannot be read: {files.why(error)}") from error
 
 
 def _files(folder: Path) -> dict[str, pa.Table]:
@@ -69,8 +83,8 @@ def _files(folder: Path) -> dict[str, pa.Table]:
     found: dict[str, pa.Table] = {}
     for _ in range(READS):
         with contextlib.ExitStack() as opened:  # all of them before any is read, which takes longer
-            files = {name: opened.enter_context(table_file(folder, name).open("rb")) for name in TABLES}
-            found = {name: _table(file.read()) for name, file in files.items()}
+            tables = {name: opened.enter_context(files.open_to_read(table_file(folder, name))) for name in TABLES}
+            found = {name: _table(file.read()) for name, file in tables.items()}
         if len(_generations(found)) == 1:
             break
     return found
@@ -91,16 +105,19 @@ def _metadata(table: pa.Table, key: str) -> str | None:
 
 
 def run_folder(run: str | Path) -> Path:
-    """The folder of a run. Raises Mistake if there is none, or if it is not a run."""
+    """The folder of a run. Raises Mistake if there is none, if it may not be read, or if it is not a run."""
     folder = Path(run)
-    if not folder.is_dir():
-        nearby = Path("outputs") / folder
-        hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
-        raise Mistake(f"{run}: no such folder{hint}")
-    if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
-        raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
-    if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
-        raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
+    with _permitted(run):
+        if folder.is_symlink():  # what is in a run is opened without following links
+            folder = folder.resolve()
+        if not folder.is_dir():
+            nearby = Path("outputs") / folder
+            hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
+            raise Mistake(f"{run}: no such folder{hint}")
+        if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
+            raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
+        if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
+            raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
     return folder
 
 
@@ -130,7 +147,7 @@ def _attempts_in(attempts: pa.Table) -> set[str]:
 def _attempts_without_a_journal(folder: Path) -> int:
     """The number of attempts in attempts.parquet whose folders are missing; 0 if the table cannot be read either."""
     try:
-        known = _attempts_in(_table(table_file(folder, "attempts").read_bytes()))
+        known = _attempts_in(_table(files.read(table_file(folder, "attempts"))))
     except (OSError, pa.ArrowException, KeyError):
         return 0
     return len(known - {path.name for path in attempt_folders(folder / POINTS)})

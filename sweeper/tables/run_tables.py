@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from runners import files
 from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Damaged, Point, canonical
@@ -48,8 +49,9 @@ from sweeper.plan_lines import (
     read_plan,
 )
 from sweeper.rows import EstimatedTerm, MeasuredPhase, PlannedRow, Row, SettledAttempt
+from sweeper.screen import warn
 from sweeper.tables.loss_check import Trained, compared, trained
-from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of, warn
+from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of
 
 PENDING_ATTEMPTS = 64  # attempts that wait to be packed: each holds its whole outcome
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # these repeat exactly
@@ -144,7 +146,6 @@ class Tables:
         The files of one writing have the same generation: after a kill between two renames, they differ.
         """
         began = time.monotonic()
-        self.folder.mkdir(parents=True, exist_ok=True)
         metadata = {GENERATION: uuid.uuid4().hex, PLAN_BYTES: str(file_size(self.folder / PLAN))}
         asides: dict[Path, Path] = {}
         try:
@@ -154,10 +155,10 @@ class Tables:
                     aside = asides[file] = file.with_name(f".{file.name}.tmp")  # no match for *.parquet
                     _write(aside, columns.schema_of(declared, metadata), slices)
             for file, aside in asides.items():
-                os.replace(aside, file)
+                files.replace(aside, file)
         finally:
             for aside in asides.values():
-                aside.unlink(missing_ok=True)
+                files.remove(aside)
         self._written = self._size()
         ended = time.monotonic()
         self._rested = ended + REST * (ended - began)
@@ -501,7 +502,10 @@ def _joined_column(column: Column, found: Mapping[str, pa.Array], computed: Mapp
 
 
 def _write(file: Path, file_schema: pa.Schema, slices: Iterable[pa.Table]) -> None:
-    with pq.ParquetWriter(file, file_schema, compression="zstd") as writer:
+    with (
+        os.fdopen(files.create(file), "wb") as opened,
+        pq.ParquetWriter(opened, file_schema, compression="zstd") as writer,
+    ):
         for table in slices:
             writer.write_table(table, row_group_size=SLICE)
 
@@ -526,7 +530,8 @@ def attempt_folders(points: Path) -> Iterator[Path]:
 def _folders(path: Path) -> list[Path]:
     try:
         with os.scandir(path) as entries:
-            return [Path(name) for name in sorted(entry.path for entry in entries if entry.is_dir())]
+            names = sorted(entry.path for entry in entries if entry.is_dir(follow_symlinks=False))
+            return [Path(name) for name in names]
     except (FileNotFoundError, NotADirectoryError):
         return []
 

@@ -34,7 +34,7 @@ from sweeper.plan_lines import PlanLine
 from sweeper.rows import Row
 from sweeper.units import format_bytes
 from sweeper.views import levers_text
-from sweeper.views.layout import assignments, counts, indent, more, table
+from sweeper.views.layout import assignments, counts, error_text, indent, more, table
 
 LONGEST = 24  # steps on the screen; --json has them all
 HIGHEST = 5  # phases listed for the size of --at
@@ -78,10 +78,10 @@ def effects(
 def _nothing(points: Sequence[Row]) -> str:
     """Why nothing can be compared."""
     reasons = Counter(why_not(row) or "no phase with its peak" for row in points)
-    messages = (f"{row['error_type']}: {row['error_message']}" for row in points if row["error_type"])
-    message = " ".join(next(messages, "").split())
+    messages = (error_text(row["error_type"], row["error_message"]) for row in points)
+    message = next(filter(None, messages), "")
     why = counts(reasons) or "no points"
-    return f"no point passed completely, so nothing can be compared: {why}" + (f" ({message:.120})" if message else "")
+    return f"no point passed completely, so nothing can be compared: {why}" + (f" ({message})" if message else "")
 
 
 def _difference_as_json(found: Difference) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sweeper.requested import follows_in, settings_text, value_in
 from sweeper.rows import Row
 from sweeper.settled_keys import without_followers
 from sweeper.units import format_bytes, format_count
-from sweeper.views.layout import handled, other_processes, over_budget
+from sweeper.views.layout import error_text, handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
@@ -314,5 +314,4 @@ def _undecided(row: Row) -> str:
 
 
 def _message(row: Row) -> str:
-    parts = (row.get("error_type"), " ".join(str(row.get("error_message") or "").split()))
-    return f"{': '.join(part for part in parts if part):.120}"
+    return error_text(row.get("error_type"), row.get("error_message"))

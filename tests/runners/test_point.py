@@ -201,9 +201,9 @@ def test_everything_an_attempt_left_is_on_the_disk_before_its_exit_appears(
         done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         fsync(descriptor)
 
-    def replace(old: Path, new: Path) -> None:
-        done.append(f"{old.name} is {new.name}")
-        rename(old, new)
+    def replace(old: str, new: str, **folders: int) -> None:
+        done.append(f"{old} is {new}")
+        rename(old, new, **folders)
 
     folder = AttemptFolder(tmp_path / "group" / "attempt")
     folder.create(attempt())

@@ -380,6 +380,7 @@ def test_estimates_have_a_table_of_their_own(written: Any) -> None:
 def test_tables_built_during_a_sweep_and_from_its_folder_are_the_same(written: Any) -> None:
     run = written({"batch": [1, 2, 4]})
     live = Tables(run.folder.parent / "live" / run.folder.name)
+    live.folder.mkdir(parents=True)
     points = [run.ask(batch=batch) for batch in (4, 1, 2)]
     for line in read_plan(run.folder):
         live.planned(line)
