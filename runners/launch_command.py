@@ -29,10 +29,21 @@ def command(python: str, module: str, *arguments: str) -> list[str]:
     return [python, "-c", BOOT, str(Path(__file__).resolve().parent), module, *arguments]
 
 
-def environ(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment of this process with some variables set or, with None, removed."""
+def environ(changes: Mapping[str, str | None]) -> dict[str, str | bytes]:
+    """The environment of this process with some variables set or, with None, removed.
+
+    Letters that the locale's encoding lacks are UTF-8.
+    """
     changed: dict[str, str | None] = {**os.environ, **changes}
-    return {name: value for name, value in changed.items() if value is not None}
+    return {name: _encoded(value) for name, value in changed.items() if value is not None}
+
+
+def _encoded(text: str) -> str | bytes:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text
 
 
 def search_current_folder() -> None:

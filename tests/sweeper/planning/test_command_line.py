@@ -26,7 +26,7 @@ from sweeper.planning.command_line import names_run, python_of, read, run_of
         ("batch=1 estimate -m", "estimate"),
         ("--cfg job estimate batch=1", "estimate"),
         ("--info defaults estimate batch=1", "estimate"),
-        ("-m outputs/a --json", "sweep"),
+        ("batch=1 outputs/a", "sweep"),
         ("--at batch=1 effects outputs/a", "effects"),
     ],
 )
@@ -102,9 +102,10 @@ def test_a_run_may_stand_before_and_after_the_flags() -> None:
     assert run_of(read(["frontier", "outputs/a", "--json"])) == "outputs/a"
 
 
-def test_estimate_takes_a_run_or_overrides_and_the_value_of_a_flag_is_neither() -> None:
+def test_estimate_takes_a_run_or_overrides_and_the_value_of_a_flag_is_neither(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
     assert names_run(read(["estimate", "outputs/a"]))
-    assert not names_run(read(["estimate", "-cd", "options", "batch=1", "+model.config.x=1"]))
+    assert not names_run(read(["estimate", "-cd", str(tmp_path), "batch=1", "+model.config.x=1"]))
 
 
 def test_environment_takes_one_key() -> None:
