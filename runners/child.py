@@ -13,29 +13,27 @@ import os
 import shlex
 import signal
 import sys
-import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import facts, fingerprint, launch_command, libraries, processes
+from runners import facts, failure, fingerprint, launch_command, libraries, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
-from runners.journal import Journal, plain
+from runners.journal import Journal
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
-from runners.point import Attempt, AttemptFolder, Damaged
+from runners.point import Attempt, AttemptFolder
+from runners.stored_files import Damaged
 from runners.threads import Threads
 
 if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker
 
-LONGEST_MESSAGE = 10_000  # characters kept of a message, from its start
-LONGEST_TRACEBACK = 30_000  # characters kept of a traceback, from its end
-MOST_CAUSES = 20
+USUAL_RECURSION_LIMIT = 1000
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -93,18 +91,48 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     try:
         finished = _measure(attempt, journal, trace)
     except BaseException as error:  # any exception of a workload is a fact about its point
-        failed = facts.failed(error.facts if isinstance(error, ProgramFailed) else failure_facts(error))
-        journal.write(failed)
-        journal.write(*trace.keep(_causes(error)))  # afterwards: a trace that ends the process does not hide why
-        if failed.signal:
-            processes.die_of(failed.signal)
+        _be_undisturbed()
+        with trace.unlimited():
+            signal_number = _record(error, journal, trace)
+        if signal_number:
+            processes.die_of(signal_number)
     else:
+        _be_undisturbed()
         if finished is not None:
             journal.write(facts.Finished(**finished))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # a stream of the workload's own
             stream.flush()
-    os._exit(0)
+    processes.leave(0)
+
+
+def _record(error: BaseException, journal: Journal, trace: FailureTrace) -> int | None:
+    """Write down why the attempt failed. Returns the signal that ended its program, if one did."""
+    if issubclass(type(error), ProgramFailed):
+        failed = facts.failed(error.facts)  # type: ignore[attr-defined]
+    else:
+        first = failure.facts_without_its_code(error)
+        if first is not None:  # the last of two counts: reading the text of the exception may end the process
+            journal.write(facts.failed(first))
+        failed = facts.failed(failure.failure_facts(error))
+    journal.write(failed)
+    journal.write(*trace.keep(failure.causes(error)))  # afterwards: a trace that ends the process does not hide why
+    return failed.signal
+
+
+def _be_undisturbed() -> None:
+    """Switch off what a workload leaves behind to interrupt the code that runs after it."""
+    for _ in range(100):  # an alarm may interrupt this too
+        try:
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_IGN)
+            sys.settrace(None)
+            sys.setprofile(None)
+            sys.setrecursionlimit(USUAL_RECURSION_LIMIT)
+            return
+        except BaseException:
+            continue
 
 
 def import_libraries(attempt: Attempt) -> None:
@@ -116,7 +144,7 @@ def import_libraries(attempt: Attempt) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise Unavailable(libraries.why_not_imported(module, error, _root_cause(error))) from error
+            raise Unavailable(libraries.why_not_imported(module, error, failure.root_cause(error))) from error
 
 
 def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
@@ -134,7 +162,7 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         from runners.simulation import simulate
 
         journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
-        simulate.measure(attempt, workload, journal, failure_facts)
+        simulate.measure(attempt, workload, journal, failure.failure_facts)
         return None
     threads = Threads()
     device, meter, tracking = _meter(attempt, trace, threads)
@@ -155,12 +183,12 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         phases.open()
         try:
             whole = phases(WHOLE) if values.get("phases") == WHOLE else nullcontext()
-            with tracking, threads.watched(), whole, processes.forks_end_here():
+            with tracking, threads, whole, processes.forks_end_here():
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:
             with budget.lifted():  # an exception that left a phase failed there, not in the stretch after it
-                phases.close(completed=any(cause is phases.raised for cause in _causes(error)))
+                phases.close(completed=any(cause is phases.raised for cause in failure.causes(error)))
             raise
     return finished
 
@@ -220,45 +248,6 @@ def _be_an_ordinary_process() -> None:
     launch_command.search_current_folder()
     with contextlib.suppress(Exception):
         faulthandler.enable()  # writes the Python stack of a segfault to the output and keeps the signal
-
-
-def failure_facts(error: BaseException) -> dict[str, Any]:
-    """The JSON of an exception: `chain` with each cause's type, bases and message, and `traceback`. Never raises."""
-    chain = [
-        {
-            "type": _name(type(cause)),
-            "bases": [_name(base) for base in type(cause).__mro__[1:-1]],
-            "message": plain(cause)[:LONGEST_MESSAGE],
-        }
-        for cause in _causes(error)
-    ]
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:
-        text = f"{chain[0]['type']}, whose traceback cannot be printed"
-    return {"chain": chain, "traceback": plain(text)[-LONGEST_TRACEBACK:]}
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting and len(seen) < MOST_CAUSES:
-        cause = waiting.pop(0)
-        if cause is None or id(cause) in seen:
-            continue
-        seen.add(id(cause))
-        yield cause
-        waiting += [cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
-        waiting += getattr(cause, "exceptions", ())  # of an ExceptionGroup
-
-
-def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _root_cause(error: BaseException) -> str:
-    *_, last = _causes(error)
-    return f"{_name(type(last))}: {plain(last)}"
 
 
 if __name__ == "__main__":

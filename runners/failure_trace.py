@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from runners import facts, files
-from runners.journal import plain
+from runners import facts, files, untrusted
 from runners.phases import Phases
 from runners.point import AttemptFolder
 
@@ -65,7 +64,7 @@ class FailureTrace:
         try:
             with self.unlimited():
                 return [self._written(self._history, causes)]
-        except Exception as error:  # a full disk, no memory, a device that no longer answers
+        except BaseException as error:  # a full disk, no memory, a device that no longer answers, a workload's patch
             return [_none(_reason(error))]
 
     def _written(self, history: History, causes: Iterable[BaseException]) -> facts.Trace:
@@ -87,5 +86,5 @@ def _none(why: str) -> facts.Trace:
 
 
 def _reason(error: BaseException) -> str:
-    first, _, _ = str(plain(error)).strip().partition("\n")
-    return f"{type(error).__name__}: {first[:LONGEST_REASON]}"
+    first, _, _ = untrusted.text(error, LONGEST_REASON).strip().partition("\n")
+    return f"{untrusted.type_name(type(error))}: {first}"

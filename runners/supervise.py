@@ -27,6 +27,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -36,7 +37,8 @@ from typing import IO, Any
 from runners import cgroups, child, contamination, files, gpu_driver, launch_command, locks, processes
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
-from runners.point import Attempt, AttemptFolder, Damaged, write_aside
+from runners.point import Attempt, AttemptFolder, write_aside
+from runners.stored_files import Damaged
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -342,8 +344,10 @@ class Supervisor:
                 os.close(descriptor)
             os.chdir(running.attempt.cwd)
             child.run(running.folder, running.attempt, parent=supervisor)
+        except BaseException:
+            traceback.print_exc()  # a bug of ours: its last line becomes the row's message
         finally:
-            os._exit(70)  # EX_SOFTWARE: child.run never returns
+            processes.leave(70)  # EX_SOFTWARE: child.run never returns
 
     def _kill(self, running: Running) -> None:
         """Kill the attempt's whole session: a workload can ignore or delay any other signal."""

@@ -219,7 +219,8 @@ class Composer:
         """The value converted to the type of the present one: keys of groups have no other schema. Raises Mistake."""
         root, _, rest = key.partition(".")
         if root not in ("model", "workload", "inputs", "quality") or (isinstance(value, str) and "${" in value):
-            return value
+            # OmegaConf would make True of a word that is typed as true.
+            return typed(value) if isinstance(value, bool) and expected_type(key) == TYPE_NAMES["str"] else value
         if not rest and root == "quality":
             raise Mistake(f"{key}={typed(value)}: has keys of its own, as in quality.target=mywork:accuracy")
         if not rest:

@@ -13,8 +13,9 @@ from runners.device import Card, Device
 from runners.fingerprint import code_names
 from runners.libraries import needed_by
 from runners.outcome import Outcome, Status
-from runners.point import Attempt, Damaged, Point, canonical
-from runners.record import outcome_in
+from runners.point import Attempt, Point, canonical
+from runners.record import attempt_in, outcome_in
+from runners.stored_files import Damaged
 from sweeper.errors import Mistake
 from sweeper.plan import PlannedPoint, RunKeys
 from sweeper.run_folder import RunFolder
@@ -66,11 +67,11 @@ def recall(
     for folder in run.attempts(planned.point, device):
         number += 1
         try:
-            then = folder.attempt()
+            then = attempt_in(folder)
         except Damaged:
             continue
         outcome = outcome_in(folder, then)
-        if not folder.exit.exists() or outcome.void or outcome.status in {*NEVER_RECALLED, *keys.retry}:
+        if not folder.is_settled or outcome.void or outcome.status in {*NEVER_RECALLED, *keys.retry}:
             continue
         changed = difference(then, outcome, fingerprint, device)
         if changed is None:

@@ -32,7 +32,7 @@ from sweeper.effects.savings import levers_at
 from sweeper.plan import typed_value
 from sweeper.plan_lines import PlanLine
 from sweeper.rows import Row
-from sweeper.units import format_bytes
+from sweeper.units import format_bytes, format_count
 from sweeper.views import levers_text
 from sweeper.views.layout import assignments, counts, error_text, indent, more, table
 
@@ -304,7 +304,8 @@ def _error(fit: Mapping[str, Any]) -> str:
 def _fitted_to(fit: Mapping[str, Any], everywhere: Mapping[str, Sequence[int]]) -> str:
     """The number of points, and the ranges that differ from the family's."""
     left_out = fit["smaller_left_out"]
-    text = f"{fit['fitted_to']}" + (f" of {fit['fitted_to'] + left_out}" if left_out else "") + " points"
+    both = fit["fitted_to"] + left_out
+    text = (f"{fit['fitted_to']} of " if left_out else "") + format_count(both, "point")
     text += "".join(f", {_range(name, ends)}" for name, ends in fit["range"].items() if ends != everywhere[name])
     return text + ("; in the smallest another operation has the peak" if left_out else "")
 
@@ -315,7 +316,7 @@ def _peak_lines(family: Mapping[str, Any]) -> list[str]:
     peak = f"{format_bytes(largest['peak_bytes'])}, in {largest['peak_phase']} ({largest['kind']})"
     lines = ["  THE PEAK", f"    at {at}, the largest that passed, it is {peak}"]
     costs = largest["costs"]
-    sample = f"sample of {largest['context']} tokens"
+    sample = f"sample of {format_count(largest['context'], 'token')}"
     more_of = [(sample, costs["one_more_sample_bytes"]), ("token in one sample", costs["one_more_token_bytes"])]
     known = [f"one more {what} costs {format_bytes(round(cost))}" for what, cost in more_of if cost is not None]
     if known:

@@ -42,6 +42,7 @@ class Show:
         self._keys = [dimension.key for dimension in plan.dimensions]
         self._design, self._dimensions = plan.design, plan.dimensions
         self._objective, self._margin = plan.run.objective, plan.run.margin
+        self._unavailable: set[str] = set()  # what was shown of calculated attempts
         self._total = 0
         self._done = 0
 
@@ -57,6 +58,10 @@ class Show:
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
         text = outcome_text(outcome)
+        if outcome.status is Status.UNAVAILABLE and outcome.device.is_calculated:
+            if text in self._unavailable:  # as on each of many cards; the summary names them
+                return
+            self._unavailable.add(text)
         if outcome.fits is False and point.get("workload") == GENERATE:
             least = least_in_chunks(point.values, outcome.failed_phase)
             text += "" if least is None else f"; {prefill(point.values)}; {least}"

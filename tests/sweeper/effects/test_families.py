@@ -498,7 +498,7 @@ def test_a_run_of_failures_only_gives_one_line_with_the_reason() -> None:
     text = as_text(run.effects())
     assert text.count("\n") == 0
     assert "no point passed completely" in text
-    assert "2 error in start: its peak is partial (TypeError: no batch)" in text
+    assert "2 error in start: its peak is partial (TypeError: no)" in text
     assert as_text(effects([], [])) == "no point passed completely, so nothing can be compared: no points"
 
 
