@@ -6,6 +6,7 @@ Each command imports what it needs, so that `environment` and `frontier` wait fo
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -43,6 +44,10 @@ def main() -> int:
         screen.discard(sys.stdout)
         screen.warn(f"the output cannot be written: {error.strerror}")
         return 2
+    except UnicodeEncodeError as error:  # of a path: what is printed is escaped
+        letters = error.object[error.start : error.end]
+        screen.warn(f"{letters!r} cannot be written in this locale's encoding, {error.encoding}; set LC_ALL=C.UTF-8")
+        return 2
     except KeyboardInterrupt:
         return 130
 
@@ -56,6 +61,9 @@ def _open_closed_streams() -> None:
         stream or open(number, mode, closefd=False)  # noqa: SIM115 (for as long as the process lives)
         for stream, number, mode in ((sys.stdin, 0, "r"), (sys.stdout, 1, "w"), (sys.stderr, 2, "w"))
     )
+    for output in (sys.stdout, sys.stderr):  # a letter that the locale's encoding lacks ends no command
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")
 
 
 def _exit_code(command: Callable[[], int]) -> int:

@@ -9,8 +9,10 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
+from sweeper.cards import CONF
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.planning import hydra_keys
 
@@ -19,6 +21,7 @@ SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # the keys of --at
+WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "--picture")  # in the next word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
     flags, extra = parser.parse_known_args([command, *rest])
     unknown = [word for word in extra if word.startswith("-")]
     if command == "sweep" and "--json" in unknown:
-        raise Mistake("--json comes after a command, as in sweeper frontier RUN --json; a sweep writes tables")
+        raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
     if unknown:
         commands[command].error(f"no such flag: {', '.join(unknown)}")
     # argparse puts only the first positionals into `words`; those after a flag are left over.
@@ -89,14 +92,25 @@ def names_run(line: CommandLine) -> bool:
 
 
 def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list[str]]:
-    """The command and what follows it."""
-    if not arguments or _is_override(arguments[0]):
-        return "sweep", list(arguments)
-    command, *rest = arguments
-    if command not in commands:
-        meant = did_you_mean(command, commands) or f"; there are {', '.join(commands)}"
-        raise Mistake(f"no such command: {command}{meant}; --help shows more")
-    return command, rest
+    """The command and all other words. It may stand after flags and overrides."""
+    at = _first_word(arguments)
+    if at is not None and arguments[at] in commands:
+        return arguments[at], [*arguments[:at], *arguments[at + 1 :]]
+    if at == 0:
+        meant = did_you_mean(arguments[0], commands) or f"; there are {', '.join(commands)}"
+        raise Mistake(f"no such command: {arguments[0]}{meant}; --help shows more")
+    return "sweep", list(arguments)
+
+
+def _first_word(arguments: Sequence[str]) -> int | None:
+    """The place of the first word that is neither an override nor a flag nor a flag's value."""
+    before = ""
+    for at, word in enumerate(arguments):
+        is_value = before in WITH_VALUE or (before in ("--info", "-i") and word in INFOS)
+        if not is_value and not _is_override(word):
+            return at
+        before = "" if is_value else word
+    return None
 
 
 def _is_override(word: str) -> bool:
@@ -126,6 +140,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         )
         if name != "sweep":
             parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+        if about is not None:
+            parser.add_argument("--version", action="store_true", help=argparse.SUPPRESS)
+        # Every command takes them, so that the words of a sweep can be typed again after another command.
+        parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument("--config-dir", "-cd", action=_Once, type=_folder, help=argparse.SUPPRESS)
         return parser
 
     for parser in (
@@ -180,6 +199,28 @@ def _file(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> str:
+    """A folder with options of the user's, in folders that are named like the groups."""
+    if not text:
+        raise Mistake("--config-dir needs a folder, as in -cd options")
+    path = Path(text)
+    if not path.is_dir():
+        raise Mistake(f"--config-dir {text}: {'is a file; name its folder' if path.exists() else 'no such folder'}")
+    groups = sorted(each.name for each in CONF.iterdir() if each.is_dir() and each.name != "hydra")
+    if not any((path / group).is_dir() for group in groups):
+        above = path.parent if path.name and path.parent.name else path.resolve().parent
+        hint = f"; write -cd {above}" if path.resolve().name in groups else ""
+        raise Mistake(f"--config-dir {text}: has none of the folders {', '.join(groups)}{hint}")
+    return text
+
+
+class _Once(argparse.Action):
+    def __call__(self, parser: Any, flags: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        if getattr(flags, self.dest) not in (None, value):
+            raise Mistake(f"{option} is given twice; add the other with 'hydra.searchpath=[FOLDER]'")
+        setattr(flags, self.dest, value)
+
+
 def _add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     """Hydra's flags, without those that would bypass sweeper's configuration."""
     parser.add_argument("--help", "-h", action="store_true")
@@ -188,9 +229,7 @@ def _add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
-    parser.add_argument("--multirun", "-m", action="store_true")  # taken and ignored: every command line is a sweep
     parser.add_argument("--shell-completion", "-sc", action="store_true")
-    parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFOS)
     for refused in REFUSED:
         parser.add_argument(refused, nargs="?", const=True, dest=f"refused {refused}")

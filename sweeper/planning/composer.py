@@ -120,11 +120,9 @@ class Composer:
 
     def _refuse_hidden(self, file: str) -> None:
         """Raises Mistake for a file of the user's that is not read, since there is another one of its name."""
-        read, *hidden = [
-            os.path.join(source.path, f"{file}.yaml") for source in self._sources if source.is_config(file)
-        ]
-        for path in hidden:
-            if not os.path.samefile(path, read):
+        paths = [os.path.join(source.path, f"{file}.yaml") for source in self._sources if source.is_config(file)]
+        for path in paths[1:]:
+            if not os.path.samefile(path, paths[0]):
                 group, _, option = file.rpartition("/")
                 first = f"there is another {group}={option}, which comes first; give the file another name"
                 raise Mistake(f"{shown(path)}: {first}")
@@ -178,20 +176,25 @@ class Composer:
         `defaults`: the composition without an experiment. `values`: the experiment's, by dotted key.
         """
         for key, value in values:
-            free = key.startswith((PARAMS, ENV, REFERENCE, MODEL_CONFIG))
-            if free or key.partition(".")[0] not in ("model", "workload", "inputs", "quality"):
+            if key.partition(".")[0] not in ("model", "workload", "inputs", "quality"):
                 continue
             try:
-                self.update(copy.deepcopy(defaults), key, value, False)
+                self.updated(defaults, key, value, added=True)
             except Mistake as mistake:
                 hint = f"; write {several(key, value)} to try each" if isinstance(value, list) else ""
                 raise Mistake(f"{mistake}{hint}") from None
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
-        if key.startswith(PARAMS) and "params" not in config.workload:
+        if f"{key}.".startswith(PARAMS) and "params" not in config.workload:
             raise Mistake(f"{key}: workload={config.workload.get('name')} takes no params; workload=custom does")
+        if key == PARAMS.rstrip(".") and isinstance(value, dict):  # as if each of them had been typed
+            for name, each in value.items():
+                self.update(config, f"{PARAMS}{name}", each, added)
+            return
         free = _takes_any(key, added)
+        if key == ENV.rstrip(".") and isinstance(value, dict):
+            raise Mistake(f"{key}={typed(value)}: write each variable, as in {ENV}{next(iter(value), 'NAME')}=1,2")
         if not free:
             value = self._of_its_type(config, key, value)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,7 +39,9 @@ class Typed:
 def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed:
     """Raises Mistake for an override that cannot be parsed, and for a key that is given twice."""
     found = Typed()
-    words = [_quoted(_as_words(each)) for each in overrides]
+    for each in overrides:
+        _refuse_bytes(each)
+    words = [_quoted(_as_words(_as_letters(each))) for each in overrides]
     for override in OverridesParser.create(config_loader=loader).parse_overrides(words):
         key = override.key_or_group
         if override.package is not None:
@@ -57,6 +60,29 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
         else:
             found.fixed[key] = _one(override)
     return found
+
+
+def _refuse_bytes(override: str) -> None:
+    """Raises Mistake for bytes that are no text. An environment variable may have any."""
+    if not override.lstrip("+").startswith(ENV) and any(0xDC80 <= ord(letter) <= 0xDCFF for letter in override):
+        encoding = sys.getfilesystemencoding()
+        cure = "write it in UTF-8" if encoding == "utf-8" else "set LC_ALL=C.UTF-8"
+        raise Mistake(f"{override}: is not text in this locale's encoding, {encoding}; {cure}")
+
+
+def _as_letters(override: str) -> str:
+    """Quote each word with a letter beyond ASCII, such as text=é: Hydra's grammar takes those in quotes only."""
+    key, equals, value = override.partition("=")
+    if value.isascii():
+        return override
+    quoted_or_word = r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|[^\[\]{}(),:'"\s][^\[\]{}(),:'"]*"""
+
+    def quote(found: re.Match[str]) -> str:
+        if found[1] or found[0].isascii():
+            return found[0]
+        return str(QuotedString(found[0].rstrip(), Quote.single).with_quotes())
+
+    return key + equals + re.sub(quoted_or_word, quote, value)
 
 
 def _as_words(override: str) -> str:

@@ -98,7 +98,7 @@ def names_in(folder: Path) -> list[str]:
         (["--cfg", "jbo"], "sweeper: argument --cfg/-c: invalid choice: 'jbo'"),
         (["--cfg"], "sweeper: argument --cfg/-c: expected one argument; usage: sweeper KEY=VALUE,..."),
         (["batch=1", "--jsn", "context=1"], "sweeper: no such flag: --jsn; usage: sweeper KEY=VALUE,..."),
-        (["--json", "effects", "x"], "sweeper: --json comes after a command, as in sweeper frontier RUN --json;"),
+        (["--json", "batch=1"], "sweeper: --json belongs to a command, as in sweeper frontier RUN --json;"),
         (["estimate", "--jso"], "sweeper: no such flag: --jso; usage: sweeper estimate "),
         (["frontier", "--js", "x"], "sweeper: no such flag: --js; usage: sweeper frontier RUN [--json]"),
         (["frontier"], "sweeper: frontier takes one run, the folder of a sweep, got none"),

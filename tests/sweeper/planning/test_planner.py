@@ -710,3 +710,54 @@ def test_our_sweeper_is_registered_once_and_others_stay() -> None:
     names = [each.__name__ for each in Plugins.instance().discover(Sweeper)]
     assert names.count("DesignSweeper") == 1
     assert "BasicSweeper" in names
+
+
+# --- parameters given together ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["workload.params={width:1},{width:2}"],
+        ["workload.params=choice({width:1},{width:2})"],
+        ["experiment=points"],
+        ["experiment=grid"],
+        ["experiment=typed"],
+    ],
+)
+def test_parameters_can_be_swept_together(mywork: Path, options: Callable[[str, str], str], words: list[str]) -> None:
+    for name, text in {
+        "points": "points: [{workload.params: {width: 1}}, {workload.params: {width: 2}}]",
+        "grid": "grid: {workload.params: [{width: 1}, {width: 2}]}",
+        "typed": "grid: {workload.params: '{width: 1},{width: 2}'}",
+    }.items():
+        folder = options(f"experiment/{name}", f"# @package _global_\n{text}\n")
+    found = plan("-cd", folder, CUSTOM, "workload.target=mywork:narrow", *words)
+    assert along(found, "workload.params.width") == [(1,), (2,)]
+    assert [each.key for each in found.dimensions] == ["workload.params"]
+
+
+def test_a_parameter_beside_those_that_are_swept_together_holds_for_all_of_them(mywork: Path) -> None:
+    words = [CUSTOM, "workload.target=mywork:threshold", "workload.params={limit:1},{limit:2}"]
+    found = plan(*words, "workload.params.other=3")
+    assert along(found, "workload.params.limit", "workload.params.other") == [(1, 3), (2, 3)]
+    expected = 'workload.params.limit is given twice, by itself and in workload.params={"limit":1}; keep one'
+    assert refused(*words, "workload.params.limit=3") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["workload.params={width:1},{nosuch:2}"], "workload.params.nosuch: mywork:narrow takes no nosuch"),
+        (["workload.params={width:1},2"], "workload.params=2: has keys of its own, as in workload.params.KEY=2"),
+        (["workload.params.width=1", "env={A:1},{A:2}"], 'env={"A":1}: write each variable, as in env.A=1,2'),
+    ],
+)
+def test_a_mistake_in_values_given_together_names_its_key(mywork: Path, words: list[str], message: str) -> None:
+    assert refused(CUSTOM, "workload.target=mywork:narrow", *words) == message
+
+
+def test_parameters_of_a_workload_without_any_are_refused_in_a_file_too(options: Callable[[str, str], str]) -> None:
+    folder = options("experiment/mine", "# @package _global_\nworkload:\n  params: {width: 1}\n")
+    message = "workload.params.width: workload=forward takes no params; workload=custom does"
+    assert refused("-cd", folder, "experiment=mine").endswith(f"mine.yaml, line 3: {message}")
