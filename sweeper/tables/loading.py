@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from runners.device import device_named
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.columns import TABLES, VERSION
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan_lines import PLAN, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.tables.packed_rows import warn
@@ -24,6 +24,7 @@ from sweeper.units import format_count
 if TYPE_CHECKING:
     import pandas as pd
 
+OUTPUTS = "outputs"  # where runs go unless the user names another folder
 READS = 3  # times that the files are opened, until all are of one writing
 
 
@@ -94,14 +95,27 @@ def run_folder(run: str | Path) -> Path:
     """The folder of a run. Raises Mistake if there is none, or if it is not a run."""
     folder = Path(run)
     if not folder.is_dir():
-        nearby = Path("outputs") / folder
-        hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
-        raise Mistake(f"{run}: no such folder{hint}")
+        raise Mistake(f"{run}: no such folder{did_you_mean(folder.name, _runs(), f'{OUTPUTS}/')}")
     if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
         raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
     if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
         raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
     return folder
+
+
+def newest_run() -> Path:
+    """The run in the folder `outputs` whose plan was written last. Raises Mistake if there is none."""
+    found = max(((path.stat().st_mtime_ns, name) for name, path in _runs().items()), default=None)
+    if found is None:
+        raise Mistake(
+            f"there is no run in {OUTPUTS}; name the folder of one, or measure one, as in sweeper batch=1,2,4"
+        )
+    return Path(OUTPUTS) / found[1]
+
+
+def _runs() -> dict[str, Path]:
+    """The plan of each run in the folder `outputs`, by the run's name."""
+    return {path.parent.name: path for path in sorted(Path(OUTPUTS).glob(f"*/{PLAN}"))}
 
 
 def _behind(folder: Path, found: Mapping[str, pa.Table]) -> str | None:

@@ -74,7 +74,7 @@ def names_in(folder: Path) -> list[str]:
     ("arguments", "line"),
     [
         (["btach=1,2"], "sweeper: no such key: btach (did you mean batch?)"),
-        (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device (did you mean cuda:0?); write cpu, cuda:0,"),
+        (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device; write devices=cuda:0\n"),
         (["batch=0"], "sweeper: batch=0: must be 1 or more"),
         (["estimat", "batch=1"], "sweeper: no such command: estimat (did you mean estimate?)"),
         (["nonsense"], "sweeper: no such command: nonsense; there are sweep, estimate, effects, frontier, environment"),
@@ -88,9 +88,12 @@ def names_in(folder: Path) -> list[str]:
         (["--cfg"], "sweeper: argument --cfg/-c: expected one argument; usage: sweeper KEY=VALUE,..."),
         (["batch=1", "--jsn", "context=1"], "sweeper: no such flag: --jsn; usage: sweeper KEY=VALUE,..."),
         (["--json", "effects", "x"], "sweeper: --json comes after a command, as in sweeper frontier RUN --json;"),
-        (["estimate", "--jso"], "sweeper: no such flag: --jso; usage: sweeper estimate "),
-        (["frontier", "--js", "x"], "sweeper: no such flag: --js; usage: sweeper frontier RUN [--json]"),
-        (["frontier"], "sweeper: frontier takes one run, the folder of a sweep, got none"),
+        (["estimate", "--jso"], "sweeper: no such flag: --jso (did you mean --json?)\n"),
+        (["frontier", "--xy", "x"], "sweeper: no such flag: --xy; usage: sweeper frontier [RUN] [--json]\n"),
+        (
+            ["frontier"],
+            "sweeper: there is no run in outputs; name the folder of one, or measure one, as in sweeper batch=",
+        ),
         (["effects", "a", "--json", "b"], "sweeper: effects takes one run, the folder of a sweep, got a b"),
         (["estimate", "a", "b"], "sweeper: estimate takes keys or one run, the folder of a sweep, got a b"),
         (["effects", "a", "--at", "width=4"], "sweeper: --at width=4: 'width=4' is not batch or context"),
@@ -199,10 +202,10 @@ def test_help_lists_the_commands_the_groups_and_the_keys(typed: Typed, arguments
     [
         (
             "effects",
-            ["usage: sweeper effects RUN", "--json", "--at SIZE", "--picture FILE", "costs"],
+            ["usage: sweeper effects [RUN]", "--json", "--at SIZE", "--picture FILE", "costs"],
         ),
         ("environment", ["usage: sweeper environment", "python=INTERPRETER", "--json"]),
-        ("frontier", ["usage: sweeper frontier RUN", "--json", "the folder of a sweep"]),
+        ("frontier", ["usage: sweeper frontier [RUN]", "--json", "the folder of a sweep"]),
     ],
 )
 def test_a_command_that_takes_no_keys_has_a_help_of_its_own(typed: Typed, command: str, words: list[str]) -> None:
