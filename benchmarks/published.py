@@ -295,7 +295,7 @@ def card_named(name: str) -> Card:
 
 def calculate(case: Case) -> Calculated:
     """Trace and replay one case, in a process of its own."""
-    from runners.child import failure_facts
+    from runners.failure import failure_facts
 
     began = time.perf_counter()
     card = card_named(case.card)

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from runners.child import failure_facts  # noqa: E402
+from runners.failure import failure_facts  # noqa: E402
 from runners.point import Attempt  # noqa: E402
 from runners.simulation.card_memory import memory_of  # noqa: E402
 from runners.simulation.replay import replay  # noqa: E402

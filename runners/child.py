@@ -1,7 +1,7 @@
 """The measured process: runs the workload of one attempt between counters, and appends each fact to its journal.
 
 Before the workload's own libraries it imports the standard library only. To run an attempt again by hand, copy its
-folder without `journal.jsonl` and run `python -m runners.child FOLDER`.
+folder without `journal.jsonl` and run `python -m runners.child FOLDER WHAT`; without WHAT it shows what it would run.
 """
 
 from __future__ import annotations
@@ -10,62 +10,78 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import shlex
 import signal
 import sys
-import traceback
-from collections.abc import Iterator
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import facts, fingerprint, processes
+from runners import facts, failure, fingerprint, libraries, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
-from runners.journal import Journal, plain
+from runners.journal import Journal
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
-from runners.point import Attempt, AttemptFolder, Damaged
+from runners.point import Attempt, AttemptFolder
+from runners.stored_files import Damaged
 from runners.threads import Threads
 
 if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker
 
-LONGEST_MESSAGE = 10_000  # characters kept of a message, from its start
-LONGEST_TRACEBACK = 30_000  # characters kept of a traceback, from its end
-MOST_CAUSES = 20
+USUAL_RECURSION_LIMIT = 1000
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run the attempt in a folder, the first argument; end with the parent, whose pid may be the second."""
-    folder = AttemptFolder(Path(arguments[0]))
-    run(folder, folder.attempt(), parent=int(arguments[1]) if len(arguments) > 1 else None)
+    """Run the attempt in a folder. The arguments: the folder, the parent's pid (0: none), the digest of the request."""
+    place, parent, digest = arguments
+    folder = AttemptFolder(Path(place))
+    run(folder, folder.attempt(digest), parent=int(parent) or None)
 
 
 def run_by_hand(arguments: list[str]) -> NoReturn:
     """Become the process that a supervisor would start for the folder named, with its environment and current folder.
 
-    Nothing limits its time, holds its device or writes exit.json. Raises SystemExit with one line for a folder that
-    has a journal already or no request that can be read.
+    Nothing limits its time, holds its device or writes exit.json. A folder decides which code runs, where, and with
+    which environment, so all of it is shown first, and runs once its name follows the folder. Raises SystemExit with
+    one line for that, and for a folder that has a journal already or no request that can be read.
     """
     from runners import launch_command
 
-    if len(arguments) != 1:
-        raise SystemExit("usage: python -m runners.child FOLDER")
-    folder = AttemptFolder(Path(arguments[0]).absolute())
+    if not arguments:
+        raise SystemExit("usage: python -m runners.child FOLDER [WHAT]")
+    folder = AttemptFolder(Path(arguments[0]).resolve())
     if folder.journal.exists():
         raise SystemExit(f"{folder.journal}: the attempt was made already; remove this file from a copy of its folder")
     try:
         attempt = folder.attempt()
     except Damaged as damaged:
         raise SystemExit(f"{folder.path}: {damaged}") from None
+    what = _what_runs(attempt)
+    if arguments[1:] != [what]:
+        repeat = shlex.join(["python", "-m", "runners.child", str(folder.path), what])
+        where = f"in {attempt.cwd!r} with {dict(attempt.environ or {})}"
+        raise SystemExit(f"{folder.path} runs {what!r} {where}; if that is what you want, type: {repeat!r}")
     try:
         os.chdir(attempt.cwd)
     except OSError as error:
-        raise SystemExit(f"{folder.request}: cwd={attempt.cwd}: {error.strerror}") from None
-    command = launch_command.command(sys.executable, "child", str(folder.path))
+        raise SystemExit(f"{folder.request}: cwd={attempt.cwd!r}: {error.strerror}") from None
+    command = launch_command.command(sys.executable, "child", str(folder.path), "0", attempt.digest)
     os.execve(sys.executable, command, launch_command.environ(attempt.environ or {}))
+
+
+def _what_runs(attempt: Attempt) -> str:
+    """The user's code that an attempt runs, as text; without any, the name of the workload."""
+    workload = attempt.point.values.get("workload")
+    workload = workload if isinstance(workload, Mapping) else {}
+    argv = workload.get("argv")
+    program = shlex.join(map(str, argv)) if isinstance(argv, list) else None
+    named = (program, workload.get("target"), attempt.point.get("quality.target"))
+    return " ".join(str(each) for each in named if each) or str(attempt.point.get("workload"))
 
 
 def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn:
@@ -77,18 +93,48 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     try:
         finished = _measure(attempt, journal, trace)
     except BaseException as error:  # any exception of a workload is a fact about its point
-        failed = facts.failed(error.facts if isinstance(error, ProgramFailed) else failure_facts(error))
-        journal.write(failed)
-        journal.write(*trace.keep(_causes(error)))  # afterwards: a trace that ends the process does not hide why
-        if failed.signal:
-            processes.die_of(failed.signal)
+        _be_undisturbed()
+        with trace.unlimited():
+            signal_number = _record(error, journal, trace)
+        if signal_number:
+            processes.die_of(signal_number)
     else:
+        _be_undisturbed()
         if finished is not None:
             journal.write(facts.Finished(**finished))
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(BaseException):  # a stream of the workload's own
             stream.flush()
-    os._exit(0)
+    processes.leave(0)
+
+
+def _record(error: BaseException, journal: Journal, trace: FailureTrace) -> int | None:
+    """Write down why the attempt failed. Returns the signal that ended its program, if one did."""
+    if issubclass(type(error), ProgramFailed):
+        failed = facts.failed(error.facts)  # type: ignore[attr-defined]
+    else:
+        first = failure.facts_without_its_code(error)
+        if first is not None:  # the last of two counts: reading the text of the exception may end the process
+            journal.write(facts.failed(first))
+        failed = facts.failed(failure.failure_facts(error))
+    journal.write(failed)
+    journal.write(*trace.keep(failure.causes(error)))  # afterwards: a trace that ends the process does not hide why
+    return failed.signal
+
+
+def _be_undisturbed() -> None:
+    """Switch off what a workload leaves behind to interrupt the code that runs after it."""
+    for _ in range(100):  # an alarm may interrupt this too
+        try:
+            for number in signal.valid_signals():
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_IGN)
+            sys.settrace(None)
+            sys.setprofile(None)
+            sys.setrecursionlimit(USUAL_RECURSION_LIMIT)
+            return
+        except BaseException:
+            continue
 
 
 def import_libraries(attempt: Attempt) -> None:
@@ -100,7 +146,7 @@ def import_libraries(attempt: Attempt) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise Unavailable(f"{module} cannot be imported: {_root_cause(error)}{_cure(module)}") from error
+            raise Unavailable(libraries.why_not_imported(module, error, failure.root_cause(error))) from error
 
 
 def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
@@ -118,7 +164,7 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         from runners.simulation import simulate
 
         journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
-        simulate.measure(attempt, workload, journal, failure_facts)
+        simulate.measure(attempt, workload, journal, failure.failure_facts)
         return None
     threads = Threads()
     device, meter, tracking = _meter(attempt, trace, threads)
@@ -139,12 +185,12 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         phases.open()
         try:
             whole = phases(WHOLE) if values.get("phases") == WHOLE else nullcontext()
-            with tracking, threads.watched(), whole, processes.forks_end_here():
+            with tracking, threads, whole, processes.forks_end_here():
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:
             with budget.lifted():  # an exception that left a phase failed there, not in the stretch after it
-                phases.close(completed=any(cause is phases.raised for cause in _causes(error)))
+                phases.close(completed=any(cause is phases.raised for cause in failure.causes(error)))
             raise
     return finished
 
@@ -206,50 +252,6 @@ def _be_an_ordinary_process() -> None:
         sys.path.insert(0, folder)  # where `python -c` looks first; absolute, since a workload may change folder
     with contextlib.suppress(Exception):
         faulthandler.enable()  # writes the Python stack of a segfault to the output and keeps the signal
-
-
-def failure_facts(error: BaseException) -> dict[str, Any]:
-    """The JSON of an exception: `chain` with each cause's type, bases and message, and `traceback`. Never raises."""
-    chain = [
-        {
-            "type": _name(type(cause)),
-            "bases": [_name(base) for base in type(cause).__mro__[1:-1]],
-            "message": plain(cause)[:LONGEST_MESSAGE],
-        }
-        for cause in _causes(error)
-    ]
-    try:
-        text = "".join(traceback.format_exception(error))
-    except Exception:
-        text = f"{chain[0]['type']}, whose traceback cannot be printed"
-    return {"chain": chain, "traceback": plain(text)[-LONGEST_TRACEBACK:]}
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [error]
-    while waiting and len(seen) < MOST_CAUSES:
-        cause = waiting.pop(0)
-        if cause is None or id(cause) in seen:
-            continue
-        seen.add(id(cause))
-        yield cause
-        waiting += [cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
-        waiting += getattr(cause, "exceptions", ())  # of an ExceptionGroup
-
-
-def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _root_cause(error: BaseException) -> str:
-    *_, last = _causes(error)
-    return f"{_name(type(last))}: {plain(last)}"
-
-
-def _cure(module: str) -> str:
-    library = module.partition(".")[0]
-    return f" (pip install 'sweeper[models]' brings {library})" if library in ("transformers", "peft") else ""
 
 
 if __name__ == "__main__":

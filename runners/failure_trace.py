@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from runners import facts
-from runners.journal import plain
+from runners import facts, files, untrusted
 from runners.phases import Phases
 from runners.point import AttemptFolder
 
@@ -65,19 +64,20 @@ class FailureTrace:
         try:
             with self.unlimited():
                 return [self._written(self._history, causes)]
-        except Exception as error:  # a full disk, no memory, a device that no longer answers
+        except BaseException as error:  # a full disk, no memory, a device that no longer answers, a workload's patch
             return [_none(_reason(error))]
 
     def _written(self, history: History, causes: Iterable[BaseException]) -> facts.Trace:
         aside = self._path.with_name(f"{self._path.name}.{os.getpid()}.tmp")
         try:
+            os.close(files.create(aside))
             history.write(aside, causes)
             size = aside.stat().st_size
             if size > LARGEST_BYTES:
                 return _none(f"it has {size} bytes, and at most {LARGEST_BYTES} are kept")
-            os.replace(aside, self._path)
+            files.replace(aside, self._path)
         finally:
-            aside.unlink(missing_ok=True)
+            files.remove(aside)
         return facts.Trace(self._path.name, bytes=size, scope=history.scope)
 
 
@@ -86,5 +86,5 @@ def _none(why: str) -> facts.Trace:
 
 
 def _reason(error: BaseException) -> str:
-    first, _, _ = str(plain(error)).strip().partition("\n")
-    return f"{type(error).__name__}: {first[:LONGEST_REASON]}"
+    first, _, _ = untrusted.text(error, LONGEST_REASON).strip().partition("\n")
+    return f"{untrusted.type_name(type(error))}: {first}"

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, processes
+from runners import facts, files, processes, stored_files, untrusted
 from runners.facts import Fact
+from runners.stored_files import Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -21,6 +22,12 @@ QUALITY = "quality"  # the phase of the user's metric: not part of the workload,
 # Workloads close descriptors and open files of their own; a high number avoids both.
 HIGH = 700
 DEEPEST = 20  # nested containers; one that contains itself ends here
+LARGEST_NUMBER_BITS = 1024
+LONGEST_TEXT = 10_000  # characters of a value of no type of JSON
+
+# The workload may replace them.
+write, close, mkdir, fstat, getpid = os.write, os.close, os.mkdir, os.fstat, os.getpid
+dumps, monotonic = json.dumps, time.monotonic
 
 
 class Journal:
@@ -29,34 +36,40 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock = threading.Lock()
-        self._process = os.getpid()
-        self._descriptor, self._identity = self._open()
+        self._process = getpid()
+        self._descriptor, self._identity, self.bytes = self._open()
 
     def write(self, *written: Fact) -> None:
-        """Append the facts in one write, stamped with the time. Opens the file again if the workload closed it.
+        """Append the facts in one write, stamped with the time and with their place in the file.
 
-        Raises RuntimeError in a process that was forked from the writer: its facts are not those of the attempt. Ends
-        the process if the file cannot be written: a workload that handles such an error would finish without the fact.
+        Opens the file again if the workload closed it. Raises RuntimeError in a process that was forked from the
+        writer: its facts are not those of the attempt. Ends the process if the file cannot be written: a workload that
+        handles such an error would finish without the fact.
         """
-        if os.getpid() != self._process:
+        if getpid() != self._process:
             raise RuntimeError("a process that is not measured reported a fact of the attempt")
-        now = time.monotonic()
-        text = "".join(_dumps({"t": now, **facts.to_json(fact)}) + "\n" for fact in written)
+        now = monotonic()
         with self._lock:
+            at, lines = self.bytes, []
+            for fact in written:
+                # No table can hold half of a surrogate pair.
+                lines.append(_dumps({"t": now, "at": at, **facts.to_json(fact)}).encode("utf-8", "replace") + b"\n")
+                at += len(lines[-1])
             try:
-                seen = os.fstat(self._descriptor)
+                seen = fstat(self._descriptor)
                 if (seen.st_dev, seen.st_ino) != self._identity:
                     raise OSError("the descriptor belongs to another file now")
             except OSError:
-                self._descriptor, self._identity = self._open()
-            data = text.encode("utf-8", "replace")  # no table can hold half of a surrogate pair
+                self._descriptor, self._identity, _ = self._open()
+            data = b"".join(lines)
             try:
                 while data:
-                    data = data[os.write(self._descriptor, data) :]
+                    data = data[write(self._descriptor, data) :]
             except OSError as error:
                 self._leave(error)
+            self.bytes = at
 
-    def _open(self) -> tuple[int, tuple[int, int]]:
+    def _open(self) -> tuple[int, tuple[int, int], int]:
         try:
             return self._opened()
         except OSError as error:
@@ -64,54 +77,54 @@ class Journal:
 
     def _leave(self, error: OSError) -> NoReturn:
         with contextlib.suppress(OSError):
-            os.write(2, f"sweeper: {self.path} cannot be written: {processes.why_refused(error)}\n".encode())
-        os._exit(facts.UNRECORDED)
+            write(2, f"sweeper: {self.path} cannot be written: {processes.why_refused(error)}\n".encode())
+        processes.leave(facts.UNRECORDED)
 
-    def _opened(self) -> tuple[int, tuple[int, int]]:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    def _opened(self) -> tuple[int, tuple[int, int], int]:
+        """The descriptor, the file's device and inode, and its size in bytes."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         try:
-            low = os.open(self.path, flags, 0o644)
-        except FileNotFoundError:  # the workload removed its own folder
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            low = os.open(self.path, flags, 0o644)
+            low = files.open_to_write(self.path, flags)
+        except FileNotFoundError:  # the workload removed its own folder; one above it is not the attempt's to make
+            mkdir(self.path.parent)
+            low = files.open_to_write(self.path, flags)
         high = processes.duplicate(low, HIGH)
-        os.close(low)
-        seen = os.fstat(high)
-        return high, (seen.st_dev, seen.st_ino)
+        close(low)
+        seen = fstat(high)
+        return high, (seen.st_dev, seen.st_ino), seen.st_size
 
 
 def _dumps(line: dict[str, Any]) -> str:
     try:
-        return json.dumps(line, allow_nan=False, ensure_ascii=False)
+        return dumps(line, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):
-        return json.dumps(plain(line), allow_nan=False, ensure_ascii=False)
+        return dumps(plain(line), allow_nan=False, ensure_ascii=False)
 
 
 def plain(value: Any, depth: int = 0) -> Any:
     """A value in JSON's own types. Other values (an object, nan, a NumPy scalar) become their text."""
-    if value is None or isinstance(value, (bool, int)):
+    kind = type(value)
+    if value is None or kind is bool or (kind is int and value.bit_length() <= LARGEST_NUMBER_BITS):
         return value
-    if isinstance(value, float):
+    if kind is float:
         return value if math.isfinite(value) else str(value)
-    if isinstance(value, str):
+    if kind is str:
         return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping) and depth < DEEPEST:
+    if issubclass(kind, Mapping) and depth < DEEPEST:
         return {str(plain(key)): plain(item, depth + 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)) and depth < DEEPEST:
+    if issubclass(kind, (list, tuple, set, frozenset)) and depth < DEEPEST:
         return [plain(item, depth + 1) for item in value]
-    try:
-        return str(value).encode("utf-8", "replace").decode()
-    except Exception:  # the user's own __str__
-        return f"<{type(value).__name__} that cannot be printed>"
+    return untrusted.text(value, LONGEST_TEXT)
 
 
 class Kept(NamedTuple):
-    """The lines of a .jsonl file that can be read."""
+    """The lines of a journal that can be read."""
 
     lines: list[dict[str, Any]]  # the objects that have a `kind`, oldest first
     bytes: int = 0  # of the file
+    checksum: int | None = None  # None for a missing file
     torn: bool = False  # the last line is incomplete, as a writer that was killed leaves it
-    damaged: bool = False  # another line cannot be read, or bytes were replaced by zeros
+    damage: str | None = None  # why another line, or the file, cannot be read
 
 
 def read(path: Path) -> list[Fact]:
@@ -119,21 +132,22 @@ def read(path: Path) -> list[Fact]:
     return facts_of(kept_in(path))[0]
 
 
-def facts_of(kept: Kept) -> tuple[list[Fact], bool]:
-    """The facts of a journal's lines, and whether a line of a known kind has other fields than its kind."""
-    known = [line for line in kept.lines if facts.is_known(line)]
-    try:
-        return list(map(facts.from_json, known)), False
-    except (KeyError, TypeError, ValueError, AttributeError):
-        found: list[Fact] = []
-        for line in known:
-            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+def facts_of(kept: Kept) -> tuple[list[Fact], str | None]:
+    """The facts of a journal's lines, and what is wrong with a line whose fields are not those of its kind."""
+    found: list[Fact] = []
+    damage = None
+    for line in kept.lines:
+        if facts.is_known(line):
+            try:
                 found.append(facts.from_json(line))
-        return found, True
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                reason = stored_files.why(error)
+                damage = damage or f"has lines that cannot be read, one of the kind {line['kind']}: {reason}"
+    return found, damage
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a .jsonl file that have a `kind`, oldest first. Damaged lines are skipped.
+    """The JSON objects of a journal that have a `kind`, oldest first. Damaged lines are skipped.
 
     The last line of a writer that died is torn; a missing file has no lines.
     """
@@ -141,22 +155,27 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def kept_in(path: Path) -> Kept:
-    """What can be read of a .jsonl file. A missing file has no lines."""
+    """What can be read of a journal. A missing file has no lines."""
     try:
-        text = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+        text = stored_files.content_of(path)
+    except FileNotFoundError:
         return Kept([])
+    except Damaged as damaged:
+        return Kept([], damage=str(damaged))
     lines = [line for line in text.split(b"\n") if line]
-    torn = damaged = False
-    try:  # all at once takes two thirds of the time, and only a writer that died leaves a torn line
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-    except ValueError:
+    torn, damage = False, None
+    try:  # only a writer that died leaves a torn line
+        found = stored_files.parsed_lines(lines)
+    except Damaged:
         found = []
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
-                found.append(json.loads(line))
-            except ValueError:
-                is_last = line is lines[-1] and not text.endswith(b"\n")
-                torn, damaged = torn or is_last, damaged or not is_last or b"\0" in line
+                found.append(stored_files.parsed(line))
+            except Damaged as damaged:
+                is_last = number == len(lines) and not text.endswith(b"\n")
+                torn = torn or is_last
+                if not is_last or b"\0" in line:
+                    damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
+    found = stored_files.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
-    return Kept(kept, len(text), torn, damaged)
+    return Kept(kept, len(text), stored_files.checksum(text), torn, damage)

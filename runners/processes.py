@@ -22,6 +22,8 @@ PR_SET_CHILD_SUBREAPER = 36
 PF_FORKNOEXEC = 0x40  # a flag in /proc/PID/stat: forked, without an exec since
 KCMP = {"x86_64": 312, "aarch64": 272}  # the number of the system call kcmp(2)
 KCMP_VM = 1
+# The workload may replace them.
+getpid, leave, set_recursion_limit = os.getpid, os._exit, sys.setrecursionlimit
 LIMITS = {errno.EMFILE: ("ulimit -n", resource.RLIMIT_NOFILE), errno.EAGAIN: ("ulimit -u", resource.RLIMIT_NPROC)}
 
 
@@ -66,22 +68,26 @@ def _as_typed(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
 
 
-@contextlib.contextmanager
-def forks_end_here() -> Iterator[None]:
+class forks_end_here(contextlib.AbstractContextManager[None]):
     """End every process that is forked inside the block where it would leave the block.
 
     Such a process is a copy of this one and would go on with everything that follows the block. It ends as a Python
     program does that ends there, with the same exit code, but without atexit handlers: they are this process's.
+
+    No generator: contextlib sets `__traceback__` of an exception that passes through one, and an exception that allows
+    no changes, such as a frozen dataclass, is then replaced by another.
     """
-    owner = os.getpid()
-    try:
-        yield
-    except BaseException as error:
-        if os.getpid() != owner:
+
+    def __init__(self) -> None:
+        self._owner = getpid()
+        self._recursion_limit = sys.getrecursionlimit()
+        self.raised: BaseException | None = None  # what left the block
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        set_recursion_limit(self._recursion_limit)  # the block may have lowered it below what the code after it needs
+        if getpid() != self._owner:
             _end_with(error)
-        raise
-    if os.getpid() != owner:
-        _end_with(None)
+        self.raised = error
 
 
 def _end_with(error: BaseException | None) -> NoReturn:
@@ -99,7 +105,7 @@ def _end_with(error: BaseException | None) -> NoReturn:
         if isinstance(error, KeyboardInterrupt):
             die_of(signal.SIGINT)
     finally:
-        os._exit(code)
+        leave(code)
 
 
 class Reaped(NamedTuple):

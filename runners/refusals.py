@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runners import untrusted
 from runners.facts import Cause
 
 MIB = 2**20
@@ -150,10 +151,12 @@ class RefusalCount:
         Keeps no reference to the exception, which holds the tensors of its frames.
         """
         try:
-            kind, *bases = (base.__name__ for base in type(error).__mro__)
+            kind, *bases = map(untrusted.type_name, untrusted.bases_of(type(error)))
             refusal = refusal_in([Cause(kind, bases, str(error))])
         except MemoryError:  # there is no room to read the message
             refusal = Refusal("host", None)
+        except BaseException:  # its own code raises: no allocator's exception does
+            refusal = None
         if refusal is not None:
             self.count += 1
             self._largest = max(self._largest or 0, refusal.requested_bytes or 0) or None

@@ -2,7 +2,8 @@
 
 It reads commands from stdin and writes answers to stdout, one JSON line each:
 
-    {"run": FOLDER}     ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
+    {"run": FOLDER, "digest": TEXT}     # Attempt.digest of the request in the folder
+                        ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
                             then {"settled": FOLDER} once exit.json is in its place,
                             or {"failed": FOLDER, "error": TEXT} if it could not be read or written
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -27,16 +27,18 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import cgroups, child, contamination, gpu_driver, launch_command, processes
+from runners import cgroups, child, contamination, files, gpu_driver, launch_command, locks, processes
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
-from runners.point import Attempt, AttemptFolder, Damaged, write_aside
+from runners.point import Attempt, AttemptFolder, write_aside
+from runners.stored_files import Damaged
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -97,7 +99,7 @@ class Running:
 class Supervisor:
     def __init__(self, lanes: int = 1) -> None:
         self._lanes = lanes  # attempts that can run at once in our memory cgroup
-        self._queue: list[AttemptFolder] = []
+        self._queue: list[tuple[AttemptFolder, str]] = []  # with the digest of its request
         self._running: Running | None = None
         self._devices = contamination.Lane()
         self._selector = selectors.DefaultSelector()
@@ -148,7 +150,7 @@ class Supervisor:
         for line in lines:
             command = json.loads(line)
             if "run" in command:
-                self._queue.append(AttemptFolder(Path(command["run"])))
+                self._queue.append((AttemptFolder(Path(command["run"])), command["digest"]))
             elif self._running is not None:
                 self._running.cancelled = command["cancel"]
                 self._kill(self._running)
@@ -206,9 +208,9 @@ class Supervisor:
 
     def _start_next(self) -> None:
         while self._running is None and self._queue:
-            folder = self._queue.pop(0)
+            folder, digest = self._queue.pop(0)
             try:
-                self._running = Running(folder=folder, attempt=folder.attempt())
+                self._running = Running(folder=folder, attempt=folder.attempt(digest))
             except Damaged as damaged:
                 self._answer({"failed": str(folder.path), "error": str(damaged)})
                 continue
@@ -236,7 +238,7 @@ class Supervisor:
     def _start(self, running: Running) -> None:
         """Start the measured process. Raises OSError."""
         attempt = running.attempt
-        running.journal = os.open(running.folder.journal, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        running.journal = files.open_to_write(running.folder.journal, os.O_RDONLY | os.O_CREAT)
         running.oom_kills, running.kernel_log = cgroups.oom_kills(), _open_kernel_log()
         running.machine = contamination.machine("start")
         running.own_resident = max(cpu.status_lines().get("VmHWM", 0), _own_maxrss())
@@ -273,22 +275,19 @@ class Supervisor:
         if running.locks:
             return True
         for path in running.attempt.locks:
-            lock = open(path, "a+")  # noqa: SIM115 (held while the attempt runs)
-            running.locks.append(lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                lock.seek(0)
-                holder = lock.read().strip() or "another sweep"
+                running.locks.append(locks.take(Path(path)))
+            except locks.Held as held:
                 running.release_locks()  # holding one while waiting for another could be a deadlock
                 if not running.reported_lock:
                     running.reported_lock = True
-                    self._answer({"waiting": str(running.folder.path), "for": holder})
+                    self._answer({"waiting": str(running.folder.path), "for": held.holder or "another sweep"})
                 return False
-        for held in running.locks:
-            held.truncate(0)
-            held.write(f"{running.folder.path} (pid {os.getpid()})\n")
-            held.flush()
+            except OSError as error:
+                self._write_end(running, Exit(unavailable=f"{path} cannot be locked: {error.strerror}"))
+                return False
+        for lock in running.locks:
+            locks.sign(lock, f"{running.folder.path} (pid {os.getpid()})")
         return True
 
     def _device_is_free(self, running: Running) -> bool:
@@ -345,8 +344,10 @@ class Supervisor:
                 os.close(descriptor)
             os.chdir(running.attempt.cwd)
             child.run(running.folder, running.attempt, parent=supervisor)
+        except BaseException:
+            traceback.print_exc()  # a bug of ours: its last line becomes the row's message
         finally:
-            os._exit(70)  # EX_SOFTWARE: child.run never returns
+            processes.leave(70)  # EX_SOFTWARE: child.run never returns
 
     def _kill(self, running: Running) -> None:
         """Kill the attempt's whole session: a workload can ignore or delay any other signal."""
@@ -518,7 +519,7 @@ class Output:
             return
         with contextlib.suppress(OSError):  # a full disk costs the log, not the attempt
             note = f"\n[... {self._dropped} bytes left out ...]\n".encode() if self._dropped else b""
-            self._path.write_bytes(self._start + note + self._end)
+            files.write(self._path, bytes(self._start + note + self._end))
 
 
 @contextlib.contextmanager
@@ -545,7 +546,9 @@ def _why_not_forked(attempt: Attempt) -> str | None:
 
 def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        launch_command.command(sys.executable, "child", str(running.folder.path), str(os.getpid())),
+        launch_command.command(
+            sys.executable, "child", str(running.folder.path), str(os.getpid()), running.attempt.digest
+        ),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
@@ -559,13 +562,13 @@ def _restore(path: Path, descriptor: int) -> None:
     """Write the lines of a journal whose file was removed again; its writer is dead."""
     was = os.fstat(descriptor)
     try:
-        now = path.stat()
+        now = os.lstat(path)
         if (was.st_dev, was.st_ino) == (now.st_dev, now.st_ino):
             return
-        since = path.read_bytes()
+        since = files.read(path)
     except FileNotFoundError:
         since = b""
-    path.write_bytes(os.pread(descriptor, was.st_size, 0) + since)
+    files.write(path, os.pread(descriptor, was.st_size, 0) + since)
 
 
 def _own_maxrss() -> int:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from runners.refusals import RefusalCount
 
 
-class Threads:
+class Threads(AbstractContextManager[None]):
     """Watches the threads of a workload. An exception that ends a thread does not reach the thread that started it."""
 
     def __init__(self) -> None:
         self.started = False  # whether there were any: what they catch themselves is not seen
         self.refusals = RefusalCount()  # that ended a thread
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Enter around the workload. `threading.excepthook` still does what it did before.
 
         A workload that replaces the hook without calling the one before, and a thread that is started without
@@ -35,11 +33,12 @@ class Threads:
                 self.refusals.see(failed.exc_value)
             ended(failed)
 
+        self._before, self._hook = (start, ended), hook
         threading.Thread.start = started  # type: ignore[assignment, method-assign]
         threading.excepthook = hook
-        try:
-            yield
-        finally:
-            threading.Thread.start = start  # type: ignore[method-assign]
-            if threading.excepthook is hook:
-                threading.excepthook = ended
+
+    def __exit__(self, *raised: object) -> None:
+        start, ended = self._before
+        threading.Thread.start = start  # type: ignore[method-assign]
+        if threading.excepthook is self._hook:
+            threading.excepthook = ended

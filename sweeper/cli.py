@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sweeper import screen
 from sweeper.errors import Mistake
 from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
 
@@ -31,7 +32,7 @@ def main() -> int:
         sys.stdout.flush()
         return code
     except Mistake as mistake:
-        print_message(str(mistake))
+        screen.warn(str(mistake))
         return 2
     except BrokenPipeError:  # `| head`. What Python flushes at its end has no reader either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -40,7 +41,7 @@ def main() -> int:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print_message(f"the output cannot be written: {error.strerror}")
+        screen.warn(f"the output cannot be written: {error.strerror}")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -67,11 +68,6 @@ def _exit_code(command: Callable[[], int]) -> int:
         return ended.code or 0
 
 
-def print_message(message: str) -> None:
-    """One line on stderr."""
-    print("sweeper:", " ".join(message.split()), file=sys.stderr)
-
-
 def run(arguments: Sequence[str]) -> int:
     """The exit code. Raises Mistake."""
     line = read(arguments)
@@ -87,7 +83,7 @@ def sweep(line: CommandLine) -> int:
     plan = _plan(line)
     from sweeper.sweeping.sweep import sweep
 
-    return sweep(plan)
+    return sweep(plan, screen.warn)
 
 
 def estimate(line: CommandLine) -> int:
@@ -118,7 +114,7 @@ def _plan(line: CommandLine) -> Plan:
         probes.foresee(line.words)  # before the import of Hydra, which takes as long as the probe
         from sweeper.planning.planner import plan_of
 
-        return plan_of(line, probes, print_message)
+        return plan_of(line, probes, screen.warn)
 
 
 def effects(line: CommandLine) -> int:
@@ -165,7 +161,7 @@ def _run(line: CommandLine) -> Path:
     named = run_of(line)
     folder = loading.newest_run() if named is None else loading.run_folder(named)
     if named is None:
-        print_message(f"{line.command}: {folder}, the newest run")
+        screen.warn(f"{line.command}: {folder}, the newest run")
     return folder
 
 
@@ -176,7 +172,7 @@ def _show(
     as_json: Callable[[Found], Any] = lambda found: found,
 ) -> int:
     """Print a result as text, or with --json as JSON."""
-    print(json.dumps(as_json(found), indent=2) if line.flags.json else as_text(found))
+    screen.show(json.dumps(as_json(found), indent=2) if line.flags.json else as_text(found))
     return 0
 
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
+from runners import files, locks, stored_files
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
 from sweeper.plan_lines import PLAN, PlanLine
+from sweeper.screen import warn
 
-POINTS = "points"
-ALLOCATION_TRACES = "followed"
+POINTS = files.POINTS
 LOCK = ".lock"
 
 
@@ -30,15 +30,21 @@ class RunFolder:
 
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path, self._lock = path, lock
-        shutil.rmtree(path / ALLOCATION_TRACES, ignore_errors=True)  # left by a sweep that was killed
-        self._plan = (path / PLAN).open("a+b")
+        self._traces, self._has_traces = path / files.TRACES, False
+        self._remove_traces()  # left by a sweep that was killed
+        self._plan = os.fdopen(files.open_to_write(path / PLAN, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b")
         self._unsynced = True
-        self._close_torn_line()
+        try:
+            self._close_torn_line()
+        except OSError:  # something that is no file lies there
+            self._plan.close()
+            raise
 
-    def plan(self, line: PlanLine) -> None:
-        """Append a line to the plan. Raises OSError if the disk is full or the folder was removed."""
+    def plan(self, lines: Iterable[PlanLine]) -> None:
+        """Append lines to the plan. Raises OSError if the disk is full or the folder was removed."""
         self.check()
-        self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+        for line in lines:
+            self._plan.write(stored_files.sealed(line.to_json()))
         self._plan.flush()
         self._unsynced = True
 
@@ -50,18 +56,24 @@ class RunFolder:
 
     def check(self) -> None:
         """Raises FileNotFoundError if the folder was removed, even if an attempt has created part of it again."""
-        if not (self.path / PLAN).exists():
+        if files.kind_of(self.path / PLAN) is None:
             raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
 
     def attempts(self, point: Point, device: Device) -> Iterator[AttemptFolder]:
         """The folders of the attempts at a point on a device, oldest first."""
-        number = 1
-        while (folder := self.attempt_folder(Attempt(point=point, device=device, number=number))).path.exists():
+        number = 0
+        while True:
+            number += 1
+            folder = self.attempt_folder(Attempt(point=point, device=device, number=number))
+            kind = files.kind_of(folder.path)
+            if kind is None:
+                return
+            if kind != files.FOLDER:
+                continue
             if not folder.began():  # a sweep ended after it created the folder and before it started an attempt
                 shutil.rmtree(folder.path)
                 return
             yield folder
-            number += 1
 
     def attempt_folder(self, attempt: Attempt) -> AttemptFolder:
         return AttemptFolder(self.path / POINTS / attempt.name)
@@ -71,14 +83,23 @@ class RunFolder:
 
         It is not kept for the next sweep: what the workload imports may change, and no fingerprint covers that.
         """
-        folder = self.path / ALLOCATION_TRACES
-        folder.mkdir(exist_ok=True)
-        return folder / f"{point.id}.{hashlib.sha256(by.encode()).hexdigest()[:8]}"
+        if not self._has_traces:
+            files.make_folder(self._traces)
+            self._has_traces = True
+        return self._traces / f"{point.id}.{hashlib.sha256(by.encode()).hexdigest()[:8]}"
 
     def close(self) -> None:
-        shutil.rmtree(self.path / ALLOCATION_TRACES, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._remove_traces()
         self._plan.close()
         self._lock.close()
+
+    def _remove_traces(self) -> None:
+        if files.kind_of(self._traces) == files.FOLDER:
+            shutil.rmtree(self._traces)
+        else:
+            files.remove(self._traces)
+        self._has_traces = False
 
     def _close_torn_line(self) -> None:
         """End a line that a killed sweep left half written, so that readers skip that line only."""
@@ -91,15 +112,22 @@ class RunFolder:
 def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
     """Open `outputs/name`, or without a name a new folder called after the time and the slug.
 
-    Raises Mistake if it cannot be created, is not a run of sweeper, or is open for another sweep.
+    Raises Mistake if it cannot be created, is not a run of sweeper, is open for another sweep, or holds something else
+    in place of a file or a folder of a run.
     """
     parent = Path(outputs).expanduser().absolute()
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path = _new_folder(parent, slug) if name is None else _named_folder(parent / name)
-        return RunFolder(path, _hold(path))
+        lock = _hold(path)
+        try:
+            return RunFolder(path, lock)
+        except OSError:
+            lock.close()
+            raise
     except OSError as error:
-        raise Mistake(f"outputs={outputs}: {error.filename or parent} cannot be written: {error.strerror}") from error
+        place = error.filename or parent
+        raise Mistake(f"outputs={outputs}: {place} cannot be written: {files.why(error)}") from error
 
 
 def _new_folder(parent: Path, slug: str) -> Path:
@@ -116,27 +144,49 @@ def _new_folder(parent: Path, slug: str) -> Path:
 
 
 def _named_folder(path: Path) -> Path:
-    if path.exists() and not path.is_dir():
-        raise Mistake(f"name={path.name}: {path} is a file; choose another name")
-    if path.is_dir() and not (path / PLAN).exists() and any(entry.name != LOCK for entry in path.iterdir()):
+    kind = files.kind_of(path)
+    if kind == files.LINK:
+        there = Path(os.path.realpath(path))
+        instead = f"outputs={there.parent} name={there.name}"
+        raise Mistake(f"name={path.name}: {path} is a symbolic link, which a sweep does not follow; type {instead}")
+    if kind not in (None, files.FOLDER):
+        raise Mistake(f"name={path.name}: {path} is {kind}; choose another name")
+    if kind is None:
+        path.mkdir()
+        return path
+    inside = {entry.name: entry for entry in os.scandir(path)}
+    if not {PLAN, POINTS} & inside.keys() and inside.keys() - {LOCK}:
         raise Mistake(f"name={path.name}: {path} holds files and is not a run of sweeper; choose another name")
-    path.mkdir(exist_ok=True)
+    _check_inside(path)
+    if PLAN not in inside and POINTS in inside:
+        warn(f"{path / PLAN} is missing: the attempts in {POINTS}/ are kept, points that had none are not planned now")
     return path
+
+
+def _check_inside(path: Path) -> None:
+    """Raises Mistake if something else is in place of the plan, the lock, or a folder with attempts; and OSError.
+
+    Opening them would fail too, but in the middle of a sweep.
+    """
+    folders = [path / POINTS]
+    if files.kind_of(path / POINTS) == files.FOLDER:
+        folders += sorted((path / POINTS).iterdir())
+    expected = {path / LOCK: files.FILE, path / PLAN: files.FILE} | dict.fromkeys(folders, files.FOLDER)
+    for place, right in expected.items():
+        kind = files.kind_of(place)
+        if kind not in (None, right):
+            raise Mistake(f"name={path.name}: {place} is {kind} and not {right}; remove it, or choose another name")
+        if kind is not None and not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
 
 
 def _hold(path: Path) -> IO[str]:
     """Take the run's lock. The kernel releases it when this process ends, however it ends."""
-    lock = (path / LOCK).open("a+")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.seek(0)
-        holder = lock.read().strip() or "another process"
-        lock.close()
-        held = f"{holder} is sweeping into {path}"
-        raise Mistake(f"name={path.name}: {held}; wait for it, or choose another name") from None
-    lock.truncate(0)
+        lock = locks.take(path / LOCK)
+    except locks.Held as held:
+        sweeps = f"{held.holder or 'another process'} is sweeping into {path}"
+        raise Mistake(f"name={path.name}: {sweeps}; wait for it, or choose another name") from None
     since = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    lock.write(f"pid {os.getpid()} on {socket.gethostname()}, since {since}\n")
-    lock.flush()
+    locks.sign(lock, f"pid {os.getpid()} on {socket.gethostname()}, since {since}")
     return lock

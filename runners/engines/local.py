@@ -72,7 +72,7 @@ class Local:
         supervisor = self._supervisor(lane, attempt)
         supervisor.under_way, supervisor.attempt = folder, attempt
         supervisor.began, supervisor.tries = False, tries
-        self._send(supervisor, {"run": str(folder.path.absolute())})
+        self._send(supervisor, {"run": str(folder.path.absolute()), "digest": attempt.digest})
 
     def wait(self, timeout: float | None) -> list[Event]:
         """The events since the last call, after at most `timeout` seconds. Raises EngineFailed."""

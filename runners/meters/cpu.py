@@ -38,6 +38,9 @@ NO_ACCESS = 0  # PROT_NONE, mmap(2)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 NEVER_OVERCOMMIT = "2"
 
+# The workload may replace them.
+open_, open_descriptor, write, close = open, os.open, os.write, os.close
+
 
 class CpuMeter:
     """Reads the memory of this process.
@@ -171,7 +174,8 @@ def reserve_to_the_mark() -> mmap.mmap | None:
 def status_lines(pid: int | str = "self") -> dict[str, int]:
     """The lines of /proc/PID/status that are in kB, in bytes; none if the process is gone."""
     try:
-        text = STATUS.read_bytes() if pid == "self" else Path(f"/proc/{pid}/status").read_bytes()
+        with open_(STATUS if pid == "self" else f"/proc/{pid}/status", "rb", buffering=0) as file:
+            text = file.read()
     except OSError:
         return {}
     lines = {}
@@ -240,15 +244,15 @@ def _reset() -> bool:
     if sys.platform != "linux":
         return False
     try:
-        descriptor = os.open(CLEAR_REFS, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = open_descriptor(CLEAR_REFS, os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        os.write(descriptor, RESET_HIGH_WATER_MARK)
+        write(descriptor, RESET_HIGH_WATER_MARK)
     except OSError:
         return False
     finally:
-        os.close(descriptor)
+        close(descriptor)
     return True
 
 

@@ -26,7 +26,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from runners import processes
+from runners import files, processes
 from runners.meters import cpu, nvml
 from runners.phases import Reading
 
@@ -115,7 +115,7 @@ class ProgramMeter:
         found = []
         for file in self._folder.glob("*.json"):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                report = json.loads(file.read_bytes())
+                report = json.loads(files.read(file))
                 found.append((float(report["t"]), report))
         return [report for _, report in sorted(found, key=itemgetter(0))]
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runners import facts, processes
+from runners import facts, failure, files, processes, untrusted
 from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
 
+BYTES_OF_A_LINE = 600
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
 # Of PyTorch's errors for a device that it was not built for, and of flex_attention's for tensors without data.
@@ -37,7 +38,7 @@ class AllocationTrace:
     def read(cls, path: Path) -> AllocationTrace | None:
         """None if the file does not exist or is damaged: the point is then traced again."""
         try:
-            head, _, packed = path.read_bytes().partition(b"\n")
+            head, _, packed = files.read(path).partition(b"\n")
         except FileNotFoundError:
             return None
         events = array("q")
@@ -50,8 +51,8 @@ class AllocationTrace:
     def write(self, path: Path) -> None:
         """Write to a temporary file and rename it, so that a reader never sees a part."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        temporary.write_bytes(json.dumps(self.lines).encode() + b"\n" + zlib.compress(self.events.tobytes(), 1))
-        os.replace(temporary, path)
+        files.write(temporary, json.dumps(self.lines).encode() + b"\n" + zlib.compress(self.events.tobytes(), 1))
+        files.replace(temporary, path)
 
 
 def card_of(attempt: Attempt) -> Card:
@@ -69,6 +70,7 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
     from runners.simulation.torch_tracer import MetaTracer
 
     values, tracer = attempt.point.values, MetaTracer(rules_of(card_of(attempt)))
+    workload_block = processes.forks_end_here()
     meter = _EventMeter(attempt.device.name, tracer.events)
     journal = _MemoryJournal(meter)
     try:
@@ -82,12 +84,13 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
         phases.open()
         with _workload_hooks(tracer), tracer.around_workload():
             whole = phases(WHOLE) if values.get("phases") == WHOLE else contextlib.nullcontext()
-            with whole, processes.forks_end_here():
+            with whole, workload_block:
                 finished = workload.run(values, "meta", phases)
         phases.close(completed=True)
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
-        journal.add({"kind": "failed", **describe_error(_without_machine_errors(error))})
+        own = workload_block.raised or error  # contexts around the workload may have replaced its own
+        journal.add({"kind": "failed", **describe_error(_without_machine_errors(own))})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
@@ -100,10 +103,11 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
 def _without_machine_errors(error: BaseException) -> BaseException:
     """Unavailable in place of an error that is about the tracing machine and not about the card: no CUDA, no compiler,
     or no memory for the tensors that do have data."""
-    if any(sign in str(error) for sign in NEEDS_A_DEVICE) or type(error).__module__.startswith("torch._dynamo"):
-        return Unavailable(f"the workload needs a real device, and is traced without data: {error}")
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
-        return Unavailable(f"this machine has too little memory to trace the workload: {error}")
+    message = untrusted.text(error, failure.LONGEST_MESSAGE)
+    if any(sign in message for sign in NEEDS_A_DEVICE) or untrusted.type_name(type(error)).startswith("torch._dynamo"):
+        return Unavailable(f"the workload needs a real device, and is traced without data: {message}")
+    if issubclass(type(error), MemoryError) or "DefaultCPUAllocator" in message:
+        return Unavailable(f"this machine has too little memory to trace the workload: {message}")
     return error
 
 
@@ -133,6 +137,11 @@ class _MemoryJournal:
     def write(self, *written: facts.Fact) -> None:
         self.add(*map(facts.to_json, written))
 
+    @property
+    def bytes(self) -> int:
+        """About the size of the file that the lines will make, with their counters."""
+        return BYTES_OF_A_LINE * len(self.lines)
+
     def add(self, *lines: dict[str, Any]) -> None:
         self.lines += [{**line, EVENT: self._meter.now} for line in lines]
 
@@ -156,7 +165,7 @@ def _check_dtypes(attempt: Attempt) -> None:
     architecture = gpu_architecture(card)
     for name in (point["dtype"], point.get("workload.precision")):
         if name is not None and (why := why_unsupported(architecture, dtype_named(name))):
-            raise Unavailable(f"{attempt.device.name}: {why}")
+            raise Unavailable(why)
 
 
 def _autocast_in_imports(card: Card) -> contextlib.AbstractContextManager[None]:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runners import facts, fingerprint, processes
+from runners import facts, files, fingerprint, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal
@@ -58,7 +58,7 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
     if not device.is_cpu and values.get("budget") is not None:
         raise Unavailable("budget: the allocator of a program of its own cannot be limited from outside")
     reports = trace.folder.reports
-    reports.mkdir()
+    files.make_folder(reports)
     processes.inherit_orphans()  # orphans of the program stay in its tree
     meter = ProgramMeter(device.parts, device.uuids, reports)
     phases = Phases(meter, journal)

@@ -11,9 +11,10 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from runners import untrusted
 from runners.facts import Cause
 from runners.journal import QUALITY
-from runners.metrics import as_json
+from runners.metrics import LONGEST_TEXT, as_json
 from runners.phases import Phases
 from runners.refusals import refusal_in
 from runners.workloads import custom
@@ -54,7 +55,7 @@ def measure(network: Network, values: Mapping[str, Any], phase: Phases) -> dict[
         except Exception as error:
             if not _is_refused(error):
                 raise
-            notes.metrics["quality_error"] = f"out of memory: {error}"
+            notes.metrics["quality_error"] = f"out of memory: {untrusted.text(error, LONGEST_TEXT)}"
         else:
             notes.metrics |= _as_metric(target, as_json(returned))
     return dict(notes.metrics)
@@ -97,6 +98,5 @@ def _as_metric(target: str, number: Any) -> dict[str, Any]:
 
 
 def _is_refused(error: BaseException) -> bool:
-    kind = type(error)
-    bases = [base.__qualname__ for base in kind.__mro__[1:]]
-    return refusal_in([Cause(kind.__qualname__, bases, str(error))]) is not None
+    kind, *bases = map(untrusted.type_name, untrusted.bases_of(type(error)))
+    return refusal_in([Cause(kind, bases, untrusted.text(error, LONGEST_TEXT))]) is not None

@@ -5,11 +5,15 @@ Tests compare each count with the class of transformers, built without data.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from runners.point import canonical
 from sweeper.estimates.memory_terms import NoClosedForm, name_of
+from sweeper.units import format_count
 
 LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # suffixes of the classes whose head is counted
 
@@ -50,6 +54,12 @@ def parameters(values: Mapping[str, Any]) -> Parameters:
     model = values.get("model")
     if not isinstance(model, Mapping):
         raise NoClosedForm("there is no model")
+    return _counted(canonical(model))
+
+
+@lru_cache(maxsize=64)  # the points of a sweep have few models
+def _counted(model_json: str) -> Parameters:
+    model = json.loads(model_json)
     if model.get("library") == "torch" and model.get("name") == "mlp":
         return _mlp(model)
     kind, head = model.get("model_type"), model.get("architecture")
@@ -62,7 +72,9 @@ def parameters(values: Mapping[str, Any]) -> Parameters:
 
 
 def _mlp(model: Mapping[str, Any]) -> Parameters:
-    width = model["width"]
+    width = model.get("width")
+    if type(width) is not int:
+        raise NoClosedForm(f"model.width={width} is not a whole number")
     return Parameters(total=2 * (width * width + width), formula=f"2 x ({width} x {width} weights + {width} biases)")
 
 
@@ -158,7 +170,7 @@ def _decoder(config: Mapping[str, Any], *, qkv_bias: bool, out_bias: bool, mlp_b
     head = 0 if config["tie_word_embeddings"] else vocabulary * hidden
     total = vocabulary * hidden + layers * (attention + mlp + 2 * hidden) + hidden + head
     formula = (
-        f"embedding {vocabulary * hidden:,} + {layers} layers x (attention {attention:,} + mlp {mlp:,}"
+        f"embedding {vocabulary * hidden:,} + {format_count(layers, 'layer')} x (attention {attention:,} + mlp {mlp:,}"
         f" + norms {2 * hidden:,}) + norm {hidden:,} + " + (f"head {head:,}" if head else "head tied to the embedding")
     )
     # qwen2 names a window and does not use it unless use_sliding_window is set.
@@ -179,8 +191,9 @@ def _gpt2(config: Mapping[str, Any]) -> Parameters:
     head = 0 if config["tie_word_embeddings"] else vocabulary * hidden
     total = embeddings + layers * (attention + mlp + 4 * hidden) + 2 * hidden + head
     formula = (
-        f"embeddings {embeddings:,} + {layers} layers x (attention {attention:,} + mlp {mlp:,} + norms {4 * hidden:,})"
-        f" + norm {2 * hidden:,} + " + (f"head {head:,}" if head else "head tied to the embedding")
+        f"embeddings {embeddings:,} + {format_count(layers, 'layer')} x (attention {attention:,} + mlp {mlp:,}"
+        f" + norms {4 * hidden:,}) + norm {2 * hidden:,} + "
+        + (f"head {head:,}" if head else "head tied to the embedding")
     )
     shape = Attention(layers=layers, kv_heads=config["n_head"], head_dim=hidden // config["n_head"])
     return Parameters(total=total, formula=formula, attention=shape, vocabulary=vocabulary)

@@ -14,7 +14,6 @@ from sweeper.planning.composer import PLANNING_GROUPS
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.overrides import parse
 from sweeper.planning.schema import RUN_KEYS
-from sweeper.planning.typed_numbers import value_in_units
 
 
 def grid_of(config: DictConfig, loader: ConfigLoader) -> dict[str, Sequence[Any]]:
@@ -30,7 +29,7 @@ def points_of(config: DictConfig) -> list[dict[str, Any]]:
             raise Mistake(f"points: {typed(point)}: must be keys and values, as in {{batch: 1, model.width: 64}}")
         for key in point:
             _refuse_run_keys(str(key), "points")
-        found.append({str(key): value_in_units(str(key), value) for key, value in point.items()})
+        found.append({str(key): value for key, value in point.items()})
     return found
 
 
@@ -42,12 +41,12 @@ def _values(key: str, value: Any, loader: ConfigLoader) -> Sequence[Any]:
         return found.several.get(key) or (found.fixed[key],)
     if not isinstance(value, list) or not value:
         raise Mistake(f"grid: {key}: must be a list of values, as in {key}: [1, 2, 4]")
-    return tuple(value_in_units(key, each) for each in value)
+    return tuple(value)
 
 
 def _refuse_run_keys(key: str, where: str) -> None:
     if key.partition(".")[0] in (*RUN_KEYS, *PLANNING_GROUPS, "grid", "points"):
-        raise Mistake(f"{where}: {key} is a key of the run, and has one value for all its points")
+        raise Mistake(f"{where}: {key}: is a key of the run, and has one value for all its points")
 
 
 def _raw(config: DictConfig, key: str) -> Any:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import Container, DictConfig, Node, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from sweeper.errors import Mistake
@@ -57,8 +57,15 @@ def _explanation(error: Exception) -> str:
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
         return where + no_such_key(cause.full_key, cause.value, cause)
     if isinstance(cause, ValidationError):
-        return where + wrong_type(cause.full_key, cause.value)
+        return where + wrong_type(cause.full_key, _plain(cause.value))
     return f"{where}{cause.full_key}: {first_line(cause)}"
+
+
+def _plain(value: Any) -> Any:
+    """The value without OmegaConf's own classes."""
+    if isinstance(value, Container):
+        return OmegaConf.to_container(value, resolve=False)
+    return value._value() if isinstance(value, Node) else value
 
 
 def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:

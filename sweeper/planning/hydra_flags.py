@@ -11,6 +11,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 
 import sweeper
 from runners.point import canonical
+from sweeper import screen
 from sweeper.cards import CONF
 from sweeper.errors import Mistake
 from sweeper.plan import typed
@@ -28,7 +29,7 @@ def show(line: CommandLine) -> None:
     """
     flags = line.flags
     if flags.version:
-        print(f"sweeper {sweeper.__version__}")
+        screen.show(f"sweeper {sweeper.__version__}")
         return
     logging.raiseExceptions = False  # `--info | head`
     if flags.shell_completion:
@@ -37,14 +38,16 @@ def show(line: CommandLine) -> None:
         typed_so_far = os.environ.get("COMP_LINE", "")
         called = r"^\s*(\S*python\S*\s+-m\s+)?\S+(\s+(sweep|estimate|-m|--multirun)\b)?"
         os.environ["COMP_LINE"] = re.sub(called, "sweeper -m", typed_so_far, count=1)
-        run_hydra(["--shell-completion", *line.overrides], _never)
+        with screen.printable_output():
+            run_hydra(["--shell-completion", *line.overrides], _never)
         return
     ours = (*line.overrides, "-m", "--multirun", "--json")
     arguments = [each for each in line.arguments if each not in ours]
     if not (flags.help or flags.hydra_help):
         arguments += _one_configuration(line)
     try:
-        run_hydra(arguments, _never)
+        with screen.printable_output():
+            run_hydra(arguments, _never)
     except SystemExit as ended:  # Hydra exits with another code after it has printed a mistake
         raise SystemExit(2 if ended.code else 0) from None
     except ValueError as error:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from runners import files, locks
 from runners.device import Device
+from runners.libraries import needed_by
 from runners.point import Point
 from sweeper.errors import Mistake
+from sweeper.sweeping.recall import Fingerprint
+from sweeper.units import format_count
 
 # A sweep on one device ran with 16 at a time. Each further device has two pipes, and libraries open a few more.
 OPEN_FILES, OPEN_FILES_PER_DEVICE = 28, 4
@@ -22,6 +27,38 @@ def check_limits(devices: int) -> None:
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         on = "a device" if devices == 1 else f"{devices} devices"
         raise Mistake(f"ulimit -n is {allowed}: a sweep on {on} opens up to {needed} files; raise the limit")
+
+
+def check_libraries(points: Sequence[Point], fingerprint: Fingerprint, report: Callable[[str], None]) -> None:
+    """Raises Mistake if every point needs a library that is missing; reports one that only some of them need."""
+    lacking = [
+        {name: setting for name, setting in needed_by(point.values).items() if name in fingerprint.missing}
+        for point in points
+    ]
+    needs = {name: setting for each in lacking for name, setting in each.items()}
+    if not needs:
+        return
+    missing = "; ".join(f"{setting}: {name} is not installed" for name, setting in needs.items())
+    cure = f"to install: {fingerprint.install}"
+    if all(lacking):
+        raise Mistake(
+            f"{missing}; {cure}" + ("; model=mlp needs torch alone" if list(needs) == ["transformers"] else "")
+        )
+    count = sum(map(bool, lacking))
+    report(f"{missing}, so {count} of {format_count(len(points), 'point')} cannot be measured; {cure}")
+
+
+def check_locks(devices: Iterable[Device], report: Callable[[str], None]) -> None:
+    """Reports why the locks of devices are not in their usual folder. Raises Mistake if one cannot be opened."""
+    try:
+        opened = {path: device for device in devices for path in locks_of(device)}
+        for path in opened:
+            os.close(files.open_to_write(Path(path), os.O_RDWR | os.O_CREAT, locks.PRIVATE_FILE))
+    except OSError as error:
+        raise Mistake(f"TMPDIR={tempfile.gettempdir()}: {error.filename} cannot be locked: {error.strerror}") from None
+    elsewhere = opened and locks.why_not_usual(Path(next(iter(opened))).parent)
+    if elsewhere:
+        report(elsewhere)
 
 
 AMD_DRIVER = Path("/dev/kfd")
@@ -71,7 +108,6 @@ def locks_of(device: Device) -> tuple[str, ...]:
     """
     if device.is_calculated:
         return ()
-    folder = Path(tempfile.gettempdir()) / f"sweeper-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder = locks.device_folder()
     names = device.uuids or device.parts
     return tuple(str(folder / f"{name.replace('/', '-').replace(':', '-')}.lock") for name in names)

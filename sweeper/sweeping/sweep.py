@@ -10,13 +10,14 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Protocol
 
 import sweeper
+from runners import files
 from runners.device import Device
 from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
@@ -31,11 +32,13 @@ from sweeper.errors import Mistake
 from sweeper.plan import Plan, PlannedPoint, typed_value
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.sweeping.conditions import check_limits, environ_of, locks_of
+from sweeper.sweeping.conditions import check_libraries, check_limits, check_locks, environ_of, locks_of
 from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
+from sweeper.units import format_count
+from sweeper.views.layout import error_text
 from sweeper.views.progress import Show, show_for
 
 LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
@@ -58,14 +61,16 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def sweep(plan: Plan) -> int:
-    """Run the plan. Returns the exit code.
+def sweep(plan: Plan, report: Callable[[str], None]) -> int:
+    """Run the plan. Returns the exit code. `report` is called with messages for the user.
 
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
     SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
     """
     check_limits(len(plan.devices))
+    check_locks(plan.devices, report)
     fingerprint = current_fingerprint(plan.run.python, plan.points)
+    check_libraries(plan.points, fingerprint, report)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
         with show_for(plan, run.path) as show, catch_signals() as signals:
@@ -74,6 +79,8 @@ def sweep(plan: Plan) -> int:
                 return Local(plan.run.python, lanes, wake=signals.descriptor)
 
             return Sweep(plan, fingerprint, run, show, signals, engine).run()
+    except PermissionError as error:  # while earlier attempts are read: what is written ends the sweep by itself
+        raise Mistake(f"name={run.path.name}: {error.filename} cannot be read: {files.why(error)}") from error
     finally:
         run.close()
 
@@ -133,67 +140,74 @@ class Sweep:
 
     def _write_plan(self, first: Sequence[Sequence[PlannedPoint]]) -> None:
         plan = self.plan
-        self._add_line(
-            RunLine(
-                version=sweeper.__version__,
-                command=plan.command,
-                design=plan.design,
-                dimensions=plan.dimensions,
-                keys={**asdict(plan.run), "objective": str(plan.run.objective)},
-                started_at=datetime.now(timezone.utc).isoformat(),
-            )
+        run = RunLine(
+            version=sweeper.__version__,
+            command=plan.command,
+            design=plan.design,
+            dimensions=plan.dimensions,
+            keys={**asdict(plan.run), "objective": str(plan.run.objective)},
+            started_at=datetime.now(timezone.utc).isoformat(),
         )
-        for point in searched(plan):
-            dimensions = tuple(each for each in plan.dimensions if grows(each))
-            settings = plan.settler.settings.get(point.id, {})
-            self._add_line(SearchedLine(values=point.values, settings=settings, dimensions=dimensions))
-        for device in plan.devices:
-            self._add_line(
-                DeviceLine(
-                    name=device.name,
-                    device_kind=device.type,
-                    uuid=device.uuid,
-                    total_bytes=device.total_bytes,
-                    unavailable=device.unavailable,
-                )
-            )
+        dimensions = tuple(each for each in plan.dimensions if grows(each))
+        settings = plan.settler.settings
+        self._add_lines(
+            [
+                run,
+                *(
+                    SearchedLine(values=point.values, settings=settings.get(point.id, {}), dimensions=dimensions)
+                    for point in searched(plan)
+                ),
+                *(
+                    DeviceLine(
+                        name=device.name,
+                        device_kind=device.type,
+                        uuid=device.uuid,
+                        total_bytes=device.total_bytes,
+                        unavailable=device.unavailable,
+                    )
+                    for device in plan.devices
+                ),
+            ]
+        )
         for lane, batch in zip(self.lanes, first, strict=True):
             self._take(lane, batch)
 
-    def _add_line(self, line: PlanLine) -> None:
-        self.run_folder.plan(line)
-        self.tables.planned(line)
+    def _add_lines(self, lines: Sequence[PlanLine]) -> None:
+        self.run_folder.plan(lines)
+        for line in lines:
+            self.tables.planned(line)
 
     def _take(self, lane: Lane, batch: Sequence[PlannedPoint]) -> None:
         """Queue the design's next batch. Its points are in the plan before any of them starts."""
         lane.batch = [each for each in batch if each.because is None]
         lane.answers = []
-        for each in batch:
-            id, device = each.point.id, lane.device.name
-            self.planned.add((id, device))
-            if (id, device) not in self.known:
-                self.known.add((id, device))
-                self._add_line(
-                    PlannedLine(
-                        id=id,
-                        order=self.order,
-                        device=device,
-                        changed_from=each.changed_from,
-                        changed=each.changed,
-                        values=each.point.values,
-                        settings=self.plan.settler.settings.get(id, {}),
-                        quality_reference=self.plan.settler.quality_references.get(id),
-                    )
-                )
-                self.order += 1
-            elif each.changed_from is not None:
-                neighbour = NeighbourLine(id=id, device=device, changed_from=each.changed_from, changed=each.changed)
-                self._add_line(neighbour)
-            if each.because is not None:
-                self._add_line(SkippedLine(id=id, device=device, because=each.because))
-            elif not each.later:
-                self.show.planned(device, each.point)
+        self._add_lines([line for each in batch for line in self._lines_of(each, lane.device.name)])
+        for each in lane.batch:
+            if not each.later:
+                self.show.planned(lane.device.name, each.point)
         self.run_folder.sync()
+
+    def _lines_of(self, planned: PlannedPoint, device: str) -> Iterator[PlanLine]:
+        """The lines of a point in a batch: a new point, or a neighbour of one known before; and why it is skipped."""
+        id = planned.point.id
+        self.planned.add((id, device))
+        if (id, device) not in self.known:
+            self.known.add((id, device))
+            yield PlannedLine(
+                id=id,
+                order=self.order,
+                device=device,
+                changed_from=planned.changed_from,
+                changed=planned.changed,
+                values=planned.point.values,
+                settings=self.plan.settler.settings.get(id, {}),
+                quality_reference=self.plan.settler.quality_references.get(id),
+            )
+            self.order += 1
+        elif planned.changed_from is not None:
+            yield NeighbourLine(id=id, device=device, changed_from=planned.changed_from, changed=planned.changed)
+        if planned.because is not None:
+            yield SkippedLine(id=id, device=device, because=planned.because)
 
     # -- the measuring ------------------------------------------------------------------------------------------------
 
@@ -361,8 +375,9 @@ class Sweep:
         self.show.settled(lane.device.name, point, outcome, recalled)
         if not recalled and lane.gives_up(outcome, self.plan.run.stop_after_same_error):
             lane.done = True
-            error = outcome.error_type or "error"
-            self.show.gave_up(lane.device.name, f"the first {self.plan.run.stop_after_same_error} ended with {error}")
+            error = error_text(outcome.error_type, None) or outcome.status
+            first = format_count(self.plan.run.stop_after_same_error, "attempt").removeprefix("1 ")
+            self.show.gave_up(lane.device.name, f"the first {first} ended with {error}")
 
     def _stop(self, engine: Engine) -> None:
         """End running attempts, which settle as interrupted; at a second signal or after GRACE_SECONDS, kill them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -11,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from sweeper.columns import INT, TEXT, Column, schema_of
+from sweeper.screen import warn
 
 PENDING = 512  # rows that wait as Python objects until they are packed
 SLICE = 8192  # rows of a row group, which are unpacked together when the files are written
@@ -109,8 +109,3 @@ def _fitting(value: Any, type: pa.DataType) -> Any:
         return pa.scalar(value, type).as_py()
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         return None
-
-
-def warn(line: str) -> None:
-    """Print one line to stderr."""
-    print(f"sweeper: {line}", file=sys.stderr)

@@ -1,16 +1,19 @@
-"""Pictures of a run. They need matplotlib: `pip install 'sweeper[pictures]'`.
+"""Pictures of a run. They need matplotlib: `pip install "sweeper[pictures]"`.
 
 Marks are measured. Dashed lines are calculated from a fit, also between two measured points.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from runners import files
+from runners.libraries import installation, is_installed
 from sweeper.effects.families import SIZE, Family, PeakRange, PhaseKey, title
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
@@ -18,6 +21,7 @@ from sweeper.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS = (".png", ".svg", ".pdf")
 MOST_FAMILIES = 4  # a row of panels for each
@@ -36,8 +40,8 @@ def check(file: str) -> None:
     """Raises Mistake for an unknown format, and without matplotlib. Call it before a long read."""
     if Path(file).suffix not in FORMATS:
         raise Mistake(f"--picture {file}: its name must end in {', '.join(FORMATS)}")
-    if find_spec("matplotlib") is None:
-        raise Mistake(f"--picture {file}: matplotlib is missing; pip install 'sweeper[pictures]'")
+    if not is_installed("matplotlib"):
+        raise Mistake(f"--picture {file}: matplotlib is not installed; {installation('matplotlib')} installs it")
 
 
 def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | None = None) -> None:
@@ -45,6 +49,23 @@ def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | 
 
     Raises Mistake if the file cannot be written.
     """
+    from matplotlib import rc_context
+
+    path = Path(os.path.realpath(Path(file).parent), Path(file).name)  # its folder may be a link
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        # Names from the run are text, whatever the user's own settings are: TeX reads files and runs commands.
+        with rc_context({"text.usetex": False, "text.parse_math": False}), os.fdopen(files.create(aside), "wb") as out:
+            _figure(families, at or {}).savefig(out, dpi=150, format=path.suffix[1:])
+        files.replace(aside, path)
+    except OSError as error:
+        raise Mistake(f"--picture {file}: cannot be written: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            files.remove(aside)
+
+
+def _figure(families: Sequence[Family], at: Mapping[str, int]) -> Figure:
     from matplotlib.figure import Figure
 
     first = {tuple(title(family, families)): family for family in reversed(families)}  # one counter each
@@ -56,16 +77,13 @@ def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | 
     for row, (family, lines) in zip(axes, panels, strict=True):
         for place, panel in enumerate(row):
             if place < len(lines):
-                _panel(panel, family, lines[place], dict(at or {}))
+                _panel(panel, family, lines[place], dict(at))
                 panel.set_title(_title(family, families, lines[place]), fontsize=9, loc="left")
             else:
                 panel.set_axis_off()
     if len(different) > len(panels):
         figure.supxlabel(f"{len(different) - len(panels)} more with other settings are not shown", fontsize=8)
-    try:
-        figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise Mistake(f"--picture {file}: cannot be written: {error.strerror}") from None
+    return figure
 
 
 class Line(NamedTuple):

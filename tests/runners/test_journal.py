@@ -235,10 +235,10 @@ class Awkward:
         (2**80, 2**80),
         ("\ud800", "?"),  # what Parquet cannot hold
         ({"\udcff": ValueError("\udcff")}, {"?": "?"}),
-        ({Awkward(): 1}, {"<Awkward that cannot be printed>": 1}),
+        ({Awkward(): 1}, {"<tests.runners.test_journal.Awkward, whose str() raised RuntimeError: not printable>": 1}),
         ("line\nbreak", "line\nbreak"),
         (Path("/x"), "/x"),
-        (Awkward(), "<Awkward that cannot be printed>"),
+        (Awkward(), "<tests.runners.test_journal.Awkward, whose str() raised RuntimeError: not printable>"),
     ],
 )
 def test_whatever_a_workload_reports_is_one_line_of_json(written: Journal, path: Path, value: Any, kept: Any) -> None:

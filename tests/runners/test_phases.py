@@ -35,6 +35,8 @@ class Steps:
 class Kept:
     """A journal in memory."""
 
+    bytes = 0
+
     def __init__(self) -> None:
         self.facts: list[Fact] = []
         self.beat = threading.Event()

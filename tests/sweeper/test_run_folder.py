@@ -65,17 +65,17 @@ def test_outputs_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_line_of_the_plan_is_on_disk_at_once(opened: RunFolder) -> None:
-    opened.plan(LINE)
+    opened.plan([LINE])
     assert list(read_plan(opened.path)) == [LINE]
 
 
 def test_a_torn_line_is_skipped_and_damages_none_after_it(opened: RunFolder, tmp_path: Path) -> None:
-    opened.plan(LINE)
+    opened.plan([LINE])
     opened.close()
     with (opened.path / "plan.jsonl").open("a") as plan:
         plan.write('{"kind": "asked", "id": "f')
     with closing(open_run(str(tmp_path), "run", "slug")) as again:
-        again.plan(LINE)
+        again.plan([LINE])
         assert list(read_plan(again.path)) == [LINE, LINE]
 
 
@@ -83,7 +83,7 @@ def test_a_removed_folder_is_noticed(opened: RunFolder) -> None:
     opened.check()
     (opened.path / "plan.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match="the run's folder was removed"):
-        opened.plan(LINE)
+        opened.plan([LINE])
 
 
 def attempted(run: RunFolder, number: int) -> AttemptFolder:

@@ -109,10 +109,14 @@ def report(folder: str) -> None:
             line["torch"] = str(getattr(torch, "__version__", None))
             line["devices"] = devices(torch)
         if torch is not None or line["failure"] is not None:
-            with open(os.path.join(folder, f"{os.getpid()}.json"), "w") as file:
+            with open(os.path.join(folder, f"{os.getpid()}.json"), "w", opener=without_links) as file:
                 file.write(json.dumps(line))
     except BaseException:
         pass
+
+
+def without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def devices(torch: Any) -> list[dict[str, Any]]:

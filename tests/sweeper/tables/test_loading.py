@@ -57,11 +57,11 @@ for k in range(1, 6):
     writer = os.fork()
     if writer == 0:
         left, replace = [k], os.replace
-        def replace_or_die(*paths):
+        def replace_or_die(*paths, **folders):
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             left[0] -= 1
-            replace(*paths)
+            replace(*paths, **folders)
         os.replace = replace_or_die
         Tables(copy).write()
         os._exit(0)
