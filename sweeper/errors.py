@@ -53,11 +53,12 @@ def either(names: Sequence[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def some_of(names: Sequence[str]) -> str:
-    """The names, or the first few of many with where to find the others."""
+def some_of(names: Sequence[str], group: str = "") -> str:
+    """The names, or the first few of many, with where to find the others: in the help of their group."""
     if len(names) <= MOST_NAMED + 3:
         return ", ".join(names)
-    return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more; sweeper --help lists them"
+    rest = f"and {len(names) - MOST_NAMED} more"
+    return f"{', '.join(names[:MOST_NAMED])} {rest}{f'; sweeper --help {group} lists them' if group else ''}"
 
 
 def _squeezed(name: str) -> str:

@@ -54,7 +54,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
     command, rest = _split(arguments, list(commands))
     if command == "sweep" and "--json" in rest:
         raise Mistake("--json comes after a command, as in sweeper frontier RUN --json; a sweep writes tables")
-    _check_flags(rest, commands[command].flags)
+    _check_flags(rest, commands[command].flags, takes_keys=command in ("sweep", "estimate"))
     if command in ("sweep", "estimate"):
         _check_words(command, rest)
     flags, extra = parser.parse_known_args([command, *rest])
@@ -108,7 +108,7 @@ def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list
     return command, rest
 
 
-def _check_flags(words: Sequence[str], known: Sequence[str]) -> None:
+def _check_flags(words: Sequence[str], known: Sequence[str], takes_keys: bool) -> None:
     """Raises Mistake for a flag that is none, if it is like a key or a flag. argparse reports all others."""
     for at, word in enumerate(words):
         found = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
@@ -117,7 +117,7 @@ def _check_flags(words: Sequence[str], known: Sequence[str]) -> None:
         following = words[at + 1 : at + 2]
         is_value = following and re.match(r"-|[^=]+=", following[0]) is None
         value = found[2] if found[2] is not None else following[0] if is_value else None
-        if message := no_such_flag(found[1], value, known):
+        if message := no_such_flag(found[1], value, known, takes_keys):
             raise Mistake(message)
 
 

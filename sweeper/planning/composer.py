@@ -22,7 +22,7 @@ from omegaconf.errors import (
 )
 
 from runners.point import canonical as as_text
-from sweeper.cards import Cards
+from sweeper.cards import CONF, Cards
 from sweeper.errors import Mistake, some_of
 from sweeper.plan import typed
 from sweeper.planning import hydra_keys
@@ -82,7 +82,7 @@ class Composer:
         """The composition as a copy that the caller may change. Raises Mistake."""
         for group, choice in choices.items():
             if choice is None and group != "experiment":
-                raise Mistake(f"{group}=null: must be one of {some_of(self.options(group))}")
+                raise Mistake(f"{group}=null: must be one of {some_of(self.options(group), group)}")
             if any(re.search(r"\$\{[^:}]*\}", str(each)) for each in as_list(choice)):  # ${oc.env:NAME} works
                 raise Mistake(f"{group}={typed(choice)}: must be an option's name; a group cannot follow another key")
         known = as_text(dict(choices))
@@ -136,7 +136,9 @@ class Composer:
                 continue
             stem = option.removesuffix(".yaml")
             nearly = re.compile(re.escape(stem) + r"(\.ya?ml)?(\.txt)?", re.IGNORECASE)
-            for folder in (os.path.join(source.path, group) for source in self._sources):
+            own = os.path.realpath(CONF)
+            users = (source for source in self._sources if os.path.realpath(source.path) != own)
+            for folder in (os.path.join(source.path, group) for source in users):
                 for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
                     if nearly.fullmatch(name):
                         why = _why_not_an_option(os.path.join(folder, name), group, stem)
@@ -224,7 +226,7 @@ class Composer:
         if not rest and root == "quality":
             raise Mistake(f"{key}={typed(value)}: has keys of its own, as in quality.target=mywork:accuracy")
         if not rest:
-            raise Mistake(f"{key}={typed(value)}: must be one of {some_of(self.options(root))}")
+            raise Mistake(f"{key}={typed(value)}: must be one of {some_of(self.options(root), root)}")
         if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
             raise Mistake(f"{key} defines {root}={config[root].get('name')} and cannot be changed")
         with suppress(OmegaConfBaseException):

@@ -17,7 +17,7 @@ from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.planning.composer import ENV, PARAMS
 from sweeper.planning.schema import LIST_KEYS, RUN_KEYS, as_list, is_run_key
-from sweeper.planning.suggestions import ROOTS, no_such_key
+from sweeper.planning.suggestions import ROOTS, devices, no_such_key
 from sweeper.planning.typed_numbers import WHOLE, in_units, whole_numbers
 from sweeper.planning.typed_numbers import check as check_numbers
 
@@ -77,7 +77,9 @@ def _readable(key: str, equals: str, value: str) -> str:
     if not equals:
         return "write key=value, or key=value,value to try several"
     right = whole_numbers(key, value) if key in WHOLE else None
-    trimmed = value.strip("=, ")
+    if key == "devices" and (near := devices(value, ())):
+        right = f"devices={near[0]}"
+    trimmed = re.sub(",+", ",", value).strip("=, ")
     for opens, closes in ("[]", "{}", "()"):
         missing = value.count(opens) - value.count(closes)
         if missing > 0:
@@ -169,7 +171,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, IntervalSweep):
-        raise Mistake("an interval cannot be combined with other values; write 'batch=interval(1,512)' alone")
+        raise Mistake("an interval cannot be combined with other values; write design=frontier 'batch=interval(1,512)'")
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):

@@ -27,7 +27,7 @@ SWITCHES = ("workload.checkpointing", "workload.compile", "parallel", "tensors")
 TINY = "tiny-"  # models for tests, which are named only where nothing else is like the word
 FEW = 8  # options that a message lists in full
 LOWEST_BUDGET = 2**20
-NOT_A_SHARE = ": a limit in bytes, not a share"
+NOT_A_SHARE = ", and not a share"
 
 
 def options(group: str) -> list[str]:
@@ -164,13 +164,9 @@ def no_such_option(group: str, option: str, known: Sequence[str]) -> str:
     near = did_you_mean(option, usual) or did_you_mean(option, known)
     if len(known) <= FEW:
         return f"{what}{near}; there are {', '.join(known)}" if known else what
-    return (
-        f"{what}{near}; sweeper --help lists all {len(known)}" if near else f"{what}; there are {_some(usual, known)}"
-    )
-
-
-def _some(usual: Sequence[str], known: Sequence[str]) -> str:
-    return some_of([*usual, *(each for each in known if each not in usual)])
+    if near:
+        return f"{what}{near}; sweeper --help {group} lists all {len(known)}"
+    return f"{what}; there are {some_of([*usual, *(each for each in known if each not in usual)], group)}"
 
 
 def _option(group: str, option: str) -> str | None:
@@ -207,6 +203,10 @@ def devices(name: str, cards: Sequence[str]) -> list[str]:
         return [synonyms.VALUES["devices"][lower]]
     if re.fullmatch(r"cpu|cuda(:[0-9]+)?|auto|all|sim:all", lower):
         return [lower]
+    if re.fullmatch(r"(cpu|cuda:[0-9]+|sim:[^;|\s]+)([;|\s]+(cpu|cuda:[0-9]+|sim:[^;|\s]+))+", lower):
+        return [",".join(re.split(r"[;|\s]+", lower))]
+    if re.fullmatch(r"cuda:[0-9]+(\+[0-9]+)+", lower):
+        return ["+cuda:".join(lower.split("+"))]
     if found := re.fullmatch(r"(?:cuda|gpu|nvidia|rocm|hip)?[-_: #]?([0-9]{1,2})", lower):
         return [f"cuda:{int(found[1])}"]
     if found := re.fullmatch(r"(?:cuda|gpu)?:?([0-9]{1,2})(?:-|\.\.)([0-9]{1,2})", lower):
@@ -223,10 +223,10 @@ def near_cards(name: str, cards: Sequence[str]) -> list[str]:
 def no_such_card(typed: str, name: str, cards: Sequence[str], prefix: str) -> str:
     """The message for a card without a file. `prefix`: what stands before a card's name in the value."""
     near = [f"{prefix}{each}" for each in near_cards(name, cards)]
-    many = f"; sweeper --help lists all {len(cards)}" if len(cards) > FEW else ""
+    many = f"; sweeper --help card lists all {len(cards)}" if len(cards) > FEW else ""
     if near:
         return f"{typed}: no such card (did you mean {either(near)}?){many if len(near) > 1 else ''}"
-    return f"{typed}: no such card; the cards are {some_of(list(cards))}"
+    return f"{typed}: no such card; the cards are {some_of(cards, 'card')}"
 
 
 def no_device(name: str, others: Sequence[str], cards: Sequence[str], form: str) -> str:
@@ -240,7 +240,7 @@ def no_device(name: str, others: Sequence[str], cards: Sequence[str], form: str)
     if not near:
         return f"{what}; {form}"
     written = [",".join(each if other == name else _value("devices", other) for other in others) for each in near]
-    calculated = all(each.startswith(SIM) for each in near)
+    calculated = len(others) == 1 and all(each.startswith(SIM) for each in near)
     which = f", which {'are' if len(near) > 1 else 'is'} calculated" if calculated else ""
     return f"{what}; write {either([f'devices={each}' for each in written])}{which}"
 
@@ -262,16 +262,21 @@ def budgets(value: str, cards: Sequence[str]) -> list[str]:
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
-def no_such_flag(flag: str, value: str | None, known: Collection[str]) -> str | None:
-    """The message for a flag, if a key does what it would, or a known flag is like it. `value`: as it was typed."""
+def no_such_flag(flag: str, value: str | None, known: Collection[str], takes_keys: bool) -> str | None:
+    """The message for a flag, if a known one is like it, or a key does what it would in a command that takes keys.
+
+    `value`: as it was typed.
+    """
     name = flag.lstrip("-").replace("-", "_")
     what = f"no such flag: {flag}"
+    if not takes_keys:
+        near = did_you_mean(flag, known)
+        return f"{what}{near}" if near else None
     if flag in synonyms.FLAGS or (value is None and name in synonyms.COMMANDS):
         return f"{what}; {write(synonyms.FLAGS.get(flag) or _run_in(synonyms.COMMANDS[name], ()))}"
     if name in ROOTS or name.partition(".")[0] in GROUPS:
         yes = "true" if name in SWITCHES or "true" in synonyms.VALUES.get(name, {}) else "VALUE"
-        right = assign(name, value if value is not None else yes)
-        return f"{what}; {write(right)}"
+        return f"{what}; {write(assign(name, value if value is not None else yes))}"
     if (text := instead_of_key(name, value if value is not None else "VALUE")) is not None:
         return f"{what}; {write(text)}"
     near = did_you_mean(flag, known) or did_you_mean(name, ROOTS)

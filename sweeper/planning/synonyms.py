@@ -152,7 +152,7 @@ KEYS: Mapping[str, str] = {
     ),
     **_each(
         "gpu_memory_utilization mem_fraction memory_fraction gpu_memory_fraction mem_fraction_static",
-        "budget=SIZE, as in budget=21GiB: a limit in bytes, not a share",
+        "budget=SIZE, as in budget=21GiB, and not a share",
     ),
     **_each("time_limit max_time max_seconds timelimit time walltime deadline timeout_s", "timeout={value}"),
     **_each("interval poll poll_interval sampling_interval sample_interval", "heartbeat={value}"),
@@ -186,7 +186,8 @@ KEYS: Mapping[str, str] = {
 # Values of a key, in small letters. A text with = replaces the key too.
 VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": {
-        **_each("16 fp16 f16 float16", "float16"),
+        **_each("16 16bit", "dtype=float16 or dtype=bfloat16"),
+        **_each("fp16 f16 float16", "float16"),
         **_each("bf16 brain bfloat bfp16", "bfloat16"),
         **_each("32 tf32 fp32 single full", "float32"),
         **_each("64 fp64", "float64"),
@@ -199,7 +200,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "quantize": {
         **_each("4bit 4 4-bit q4 fp4 bnb bitsandbytes bnb4 qlora w4", "nf4"),
         **_each("i4 w4a16 torchao", "int4"),
-        **_each("8bit 8 8-bit q8 i8 w8a16 true on yes", "int8"),
+        **_each("8bit 8 8-bit q8 i8 w8a16", "int8"),
         **_each("16 32 16bit false off no", "none"),
         **_each("awq gptq gguf q4_k_m exl2 marlin mxfp4 nvfp4", "quantize=int4 or quantize=nf4, which have 4 bits"),
         **_each("fp8 float8 e4m3", "quantize=int8, which has as many bits"),
@@ -317,13 +318,21 @@ NO_METER = ("mps", "metal", "xpu", "tpu", "npu", "hpu", "vulkan", "opencl", "dir
 # Makers and product lines, which the names of cards leave out.
 MAKERS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "quadro")
 
-FLAGS = {"-V": "--version", "-?": "--help", "--man": "--help", "--usage": "--help"}
+FLAGS: Mapping[str, str] = {
+    "-V": "--version",
+    **_each("-? --man --usage", "--help"),
+    "--estimate": "sweeper estimate KEY=VALUE",
+    "--effects": "sweeper effects RUN",
+    "--frontier": "sweeper frontier RUN, or sweeper design=frontier KEY=VALUE to search",
+    "--environment": "sweeper environment",
+}
 
 # First words that are no command, with what does it. {words}: the rest of the line.
 COMMANDS: Mapping[str, str] = {
     **_each(
         "run start measure bench benchmark profile exec execute go launch", "sweeper {words}: a sweep needs no command"
     ),
+    **_each("sweeper python python3", "sweeper {words}"),
     **_each("plan dry-run dryrun dry_run preview estimates predict", "sweeper estimate {words}"),
     **_each("fit fits check memory", "sweeper estimate {words} for arithmetic, or sweeper design=frontier {words}"),
     **_each(
@@ -335,8 +344,9 @@ COMMANDS: Mapping[str, str] = {
     **_each("list ls runs history", "ls outputs: each folder in it is a run, which sweeper frontier RUN shows"),
     **_each("plot draw chart graph picture", "sweeper effects RUN --picture peaks.png"),
     **_each("analyze analyse analysis effect sensitivity", "sweeper effects RUN"),
-    **_each("models workloads designs experiments options keys", "sweeper --help, which lists them"),
-    **_each("cards gpus", "sweeper --help, which lists the cards: devices=sim:CARD"),
+    **_each("models model", "sweeper --help model, which lists the models: model=NAME"),
+    **_each("cards card gpus", "sweeper --help card, which lists the cards: devices=sim:CARD"),
+    **_each("workloads designs experiments inputs options keys", "sweeper --help, which lists them"),
     **_each("devices device env doctor hardware info system diagnose nvidia-smi", "sweeper environment"),
     **_each("help man usage", "sweeper --help"),
     **_each("version", "sweeper --version"),

@@ -171,7 +171,7 @@ def _of_function(key: str, function: str, text: str) -> str | None:
     if first > last:
         first, last = last, first
     if function == "interval":
-        return f"'{key}=interval({first},{max(last, *numbers)})'"
+        return f"design=frontier '{key}=interval({first},{max(last, *numbers)})'"
     if function == "range":
         return f"'{key}=range({','.join(map(str, numbers if len(numbers) < 4 else numbers[:3]))})'"
     if function in ("choice", "list", "values", "choices"):

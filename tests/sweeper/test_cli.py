@@ -186,6 +186,26 @@ def test_sweep_is_the_command_of_a_line_without_one(typed: Typed) -> None:
     assert typed("--cfg", "job", "batch=3", "-p", "batch") == typed("sweep", "batch=3", "--cfg", "job", "-p", "batch")
 
 
+def test_commands_that_read_a_run_take_the_newest_and_name_it(tmp_path: Path, typed: Typed) -> None:
+    for age, name in enumerate(("newest", "older", "not-a-run")):
+        folder = tmp_path / "outputs" / name
+        (folder / "points").mkdir(parents=True)
+        if name != "not-a-run":
+            (folder / "plan.jsonl").write_text("")
+            os.utime(folder / "plan.jsonl", (1e9 - age, 1e9 - age))
+    (tmp_path / "outputs" / "link").mkdir()
+    (tmp_path / "outputs" / "link" / "plan.jsonl").symlink_to("/dev/null")
+    for command in ("frontier", "effects"):
+        alone, named = typed(command), typed(command, "outputs/newest")
+        assert alone.returncode == named.returncode
+        assert alone.stdout == named.stdout
+        assert f"sweeper: {command}: outputs/newest, the newest run\n" in alone.stderr
+    assert "did you mean outputs/older?" in typed("frontier", "oldr").stderr
+    assert typed("frontier", "batch=1,2").stderr == (
+        "sweeper: frontier batch=1,2: takes a run, the folder of a sweep; write sweeper design=frontier batch=1,2\n"
+    )
+
+
 # --- what is only shown -----------------------------------------------------------------------------------------------
 
 
