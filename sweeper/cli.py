@@ -119,7 +119,7 @@ def estimate(line: CommandLine) -> int:
         from sweeper.tables import loading
         from sweeper.views import comparison_report
 
-        folder = loading.run_folder(run_of(line))
+        folder = _run(line)
         comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
         return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
     plan = _plan(line)
@@ -144,10 +144,10 @@ def effects(line: CommandLine) -> int:
     from sweeper.tables import loading
     from sweeper.views import effects_report, pictures
 
-    run, picture, at = run_of(line), line.flags.picture, line.flags.at
+    picture, at = line.flags.picture, line.flags.at
     if picture is not None:
         pictures.check(picture)
-    folder = loading.run_folder(run)
+    folder = _run(line)
     points, phases = effects_report.rows_of(loading.read(folder))
     found = effects_report.effects(points, phases, at, read_plan(folder))
     _show(line, found, effects_report.as_text)
@@ -171,8 +171,19 @@ def frontier(line: CommandLine) -> int:
     from sweeper.tables import loading
     from sweeper.views import decision_sheet
 
-    folder = loading.run_folder(run_of(line))
+    folder = _run(line)
     return _show(line, decision_sheet.decision_sheet(folder, loading.read(folder)), decision_sheet.as_text)
+
+
+def _run(line: CommandLine) -> Path:
+    """The folder of the run that the line names, or of the newest one. Raises Mistake."""
+    from sweeper.tables import loading
+
+    named = run_of(line)
+    folder = loading.newest_run() if named is None else loading.run_folder(named)
+    if named is None:
+        screen.warn(f"{line.command}: {folder}, the newest run")
+    return folder
 
 
 def _show(

@@ -79,7 +79,7 @@ class _Planner:
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)
-        names = devices.canonical(as_list(config["devices"]))
+        names = devices.canonical(as_list(config["devices"]), list(self.cards))
         design, options = self._design(config, listed)
         if listed:
             options["points"] = self._with_typed(listed)

@@ -26,7 +26,6 @@ from sweeper.planning.command_line import names_run, python_of, read, run_of
         ("batch=1 estimate -m", "estimate"),
         ("--cfg job estimate batch=1", "estimate"),
         ("--info defaults estimate batch=1", "estimate"),
-        ("batch=1 outputs/a", "sweep"),
         ("--at batch=1 effects outputs/a", "effects"),
     ],
 )
