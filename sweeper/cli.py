@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
 from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
@@ -38,6 +39,11 @@ def main() -> int:
     except BrokenPipeError:  # `| head`. What Python flushes at its end has no reader either.
         screen.discard(sys.stdout)
         return 141
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        screen.warn(f"{error.filename}: {files.why(error)}")
+        return 2
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise

@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 # file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
     "test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_with_its_owner": "other_user.act(",
-    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": 'plan.jsonl").unlink()',
+    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": ".unlink()",
     "test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line": "PLANTED[kind](",
     "test_a_user_whose_folder_another_one_has_taken_gets_one_that_all_sweeps_of_the_user_share": "other_user.act(",
     "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",

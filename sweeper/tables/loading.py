@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -77,15 +77,6 @@ def read(run: str | Path) -> dict[str, pa.Table]:
         return Tables(folder, unsettled=False).arrow()
 
 
-@contextlib.contextmanager
-def _permitted(run: str | Path) -> Iterator[None]:
-    """Raises Mistake for what may not be read: it belongs to another user."""
-    try:
-        yield
-    except PermissionError as error:
-        raise Mistake(f"{run}: {error.filename} cannot be read: {files.why(error)}") from error
-
-
 class Stored(NamedTuple):
     """A table from a file, and the metadata that the file had."""
 
@@ -125,7 +116,9 @@ def _stored(name: str, file: IO[bytes]) -> Stored:
     Raises Damaged, also if its columns are not those of the table.
     """
     try:
-        table = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True).read()
+        file_in_memory = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True)
+        # In a fork, a process that ended soon after a read with threads was aborted by them in 1 of 20 runs.
+        table = file_in_memory.read(use_threads=False)
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
         raise Damaged(f"cannot be used: {name}.parquet cannot be read ({' '.join(str(error).split())})") from None
     metadata = {
