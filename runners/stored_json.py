@@ -19,6 +19,7 @@ from runners import files
 
 CHECKSUM = "crc32"
 LARGEST_BYTES = 2**30  # of a file that is read
+LARGEST_OF_AN_ATTEMPT_BYTES = 2**26  # of a file in an attempt's folder, where a workload may leave anything
 _SEAL = re.compile(rb', "crc32": (\d{1,10})\}\s*\Z')
 
 
@@ -26,19 +27,19 @@ class Damaged(Exception):
     """A file or a line that is missing, or holds something else than its writer wrote. The message is the reason."""
 
 
-def content_of(path: Path) -> bytes:
-    """The content of a file. Raises FileNotFoundError, PermissionError, or Damaged for what is no file."""
+def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
+    """The content of a file. Raises FileNotFoundError, PermissionError, or Damaged for what is no file or too large."""
     try:
         with files.open_to_read(path) as file:
-            content = file.read(LARGEST_BYTES + 1)
+            content = file.read(largest + 1)
     except (FileNotFoundError, PermissionError):
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
     except (OSError, MemoryError) as error:
         raise Damaged(f"cannot be opened ({why(error)})") from None
-    if len(content) > LARGEST_BYTES:
-        raise Damaged(f"is larger than {LARGEST_BYTES} bytes")
+    if len(content) > largest:
+        raise Damaged(f"is larger than {largest} bytes")
     return content
 
 
