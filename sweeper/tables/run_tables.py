@@ -102,16 +102,7 @@ class Tables:
                 found = AttemptFolder(path)
                 if found.began() if unsettled else found.is_settled:
                     self._read(found)
-        self._report_damage(len(self._plan) - planned)
-
-    def _report_damage(self, unplanned: int) -> None:
-        """Print a line for what is damaged of the plan, and for attempts at points that the plan does not have."""
-        damage = damage_in(self.folder)
-        if damage is not None:
-            warn(f"{self.folder}: {damage}")
-        if unplanned:
-            points = format_count(unplanned, "point")
-            warn(f"{self.folder}: {PLAN} does not have {points} with attempts in {run_folder.POINTS}/; they are kept")
+        _report_damage(Path(folder), len(self._plan) - planned)
 
     def planned(self, line: PlanLine) -> None:
         """Add a line of plan.jsonl."""
@@ -491,6 +482,16 @@ class PointRow(NamedTuple):
 
     def with_attempt(self, attempt: AttemptRow) -> PointRow:
         return self._replace(attempt=attempt, counts=attempt == self.attempt)
+
+
+def _report_damage(run: Path, unplanned: int) -> None:
+    """Print a line for what is damaged of a run's plan, and for attempts at points that the plan does not have."""
+    damage = damage_in(run)
+    if damage is not None:
+        warn(f"{run}: {damage}")
+    if unplanned:
+        points = format_count(unplanned, "point")
+        warn(f"{run}: {PLAN} does not have {points} with attempts in {run_folder.POINTS}/; they are kept")
 
 
 def _limits(

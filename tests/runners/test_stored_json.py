@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from runners import stored_json
 from runners.stored_json import Damaged, content_of, parsed, printable, sealed, unsealed
 
 VALUE = {"code": 0, "outside": [{"t": 1.5, "resident": 2**53 + 1}], "reason": "é", "lost": None}
@@ -120,10 +119,7 @@ def test_a_file_that_is_missing_is_not_damaged(tmp_path: Path, missing: str) -> 
         content_of(tmp_path / missing)
 
 
-def test_a_file_without_end_is_not_read_to_the_last_byte_of_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stored_json, "LARGEST_BYTES", 100)
+def test_a_file_without_end_is_not_read_to_the_last_byte_of_memory(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(101))
     with pytest.raises(Damaged, match="is larger than 100 bytes"):
-        content_of(tmp_path / "file")
+        content_of(tmp_path / "file", largest=100)
