@@ -71,12 +71,25 @@ def _exit_code(command: Callable[[], int]) -> int:
 def run(arguments: Sequence[str]) -> int:
     """The exit code. Raises Mistake."""
     line = read(arguments)
+    if getattr(line.flags, "help", False):
+        return show_help(line)
     if line.shows:
         from sweeper.planning.hydra_flags import show
 
         show(line)
         return 0
     return COMMANDS[line.command](line)
+
+
+def show_help(line: CommandLine) -> int:
+    """Of the groups that follow --help, else of the command: `sweeper --help model`. Loads nothing of Hydra."""
+    from sweeper.cards import CONF
+    from sweeper.views import help
+
+    folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
+    groups = [help.options(word, folders) for word in line.words if word in help.GROUPS]
+    screen.show("\n\n".join(groups) or (help.ESTIMATE if line.command == "estimate" else help.HELP))
+    return 0
 
 
 def sweep(line: CommandLine) -> int:

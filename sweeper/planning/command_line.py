@@ -17,7 +17,7 @@ from sweeper.planning import hydra_keys
 from sweeper.planning.suggestions import no_such_command, no_such_flag, words_apart
 
 # Flags that show something and run nothing.
-SHOWS = ("version", "help", "hydra_help", "cfg", "info", "shell_completion")
+SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # the keys of --at
@@ -159,7 +159,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     commands = whole.add_subparsers(dest="command")
 
     def add(name: str, usage: str, about: str | None = None) -> _Parser:
-        """Without `about` the command has Hydra's flags, and Hydra prints its help."""
+        """Without `about` the command has Hydra's flags, and its help is in sweeper/views/help.py."""
         parser: _Parser = commands.add_parser(
             name, usage=usage, description=about, add_help=about is not None, allow_abbrev=False
         )
@@ -229,7 +229,7 @@ def _add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("--version", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
     parser.add_argument("--multirun", "-m", action="store_true")  # taken and ignored: every command line is a sweep

@@ -88,7 +88,7 @@ class Composer:
         known = as_text(dict(choices))
         if known not in self._composed:
             chosen = [(group, choice) for group, choice in choices.items() if choice is not None]
-            overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
+            overrides = [f"{group}={self.option(group, choice)}" for group, choice in chosen]
             for group, choice in chosen:
                 self._check_is_there(group, choice)
             try:
@@ -165,7 +165,8 @@ class Composer:
         self.compose(choices)
         return self._choices[as_text(dict(choices))]
 
-    def _option(self, group: str, choice: Any) -> str:
+    def option(self, group: str, choice: Any) -> str:
+        """An option of a group as it is typed in Hydra's grammar. Raises Mistake for several."""
         if isinstance(choice, list) and group in PLANNING_GROUPS:
             return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
         if isinstance(choice, (list, dict)):

@@ -32,6 +32,12 @@ class Typed:
     several: dict[str, Sequence[Any]] = field(default_factory=dict)  # in the order typed
     added: set[str] = field(default_factory=set)  # typed with +
 
+    @property
+    def values(self) -> dict[str, Sequence[Any]]:
+        """The values of each key; none of an interval."""
+        found: dict[str, Sequence[Any]] = {key: (value,) for key, value in self.fixed.items()}
+        return found | {key: () if isinstance(each, Interval) else tuple(each) for key, each in self.several.items()}
+
 
 def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed:
     """Raises Mistake for an override that cannot be parsed, and for a key that is given twice."""
