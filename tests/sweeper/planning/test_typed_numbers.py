@@ -10,7 +10,6 @@ import pytest
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.planning import typed_numbers
-from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.overrides import parse
 from tests.sweeper.planning.test_planner import plan
 
@@ -108,7 +107,6 @@ def test_units_are_taken_in_experiment_files(tmp_path: Path) -> None:
     (tmp_path / "experiment" / "listed.yaml").write_text(
         "# @package _global_\npoints: [{context: 1k}, {context: 2k}]\n"
     )
-    composer_of(["--config-dir", str(tmp_path)])
     sweep = plan("-cd", str(tmp_path), "experiment=mine")
     assert sweep.run.name == "4k"
     assert sweep.run.heartbeat == 0.2
