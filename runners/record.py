@@ -19,7 +19,8 @@ def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
         exit = folder.settled()
     except Damaged as damaged:
         return outcome_of(attempt, found, None, damage=str(damaged))
-    return outcome_of(attempt, found, exit, damage=_damage(kept, found, is_odd, exit))
+    damage = _damage(kept, found, is_odd, exit)
+    return outcome_of(attempt, found, exit, damage=damage, record_bytes=kept.bytes)
 
 
 def _damage(kept: Kept, found: Sequence[Fact], is_odd: bool, exit: Exit | None) -> str | None:
