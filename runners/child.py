@@ -20,13 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import facts, failure, fingerprint, processes
+from runners import facts, failure, fingerprint, libraries, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
-from runners.point import Attempt, AttemptFolder, Damaged
+from runners.point import Attempt, AttemptFolder
+from runners.stored_files import Damaged
 from runners.threads import Threads
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def import_libraries(attempt: Attempt) -> None:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise Unavailable(f"{module} cannot be imported: {failure.root_cause(error)}{_cure(module)}") from error
+            raise Unavailable(libraries.why_not_imported(module, error, failure.root_cause(error))) from error
 
 
 def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
@@ -251,11 +252,6 @@ def _be_an_ordinary_process() -> None:
         sys.path.insert(0, folder)  # where `python -c` looks first; absolute, since a workload may change folder
     with contextlib.suppress(Exception):
         faulthandler.enable()  # writes the Python stack of a segfault to the output and keeps the signal
-
-
-def _cure(module: str) -> str:
-    library = module.partition(".")[0]
-    return f" (pip install 'sweeper[models]' brings {library})" if library in ("transformers", "peft") else ""
 
 
 if __name__ == "__main__":

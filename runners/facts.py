@@ -12,8 +12,9 @@ happens between two phases is the phase `between`: it has no `began` line and st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple
+
+from runners.field_types import check_fields, check_keys
 
 Bytes = Mapping[str, int]  # by counter
 
@@ -182,12 +183,31 @@ Fact = (
 )
 
 
+# The keys of an environment's record that are calculated with, or that a table has as a number.
+OF_A_RECORD = {
+    "device_total_bytes": int | None,
+    "threads": int | None,
+    "allocator_settings": str | None,
+    "workload_code": str | None,
+}
+OF_A_MODEL = dict.fromkeys(("parameters", "parameter_bytes", "trainable_parameters"), int | None)
+
+
 # --- journal.jsonl ----------------------------------------------------------------------------------------------------
 
 
 def from_json(line: Mapping[str, Any]) -> Fact:
-    """The fact of a journal's line. Raises KeyError for a line of no known kind."""
+    """The fact of a journal's line.
+
+    Raises KeyError for a line of no known kind, and KeyError, TypeError, ValueError or AttributeError for other fields
+    than those of its kind.
+    """
     fact: Fact = _READERS[line["kind"]](line)
+    check_fields(fact)
+    if isinstance(fact, Environment):
+        check_keys(fact.record, OF_A_RECORD)
+    elif isinstance(fact, Failed) and not fact.chain:
+        raise ValueError("a failure without an exception")
     return fact
 
 
@@ -382,43 +402,26 @@ class Exit(NamedTuple):
     unavailable: str | None = None  # why no process could be started
     lost: bool | None = None  # its supervisor died
     started_cold_because: str | None = None  # why an attempt with start=warm was not forked
+    # CRC-32 of point.json and journal.jsonl, by name, as they were when the attempt had settled. A file that was not
+    # there has none.
+    checksums: Mapping[str, int] | None = None
 
 
 # Written only where they apply; every other field is null where it is not known.
 _ONLY_IF_KNOWN = Exit._fields[Exit._fields.index("contamination_told_by") :]
 
 
-def exit_from_json(content: Any) -> Exit:
-    """Raises TypeError or ValueError for a content that no supervisor writes."""
-    if not isinstance(content, Mapping):
-        raise TypeError(f"a {type(content).__name__} and no object")
-    for name, types in _types_of_exit().items():
-        value = content.get(name)
-        if value is not None and not isinstance(value, types):
-            raise TypeError(f"{name} is {value!r:.50}")
+def exit_from_json(content: Mapping[str, Any]) -> Exit:
+    """Raises TypeError, ValueError or AttributeError for a content that no supervisor writes."""
     outside, devices = content.get("outside") or (), content.get("devices") or ()
-    if not all(isinstance(each, Mapping) for each in (*outside, *devices)):
-        raise TypeError("outside and devices are lists of objects")
     exit = Exit._make(map(content.get, Exit._fields))._replace(
         outside=tuple(OutsideReading._make(map(each.get, OutsideReading._fields)) for each in outside),
         devices=tuple(DeviceUse._make(map(each.get, DeviceUse._fields)) for each in devices),
     )
+    check_fields(exit)
     if exit == Exit():
         raise ValueError("it has no key of a supervisor")
     return exit
-
-
-def _types(annotation: Any) -> tuple[type, ...]:
-    """The types that JSON gives a field with this annotation."""
-    found = [get_origin(each) or each for each in get_args(annotation) or (annotation,)]
-    if get_origin(annotation) in (Sequence, Mapping):
-        found = [get_origin(annotation)]
-    return tuple(each for kind in found for each in ((int, float) if kind is float else (kind,)))
-
-
-@cache  # not at import: the measured process reads no exit.json
-def _types_of_exit() -> dict[str, tuple[type, ...]]:
-    return {name: _types(annotation) for name, annotation in get_type_hints(Exit).items()}
 
 
 UNRECORDED = 74  # exit code of a measured process that could not write its journal: EX_IOERR of sysexits.h

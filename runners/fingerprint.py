@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from runners import facts
+from runners import facts, libraries
 from runners.meters import cpu, nvml
 from runners.point import Attempt, Point, canonical
 
@@ -55,10 +55,15 @@ LIBRARIES = ("torch", "numpy", "transformers", "peft", "accelerate", "bitsandbyt
 
 
 def main(arguments: list[str]) -> None:
-    """Print one JSON line, {"identity": {...}, "code": {names: hash}}, for the workloads that the argument names."""
+    """Print one JSON line, {"identity": {...}, "code": {names: hash}, "missing": [library], "install": command}.
+
+    The first argument names the workloads, the second optional libraries.
+    """
     sys.path.insert(0, os.getcwd())  # where the measured process looks for a user's module first
     code = {canonical(names): code_of(names) for names in json.loads(arguments[0])}
-    print(json.dumps({"identity": identity(), "code": code}))
+    missing = [name for name in json.loads(arguments[1]) if not libraries.is_installed(name)]
+    install = libraries.installation(*missing)
+    print(json.dumps({"identity": identity(), "code": code, "missing": missing, "install": install}))
 
 
 def identity() -> dict[str, str | None]:

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, files, processes, untrusted
+from runners import facts, files, processes, stored_files, untrusted
 from runners.facts import Fact
+from runners.stored_files import Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -120,10 +121,11 @@ def plain(value: Any, depth: int = 0) -> Any:
 
 
 class Kept(NamedTuple):
-    """The lines of a .jsonl file that can be read."""
+    """The lines of a journal that can be read."""
 
     lines: list[dict[str, Any]]  # the objects that have a `kind`, oldest first
     bytes: int = 0  # of the file
+    checksum: int | None = None  # None for a missing file
     torn: bool = False  # the last line is incomplete, as a writer that was killed leaves it
     damage: str | None = None  # why another line, or the file, cannot be read
 
@@ -133,60 +135,59 @@ def read(path: Path) -> list[Fact]:
     return facts_of(kept_in(path))[0]
 
 
-def facts_of(kept: Kept) -> tuple[list[Fact], bool]:
-    """The facts of a journal's lines, and whether a line of a known kind has other fields than its kind."""
-    known = [line for line in kept.lines if facts.is_known(line)]
-    try:
-        return list(map(facts.from_json, known)), False
-    except (KeyError, TypeError, ValueError, AttributeError):
-        found: list[Fact] = []
-        for line in known:
-            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+def facts_of(kept: Kept) -> tuple[list[Fact], str | None]:
+    """The facts of a journal's lines, and what is wrong with a line whose fields are not those of its kind."""
+    found: list[Fact] = []
+    damage = None
+    for line in kept.lines:
+        if facts.is_known(line):
+            try:
                 found.append(facts.from_json(line))
-        return found, True
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                reason = stored_files.why(error)
+                damage = damage or f"has lines that cannot be read, one of the kind {line['kind']}: {reason}"
+    return found, damage
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a .jsonl file that have a `kind`, oldest first. Damaged lines are skipped.
+    """The JSON objects of a journal that have a `kind`, oldest first. Damaged lines are skipped.
 
     The last line of a writer that died is torn; a missing file has no lines.
     """
     return kept_in(path).lines
 
 
-def kept_in(path: Path, is_journal: bool = False) -> Kept:
-    """What can be read of a .jsonl file. A missing file has no lines. Raises PermissionError.
+def kept_in(path: Path) -> Kept:
+    """What can be read of a journal. A missing file has no lines.
 
-    Of a journal (`is_journal`) nothing is read that is larger than a measured process writes.
+    Nothing is read of one that is larger than a measured process writes.
     """
     try:
-        text = files.read(path, LARGEST_BYTES if is_journal else None)
-    except (FileNotFoundError, NotADirectoryError):
+        text = stored_files.content_of(path, LARGEST_BYTES)
+    except FileNotFoundError:
         return Kept([])
-    except PermissionError:
-        raise
-    except OSError as error:  # something else has the file's name
-        return Kept([], damage=f"cannot be read: {error.strerror}")
-    for sign, most in MOST_VALUES.items() if is_journal else ():
-        if text.count(sign) > most:
-            return Kept([], len(text), damage="holds more values than a measured process writes")
+    except Damaged as damaged:
+        return Kept([], damage=str(damaged))
+    if any(text.count(sign) > most for sign, most in MOST_VALUES.items()):
+        return Kept([], len(text), damage="holds more values than a measured process writes")
     lines = [line for line in text.split(b"\n") if line]
     torn, damage = False, None
-    try:  # all at once takes two thirds of the time, and only a writer that died leaves a torn line
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
+    try:  # only a writer that died leaves a torn line
+        found = stored_files.parsed_lines(lines)
+    except Damaged:
         found = []
-        for line in lines:
+        for number, line in enumerate(lines, 1):
             try:
-                found.append(json.loads(line))
-            except (ValueError, RecursionError):
-                is_last = line is lines[-1] and not text.endswith(b"\n")
+                found.append(stored_files.parsed(line))
+            except Damaged as damaged:
+                is_last = number == len(lines) and not text.endswith(b"\n")
                 torn = torn or is_last
                 if not is_last or b"\0" in line:
-                    damage = "has lines that cannot be read"
-    damage = damage or (_displaced(lines, found) if is_journal else None)
+                    damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
+    damage = damage or _displaced(lines, found)
+    found = stored_files.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
-    return Kept(kept, len(text), torn, damage)
+    return Kept(kept, len(text), stored_files.checksum(text), torn, damage)
 
 
 def _displaced(lines: list[bytes], found: list[Any]) -> str | None:

@@ -13,14 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runners import files
+from runners import files, stored_files
 from runners.device import Card, Device
 from runners.facts import Exit, exit_from_json, exit_to_json
-
-
-class Damaged(Exception):
-    """A file of an attempt that is missing, or holds something else than its writer wrote."""
-
+from runners.field_types import check_fields
+from runners.stored_files import Damaged
 
 FORMAT = 1  # version of point.json, journal.jsonl and exit.json
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -130,10 +127,7 @@ class Attempt:
     @classmethod
     def from_json(cls, request: Mapping[str, Any]) -> Attempt:
         """Raises KeyError, TypeError, ValueError or AttributeError for something else than `to_json` returns."""
-        for key, kind in (("values", Mapping), ("device", str), ("attempt", int)):
-            if not isinstance(request[key], kind):
-                raise TypeError(f"{key} is {request[key]!r:.50}")
-        return cls(
+        attempt = cls(
             point=Point(values=request["values"]),
             device=_device(request),
             number=request["attempt"],
@@ -146,15 +140,23 @@ class Attempt:
             allocation_trace=request.get("followed"),
             identity=request.get("identity"),
         )
+        check_fields(attempt)
+        if attempt.number < 1:
+            raise ValueError("attempt is not 1 or more")
+        if request.get("id", attempt.point.id) != attempt.point.id:
+            raise ValueError("its id is not that of its values")
+        return attempt
 
 
 def _device(request: Mapping[str, Any]) -> Device:
     uuid, card = request.get("device_uuid"), request.get("card")
-    return Device(
+    device = Device(
         name=request["device"],
         uuids=tuple(uuid.split("+")) if uuid else (),
         card=None if card is None else Card.from_json(card),
     )
+    _ = device.type  # raises ValueError for a name of no device
+    return device
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,57 +211,84 @@ class AttemptFolder:
         A request decides which code runs, and another user may be able to replace it in its folder.
         """
         try:
-            attempt = Attempt.from_json(json.loads(files.read(self.request)))
-            if digest is not None and attempt.digest != digest:
-                raise Damaged(f"{self.request} was replaced after it was written")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Damaged(f"{self.request.name} cannot be read ({type(error).__name__}: {error})") from error
+            attempt = Attempt.from_json(stored_files.unsealed(stored_files.content_of(self.request)))
+        except FileNotFoundError:
+            raise Damaged(f"{self.request.name} is missing") from None
+        except Damaged as damaged:
+            raise Damaged(f"{self.request.name} cannot be read: it {damaged}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = stored_files.why(error)
+            raise Damaged(f"{self.request.name} cannot be read: no sweep writes it so ({reason})") from None
+        if digest is not None and attempt.digest != digest:
+            raise Damaged(f"{self.request} was replaced after it was written")
         return attempt
 
     def settle(self, exit: Exit) -> None:
         """Write how the attempt ended, once everything else in the folder is on the disk. Raises OSError.
 
         A reader trusts the folder if exit.json is there. Without these calls a power cut left it beside a journal
-        without its end.
+        without its end. The checksums of the other files show it every later change of them.
         """
         for file in (self.request, self.journal):
             sync(file)
-        write_aside(self.exit, {"format": FORMAT, **exit_to_json(exit)}, lasting=True)
+        checksums = {file.name: self.checksum(file) for file in (self.request, self.journal)}
+        known = {name: checksum for name, checksum in checksums.items() if checksum is not None}
+        content = {"format": FORMAT, **exit_to_json(exit._replace(checksums=known))}
+        write_aside(self.exit, content, lasting=True)
         for folder in (self.path, self.path.parent):
             sync(folder)
+
+    @staticmethod
+    def checksum(file: Path) -> int | None:
+        """The checksum of a file; None if there is none that can be read."""
+        try:
+            return stored_files.checksum(stored_files.content_of(file))
+        except (FileNotFoundError, Damaged):
+            return None
 
     def settled(self) -> Exit | None:
         """How the attempt ended, or None if its supervisor has not written it. Raises Damaged."""
         try:
-            return exit_from_json(json.loads(files.read(self.exit)))
-        except (FileNotFoundError, NotADirectoryError):
+            text = stored_files.content_of(self.exit)
+            return exit_from_json(stored_files.printable(stored_files.unsealed(text), text))
+        except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError) as error:
-            raise Damaged(f"{self.exit.name} cannot be read ({type(error).__name__}: {error})") from error
+        except Damaged as damaged:
+            raise Damaged(f"{self.exit.name} cannot be read: it {damaged}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            reason = stored_files.why(error)
+            raise Damaged(f"{self.exit.name} cannot be read: no supervisor writes it so ({reason})") from None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the supervisor has written how the attempt ended, or something lies there that cannot be read."""
+        return _size(self.exit) is not None
 
     def began(self) -> bool:
         """Whether the attempt left anything: a fact, or how it ended."""
-        if self.exit.exists():
-            return True
-        try:
-            return os.lstat(self.journal).st_size > 0
-        except OSError:
-            return False
+        return self.is_settled or bool(_size(self.journal))
 
 
-def as_json_line(value: Any) -> bytes:
-    return json.dumps(value, allow_nan=False).encode() + b"\n"
+def _size(path: Path) -> int | None:
+    """The size of a file; None if there is none. What cannot be looked at is there."""
+    try:
+        return os.lstat(path).st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return 1
 
 
-def write_aside(path: Path, value: Any, lasting: bool = False) -> None:
-    """Write JSON to a temporary file and rename it: a reader sees all of it or nothing. Raises OSError.
+def write_aside(path: Path, value: Mapping[str, Any], lasting: bool = False) -> None:
+    """Write a JSON object with its checksum to a temporary file and rename it: a reader sees all of it or nothing.
 
-    `lasting`: also after a power cut, once the folder is on the disk.
+    `lasting`: also after a power cut, once the folder is on the disk. Raises OSError.
     """
+    text = stored_files.sealed(value)
     aside = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
         with os.fdopen(files.create(aside), "wb") as file:
-            file.write(as_json_line(value))
+            file.write(text)
             file.flush()
             if lasting:
                 os.fsync(file.fileno())

@@ -11,6 +11,7 @@ fails reports the root cause in one line and does not affect the others.
                 none. A GPU that cannot be opened has an index and the error alone
     cpu         name, cores, total_bytes, available_bytes, guard_bytes, phase_peaks; phase_peaks_error: why not
     libraries   version of each distribution, None where it is not installed
+    install     the command that installs each distribution that is missing
     target      of a user's function: parameters it takes by name, required, takes_any, takes_phase; or error
 
 The syntax is that of Python 3.8, so that an interpreter that is too old can report it.
@@ -31,11 +32,22 @@ from pathlib import Path
 
 TYPE_CHECKING = False  # typing itself is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
 OLDEST_PYTHON = (3, 10)
-LIBRARIES = ("transformers", "peft", "numpy", "nvidia-ml-py", "amdsmi")
+# By distribution: those that `environment` lists.
+LIBRARIES = (
+    "transformers",
+    "peft",
+    "numpy",
+    "torchao",
+    "bitsandbytes",
+    "optimum-quanto",
+    "pillow",
+    "nvidia-ml-py",
+    "amdsmi",
+)
 # The probe's own context, where it has one, and what small tools hold take less than this; any workload takes more.
 IDLE_BELOW_BYTES = 2**30
 MIB = 2**20
@@ -54,6 +66,7 @@ def probe(devices: bool, target: str | None) -> dict[str, Any]:
     answer.update(_torch() if devices else _no_torch(None))
     answer["cpu"] = _cpu()
     answer["libraries"] = {name: _version(name) for name in LIBRARIES}
+    answer["install"] = _installations(name for name, version in answer["libraries"].items() if version is None)
     answer["target"] = None if target is None else _target(target)
     return answer
 
@@ -94,7 +107,8 @@ def _torch() -> dict[str, Any]:
             torch = importlib.import_module("torch")
             version = str(torch.__version__)
     except BaseException as error:  # a broken installation raises anything, SystemExit included
-        return _no_torch("torch cannot be imported: " + root_cause(error))
+        libraries = importlib.import_module("runners.libraries")
+        return _no_torch(libraries.why_not_imported("torch", error, root_cause(error)))
     answer = _no_torch(None)
     answer["torch"] = version
     answer["backend"], answer["backend_version"] = _backend(torch)
@@ -254,6 +268,19 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def _installations(distributions: Iterable[str]) -> dict[str, str]:
+    libraries = importlib.import_module("runners.libraries")
+    names = {library.distribution: name for name, library in libraries.LIBRARIES.items()}
+    return {each: libraries.installation(names[each]) for each in distributions if each in names}
+
+
+def _missing_library(error: BaseException) -> str:
+    """`; pip install "sweeper[examples]" installs lightning` after the error of an import; empty for other modules."""
+    libraries = importlib.import_module("runners.libraries")
+    library = libraries.library_of(getattr(error, "name", None) or "") if isinstance(error, ImportError) else None
+    return f"; {libraries.installation(library)} installs {library}" if library else ""
+
+
 # --- a user's function ------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +294,7 @@ def _target(target: str) -> dict[str, Any]:
     try:
         function: Any = importlib.import_module(module_name)
     except BaseException as error:  # a module can raise anything, SystemExit included
-        return {"error": f"{module_name} cannot be imported: {root_cause(error)}"}
+        return {"error": f"{module_name} cannot be imported: {root_cause(error)}{_missing_library(error)}"}
     try:
         for part in path.split("."):
             function = getattr(function, part)

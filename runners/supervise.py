@@ -36,10 +36,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import cgroups, child, contamination, files, gpu_driver, journal, launch_command, locks, processes
+from runners import (
+    cgroups,
+    child,
+    contamination,
+    files,
+    gpu_driver,
+    journal,
+    launch_command,
+    locks,
+    processes,
+    stored_files,
+)
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
-from runners.point import Attempt, AttemptFolder, Damaged, as_json_line, write_aside
+from runners.point import Attempt, AttemptFolder, write_aside
+from runners.stored_files import Damaged
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -589,7 +601,7 @@ def _restore_folder(path: Path) -> None:
 
 def _holds(request: Path, attempt: Attempt) -> bool:
     try:
-        return files.read(request, LARGEST_REQUEST) == as_json_line(attempt.to_json())
+        return files.read(request, LARGEST_REQUEST) == stored_files.sealed(attempt.to_json())
     except OSError:
         return False
 

@@ -42,7 +42,7 @@ class Cards(Mapping[str, Card]):
             raise Mistake(f"card/{name}.yaml: must be a mapping, as in card/h100-80gb.yaml")
         for key in card:
             if key not in KEYS:
-                raise Mistake(f"card/{name}.yaml: {key} is not a key of a card; they are {', '.join(KEYS)}")
+                raise Mistake(f"card/{name}.yaml: {key}: is not a key of a card; they are {', '.join(KEYS)}")
         for key, (form, right) in TEXT_KEYS.items():
             if not isinstance(card.get(key), str) or not re.fullmatch(form, card[key]):
                 raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be {right}")

@@ -82,7 +82,7 @@ def sweep(line: CommandLine) -> int:
     plan = _plan(line)
     from sweeper.sweeping.sweep import sweep
 
-    return sweep(plan)
+    return sweep(plan, screen.warn)
 
 
 def estimate(line: CommandLine) -> int:

@@ -37,6 +37,7 @@ from sweeper import quality
 from sweeper.rows import MeasuredPhase, PlannedRow
 
 VERSION = 7
+SCHEMA = "sweeper.schema"  # the key of the version in each file's metadata
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
 TIME = pa.timestamp("us", tz="UTC")
@@ -771,7 +772,16 @@ FRONTIER = (
 )
 FIXED = frozenset(column.name for table in (ATTEMPTS, FRONTIER) for column in table)
 USUAL = frozenset(column.name for column in DIMENSIONS)
-TABLES = ("points", "attempts", "phases", "environment", "estimates", "frontier")
+DECLARED: Mapping[str, tuple[Column, ...]] = {
+    "points": POINTS,
+    "attempts": ATTEMPTS,
+    "phases": PHASES,
+    "environment": ENVIRONMENT,
+    "estimates": ESTIMATES,
+    "frontier": FRONTIER,
+}
+TABLES = tuple(DECLARED)
+WITH_SWEPT = ("points", "attempts", "frontier")  # tables that have the columns of the swept keys too
 
 
 def is_key(name: str) -> bool:
@@ -828,7 +838,7 @@ def schema_of(columns: Sequence[Column], metadata: Mapping[str, str] | None = No
         "creator": {"library": "sweeper", "version": str(VERSION)},
         "pandas_version": "2.2.0",
     }
-    own = {"pandas": json.dumps(pandas), "sweeper.schema": str(VERSION)}
+    own = {"pandas": json.dumps(pandas), SCHEMA: str(VERSION)}
     return pa.schema(fields, metadata=own | dict(metadata or {}))
 
 

@@ -1,18 +1,22 @@
 """The lines of a run's plan.jsonl, one type for each kind. Format 1.
 
-Each sweep into the folder appends one `run` line, then its searches and devices, then its points batch by batch.
+Each sweep into the folder appends one `run` line, then its searches and devices, then its points batch by batch. Each
+line ends with its checksum (runners/stored_files.py), except in runs of earlier versions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from runners import journal
+from runners import stored_files
+from runners.device import device_named
+from runners.field_types import check_fields, check_keys, check_of
 from runners.point import Point
+from runners.stored_files import Damaged
+from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.objective import Objective
 from sweeper.plan import Dimension
@@ -62,6 +66,7 @@ class RunLine:
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> RunLine:
+        check_keys(line.get("keys") or {}, OF_THE_KEYS)
         return cls(
             version=line.get("sweeper"),
             command=tuple(line.get("command") or ()),
@@ -71,6 +76,14 @@ class RunLine:
             started_at=line.get("started_at"),
             format=line.get("format", 1),
         )
+
+
+# The run keys that a reader uses, and their types.
+OF_THE_KEYS = {
+    "objective": str | None,
+    "quality": Mapping[str, Any] | None,
+    "margin": Mapping[str, int | str] | None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +231,89 @@ PARSERS: Mapping[str, Callable[[Mapping[str, Any]], PlanLine]] = {
 
 
 def read_plan(folder: Path) -> Iterator[PlanLine]:
-    """The lines of a run's plan, oldest first. A damaged line and one of an unknown kind are skipped."""
-    for line in journal.read_lines(folder / PLAN):
-        with suppress(KeyError, TypeError, ValueError):
-            yield PARSERS[line["kind"]](line)
+    """The lines of a run's plan, oldest first. A damaged line and one of an unknown kind are left out."""
+    try:
+        lines = _lines(folder)
+    except (FileNotFoundError, Damaged):
+        return
+    for _, text in lines:
+        try:
+            line = parsed(text)
+        except Damaged:
+            continue
+        if line is not None:
+            yield line
+
+
+def damage_in(folder: Path) -> str | None:
+    """What `read_plan` leaves out of a run's plan because it is damaged, as a sentence. None if nothing is.
+
+    The last line of a sweep that runs, or that was killed, can be incomplete: that is no damage.
+    """
+    try:
+        damaged = [(number, why) for number, text in _lines(folder) if (why := _why_damaged(text)) is not None]
+    except FileNotFoundError:
+        return f"{PLAN} is missing"
+    except Damaged as whole:
+        return f"{PLAN} {whole}"
+    if not damaged:
+        return None
+    number, why = damaged[0]
+    if len(damaged) == 1:
+        return f"line {number} of {PLAN} is left out: it {why}"
+    return f"{len(damaged)} lines of {PLAN} are left out; the first is line {number}: it {why}"
+
+
+def parsed(text: bytes) -> PlanLine | None:
+    """The line in a text; None for a kind of a later version. Raises Damaged."""
+    content = stored_files.unsealed(text)
+    kind = content.get("kind")
+    if not isinstance(kind, str):
+        raise Damaged("has no kind")
+    if kind not in PARSERS:
+        return None
+    try:
+        line = PARSERS[kind](content)
+        check_fields(line)
+        _check(line)
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, Mistake) as error:
+        raise Damaged(f"is of the kind {kind}, and no sweep writes it so ({stored_files.why(error)})") from None
+    return line
+
+
+def _check(line: PlanLine) -> None:
+    """Raises ValueError, TypeError, OverflowError or Mistake for values of the right types that no sweep writes."""
+    if isinstance(line, PlannedLine) and line.point.id != line.id:
+        raise ValueError("its id is not that of its values")
+    if isinstance(line, RunLine):
+        _ = line.objective
+    if isinstance(line, SearchedLine):
+        for dimension in line.dimensions:
+            if len(dimension.values) and not isinstance(dimension.values, Interval):
+                sorted(dimension.values)
+    name = line.name if isinstance(line, DeviceLine) else getattr(line, "device", None)
+    if name is not None:
+        device_named(name)
+
+
+def _why_damaged(text: bytes) -> str | None:
+    try:
+        if not stored_files.is_sealed(text):
+            parsed(text)
+    except Damaged as damaged:
+        return str(damaged)
+    return None
+
+
+def _lines(folder: Path) -> list[tuple[int, bytes]]:
+    """The texts of the lines with their numbers from 1, without empty ones and without an incomplete last one.
+
+    Raises FileNotFoundError or Damaged.
+    """
+    *lines, last = stored_files.content_of(folder / PLAN).split(b"\n")
+    if last and _why_damaged(last) is None:
+        lines.append(last)
+    return [(number, text) for number, text in enumerate(lines, 1) if text.strip()]
 
 
 def _dimensions(line: Mapping[str, Any]) -> tuple[Dimension, ...]:
@@ -237,6 +329,8 @@ def _dimension_to_json(dimension: Dimension) -> dict[str, Any]:
 
 def _dimension_from_json(dimension: Mapping[str, Any]) -> Dimension:
     if "interval" in dimension:
-        low, high = dimension["interval"]
-        return Dimension(key=dimension["key"], values=Interval(low, high, dimension["resolution"]))
+        ends = (*dimension["interval"], dimension["resolution"])
+        if not check_of(tuple[int, ...])(ends):
+            raise TypeError("its interval is not of whole numbers")
+        return Dimension(key=dimension["key"], values=Interval(*ends))
     return Dimension(key=dimension["key"], values=tuple(dimension.get("values") or ()))

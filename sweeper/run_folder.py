@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from runners import files, locks
+from runners import files, locks, stored_files
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
@@ -35,13 +34,17 @@ class RunFolder:
         self._remove_traces()  # left by a sweep that was killed
         self._plan = os.fdopen(files.open_to_write(path / PLAN, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+b")
         self._unsynced = True
-        self._close_torn_line()
+        try:
+            self._close_torn_line()
+        except OSError:  # something that is no file lies there
+            self._plan.close()
+            raise
 
     def plan(self, lines: Iterable[PlanLine]) -> None:
         """Append lines to the plan. Raises OSError if the disk is full or the folder was removed."""
         self.check()
         for line in lines:
-            self._plan.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+            self._plan.write(stored_files.sealed(line.to_json()))
         self._plan.flush()
         self._unsynced = True
 
@@ -120,7 +123,12 @@ def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path = _new_folder(parent, slug) if name is None else _named_folder(parent / name)
-        return RunFolder(path, _hold(path))
+        lock = _hold(path)
+        try:
+            return RunFolder(path, lock)
+        except OSError:
+            lock.close()
+            raise
     except OSError as error:
         place = error.filename or parent
         raise Mistake(f"outputs={outputs}: {place} cannot be written: {files.why(error)}") from error

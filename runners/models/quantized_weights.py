@@ -14,6 +14,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from runners import libraries
 from runners.phases import Unavailable
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, Any]
 
-LIBRARIES = {
+MODULES = {
     "int8": ("torchao.quantization",),
     "int4": ("torchao.quantization", "torchao.prototype.quantization.int4"),
     "nf4": ("bitsandbytes",),
@@ -54,14 +55,12 @@ def prepare(values: Values, device: str) -> None:
         raise Unavailable(f"quantize={scheme}: a simulated device has no data to quantise")
     if values["dtype"] == "float64":
         raise Unavailable(f"quantize={scheme} has no kernels for float64")
-    for module in LIBRARIES[scheme]:
+    for module in MODULES[scheme]:
         try:
             importlib.import_module(module)
         except Exception as error:  # a broken installation counts as a missing one
-            raise Unavailable(
-                f"quantize={scheme}: {module} cannot be imported: {type(error).__name__}: {error} "
-                "(pip install 'sweeper[quantize]' brings it)"
-            ) from error
+            why_not = libraries.why_not_imported(module, error, f"{type(error).__name__}: {error}")
+            raise Unavailable(f"quantize={scheme}: {why_not}") from error
     if scheme == "int4":
         _check_int4(values, device)
 

@@ -310,7 +310,7 @@ class MetaTracer(UnseenByDynamo):
     def _value(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
         value = self._values.get(tensor.untyped_storage()._cdata)
         if value is None:
-            raise self._unavailable(func, "it reads numbers (.item(), .cpu()) that are not computed")
+            raise self._unavailable(func, "the workload reads a number (.item(), .cpu()), and none is computed")
         return _on_cpu(tensor, value)
 
     def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:

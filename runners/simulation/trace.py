@@ -165,7 +165,7 @@ def _check_dtypes(attempt: Attempt) -> None:
     architecture = gpu_architecture(card)
     for name in (point["dtype"], point.get("workload.precision")):
         if name is not None and (why := why_unsupported(architecture, dtype_named(name))):
-            raise Unavailable(f"{attempt.device.name}: {why}")
+            raise Unavailable(why)
 
 
 def _autocast_in_imports(card: Card) -> contextlib.AbstractContextManager[None]:

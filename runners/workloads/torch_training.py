@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter
 
+from runners import libraries
 from runners.phases import Unavailable
 
 # Class of torch.optim and its options. Without options torch chooses the implementation: foreach on CUDA, which holds a
@@ -40,6 +41,8 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
         raise Unavailable(f"workload.optimizer={name}: torch {torch.__version__} has no {OPTIMIZERS[name][0]}")
     if name == ADAMW_8BIT:
         _bitsandbytes()
+    if name == "adafactor" and device == "meta":  # the norms of gradients and weights, in every release so far
+        raise Unavailable(f"workload.optimizer={name}: its steps read numbers, and a calculated device computes none")
     if precision not in PRECISIONS:
         raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
     if precision == "float16" and values["dtype"] == "float16" and workload["method"] == "full":
@@ -107,10 +110,8 @@ def _bitsandbytes() -> Any:
     try:
         return importlib.import_module("bitsandbytes")
     except Exception as error:  # a broken installation counts as a missing one
-        raise Unavailable(
-            f"workload.optimizer={ADAMW_8BIT}: bitsandbytes cannot be imported: {type(error).__name__}: {error} "
-            "(pip install 'sweeper[quantize]' brings it)"
-        ) from error
+        why_not = libraries.why_not_imported("bitsandbytes", error, f"{type(error).__name__}: {error}")
+        raise Unavailable(f"workload.optimizer={ADAMW_8BIT}: {why_not}") from error
 
 
 def draws_numbers(module: torch.nn.Module) -> bool:

@@ -30,6 +30,7 @@ from sweeper.plan import typed_value
 from sweeper.requested import rest_of, settings_text, value_in
 from sweeper.rows import Row
 from sweeper.settled_keys import without_followers
+from sweeper.units import format_count
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
 # A phase takes over the peak if it exceeds it by more: resident memory repeats to 0.3-1.7 MiB at best.
@@ -454,8 +455,8 @@ class Family:
             return None
         samples, tokens = self._of_a_pass(size, phase)
         count = samples * tokens * vocabulary * bits // 8
-        text = f"one copy: {samples} samples x {tokens} tokens x vocab_size {vocabulary} x {bits // 8} bytes"
-        return count, text
+        positions = f"{format_count(samples, 'sample')} x {format_count(tokens, 'token')}"
+        return count, f"one copy: {positions} x vocab_size {vocabulary} x {bits // 8} bytes"
 
     def _of_a_pass(self, size: Size, phase: PhaseKey) -> tuple[int, int]:
         """The samples and tokens that the model runs at once: a microbatch in training, a chunk of prompts."""

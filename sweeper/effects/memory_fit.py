@@ -148,7 +148,7 @@ def _terms_of(peaks: Mapping[Size, int], eager: bool) -> tuple[str, ...] | NotFi
     terms += [TOKEN] if len(contexts) > 1 else []
     terms += [SQUARE] if len(contexts) > 1 and eager else []
     if len(peaks) < len(terms):
-        return NotFitted(f"{len(terms)} terms ({', '.join(terms)}) need as many points, there are {len(peaks)}")
+        return NotFitted(f"as many points as terms ({', '.join(terms)}) are needed, and {len(peaks)} passed")
     sizes = np.array([[_term(name, size) for name in terms] for size in peaks], dtype=float)
     if np.linalg.matrix_rank(sizes / sizes.max(axis=0)) < len(terms):
         return NotFitted(f"the points do not separate {', '.join(terms)}")

@@ -25,6 +25,7 @@ from typing import Any
 
 from sweeper.estimates.memory_terms import DTYPE_BITS, MemoryTerm, NoClosedForm, element_bits, name_of
 from sweeper.estimates.parameter_counts import Layer, Parameters, parameters
+from sweeper.units import format_count
 
 FLOAT32 = 4
 POSITION = 8  # int64
@@ -82,6 +83,7 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
     tokens, context, layer, attention = _tokens(values), values["context"], count.layer, count.attention
     angles = 2 * context * attention.head_dim * size
     norm, norm_is = _norm(tokens, layer, size)
+    of_tokens = format_count(tokens, "token")
     if values["workload"].get("checkpointing"):
         inputs, positions = tokens * layer.hidden * size, context * POSITION
         return [
@@ -89,8 +91,9 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
                 term="activations",
                 bytes=attention.layers * inputs + norm + angles + positions,
                 formula=(
-                    f"{attention.layers} layer inputs x {tokens:,} tokens x {layer.hidden} hidden x {size} bytes"
-                    f" + last norm {norm:,} ({norm_is}) + cosines and sines {angles:,} + positions {positions:,}"
+                    f"{format_count(attention.layers, 'layer input')} x {of_tokens} x {layer.hidden} hidden"
+                    f" x {size} bytes + last norm {norm:,} ({norm_is}) + cosines and sines {angles:,}"
+                    f" + positions {positions:,}"
                 ),
                 assumption=(
                     "checkpointing keeps the input of each layer; as the forward pass ends, before any layer is"
@@ -110,10 +113,10 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
             term="activations",
             bytes=attention.layers * each + norm + angles,
             formula=(
-                f"{attention.layers} layers x {each:,} (2 norms x {norm:,} = {norm_is}; attention {attending:,} ="
-                f" {tokens:,} tokens x (2 x {queries} + 2 x {keys}) x {size} bytes; its sums {sums:,}; mlp {gated:,} ="
-                f" 4 x {tokens:,} tokens x {layer.inner} inner x {size} bytes) + last norm {norm:,} + cosines and sines"
-                f" {angles:,}"
+                f"{format_count(attention.layers, 'layer')} x {each:,} (2 norms x {norm:,} = {norm_is}; attention"
+                f" {attending:,} = {of_tokens} x (2 x {queries} + 2 x {keys}) x {size} bytes; its sums {sums:,}; mlp"
+                f" {gated:,} = 4 x {of_tokens} x {layer.inner} inner x {size} bytes) + last norm {norm:,} + cosines"
+                f" and sines {angles:,}"
             ),
             assumption=(
                 "tensors saved for the backward pass, at their largest as the forward pass ends; with a fused attention"
@@ -128,7 +131,7 @@ def activations(values: Mapping[str, Any]) -> list[MemoryTerm]:
 def _norm(tokens: int, layer: Layer, size: int) -> tuple[int, str]:
     """Bytes that a norm keeps, and their formula: the input, one float32 a token, the normalised, the scaled input."""
     one = tokens * (layer.hidden * (FLOAT32 + 2 * size) + FLOAT32)
-    return one, f"{tokens:,} tokens x ({layer.hidden} x ({FLOAT32} + 2 x {size}) + {FLOAT32}) bytes"
+    return one, f"{format_count(tokens, 'token')} x ({layer.hidden} x ({FLOAT32} + 2 x {size}) + {FLOAT32}) bytes"
 
 
 def _of_logits(
@@ -145,7 +148,7 @@ def _of_logits(
     return MemoryTerm(
         term=term,
         bytes=copies * rows * vocabulary * size,
-        formula=f"{several}{rows:,} tokens x {vocabulary:,} vocabulary x {size} bytes",
+        formula=f"{several}{format_count(rows, 'token')} x {vocabulary:,} vocabulary x {size} bytes",
         assumption=assumption,
         source=source,
         alive=alive,

@@ -180,7 +180,7 @@ def _kv_cache_of(values: Values) -> list[MemoryTerm]:
         tokens -= 1  # the last token is never read, so only a static cache has room for it
     if shape.window is not None and tokens > shape.window and cache != "dynamic":
         if cache is None or not shape.all_windowed:
-            raise NoClosedForm(f"{tokens:,} tokens exceed the sliding window of {shape.window:,}")
+            raise NoClosedForm(f"a context of {tokens:,} exceeds the sliding window of {shape.window:,}")
         tokens = shape.window
     term = kv_cache(
         layers=shape.layers,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from sweeper.units import GIB
+from sweeper.units import GIB, format_count
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 
@@ -58,8 +58,9 @@ def kv_cache(
         term="kv_cache",
         bytes=2 * layers * kv_heads * head_dim * tokens * sequences * element_bytes,
         formula=(
-            f"2 (key, value) x {layers} layers x {kv_heads} key-value heads x {head_dim} head dimension"
-            f" x {tokens:,} tokens x {sequences} sequences x {element_bytes} bytes"
+            f"2 (key, value) x {format_count(layers, 'layer')} x {format_count(kv_heads, 'key-value head')}"
+            f" x {head_dim} head dimension x {format_count(tokens, 'token')} x {format_count(sequences, 'sequence')}"
+            f" x {element_bytes} bytes"
         ),
         assumption="every token of every sequence is kept, unquantised; nothing is allocated in advance",
         source="arithmetic",

@@ -13,6 +13,7 @@ from typing import Any
 
 from runners.point import canonical
 from sweeper.estimates.memory_terms import NoClosedForm, name_of
+from sweeper.units import format_count
 
 LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # suffixes of the classes whose head is counted
 
@@ -71,7 +72,9 @@ def _counted(model_json: str) -> Parameters:
 
 
 def _mlp(model: Mapping[str, Any]) -> Parameters:
-    width = model["width"]
+    width = model.get("width")
+    if type(width) is not int:
+        raise NoClosedForm(f"model.width={width} is not a whole number")
     return Parameters(total=2 * (width * width + width), formula=f"2 x ({width} x {width} weights + {width} biases)")
 
 
@@ -167,7 +170,7 @@ def _decoder(config: Mapping[str, Any], *, qkv_bias: bool, out_bias: bool, mlp_b
     head = 0 if config["tie_word_embeddings"] else vocabulary * hidden
     total = vocabulary * hidden + layers * (attention + mlp + 2 * hidden) + hidden + head
     formula = (
-        f"embedding {vocabulary * hidden:,} + {layers} layers x (attention {attention:,} + mlp {mlp:,}"
+        f"embedding {vocabulary * hidden:,} + {format_count(layers, 'layer')} x (attention {attention:,} + mlp {mlp:,}"
         f" + norms {2 * hidden:,}) + norm {hidden:,} + " + (f"head {head:,}" if head else "head tied to the embedding")
     )
     # qwen2 names a window and does not use it unless use_sliding_window is set.
@@ -188,8 +191,9 @@ def _gpt2(config: Mapping[str, Any]) -> Parameters:
     head = 0 if config["tie_word_embeddings"] else vocabulary * hidden
     total = embeddings + layers * (attention + mlp + 4 * hidden) + 2 * hidden + head
     formula = (
-        f"embeddings {embeddings:,} + {layers} layers x (attention {attention:,} + mlp {mlp:,} + norms {4 * hidden:,})"
-        f" + norm {2 * hidden:,} + " + (f"head {head:,}" if head else "head tied to the embedding")
+        f"embeddings {embeddings:,} + {format_count(layers, 'layer')} x (attention {attention:,} + mlp {mlp:,}"
+        f" + norms {4 * hidden:,}) + norm {2 * hidden:,} + "
+        + (f"head {head:,}" if head else "head tied to the embedding")
     )
     shape = Attention(layers=layers, kv_heads=config["n_head"], head_dim=hidden // config["n_head"])
     return Parameters(total=total, formula=formula, attention=shape, vocabulary=vocabulary)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.types import RunMode
@@ -26,6 +26,7 @@ from sweeper.cards import Cards
 from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning import hydra_keys
+from sweeper.planning.config_files import ConfigFile, FileSource, several, shown
 from sweeper.planning.hydra_errors import explained, first_line, no_such_key, whole_number_hint
 from sweeper.planning.schema import TYPE_NAMES, WORKLOAD_RULES, as_list, expected_type
 
@@ -53,6 +54,16 @@ class Composer:
         self._composed: dict[str, DictConfig] = {}
         self._choices: dict[str, dict[str, Any]] = {}
 
+    @property
+    def _sources(self) -> list[FileSource]:
+        sources = self.loader.repository.get_sources()  # type: ignore[attr-defined]
+        return [each for each in sources if isinstance(each, FileSource)]
+
+    @property
+    def files(self) -> list[ConfigFile]:
+        """The files of the user's that were read."""
+        return [file for source in self._sources for file in source.read.values()]
+
     def options(self, group: str) -> list[str]:
         return list(self.loader.get_group_options(group))
 
@@ -60,11 +71,9 @@ class Composer:
         """The cards of conf/card and of the user's folders."""
 
         def read(name: str) -> Mapping[str, Any]:
-            try:
-                with explained():
-                    found = self.loader.repository.load_config(f"card/{name}")  # type: ignore[attr-defined]
-            except yaml.YAMLError as error:
-                raise Mistake(f"card/{name}.yaml: cannot be read: {' '.join(str(error).split())}") from None
+            self._refuse_hidden(f"card/{name}")
+            with explained():
+                found = self.loader.repository.load_config(f"card/{name}")  # type: ignore[attr-defined]
             return resolved(found.config)
 
         return Cards(self.options("card"), read)
@@ -80,8 +89,15 @@ class Composer:
         if known not in self._composed:
             chosen = [(group, choice) for group, choice in choices.items() if choice is not None]
             overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
-            with explained():
-                config = self.loader.load_configuration("config", [*self._of_hydra, *overrides], RunMode.RUN)
+            for group, choice in chosen:
+                self._check_is_there(group, choice)
+            try:
+                with explained():
+                    config = self.loader.load_configuration("config", [*self._of_hydra, *overrides], RunMode.RUN)
+            except RecursionError:
+                raise Mistake(
+                    f"{' '.join(overrides)}: files include each other, or values are nested too deeply"
+                ) from None
             self._choices[known] = dict(choices) | dict(config.hydra.runtime.choices)
             self._refuse_keys_of_hydra(config, self._choices[known])
             OmegaConf.set_struct(config, False)
@@ -93,6 +109,7 @@ class Composer:
     def _refuse_keys_of_hydra(self, config: DictConfig, choices: Mapping[str, Any]) -> None:
         """Raises Mistake if a file sets one of Hydra's own keys or groups."""
         for file in (f"{group}/{each}" for group in self.groups for each in as_list(choices.get(group))):
+            self._refuse_hidden(file)
             read = self.loader.repository.load_config(file)  # type: ignore[attr-defined]
             groups = (str(getattr(each, "group", "")) for each in read.defaults_list or ())
             keys = hydra_keys.keys_in(read.header, OmegaConf.to_container(read.config))
@@ -100,6 +117,30 @@ class Composer:
                 raise Mistake(f"{file}.yaml: {key}: {hydra_keys.refusal(key)}")
         for key in hydra_keys.changed(self._own, self._of(config)):  # in a file that one of those includes
             raise Mistake(f"{key}: {hydra_keys.refusal(key)}")
+
+    def _refuse_hidden(self, file: str) -> None:
+        """Raises Mistake for a file of the user's that is not read, since there is another one of its name."""
+        read, *hidden = [
+            os.path.join(source.path, f"{file}.yaml") for source in self._sources if source.is_config(file)
+        ]
+        for path in hidden:
+            if not os.path.samefile(path, read):
+                group, _, option = file.rpartition("/")
+                first = f"there is another {group}={option}, which comes first; give the file another name"
+                raise Mistake(f"{shown(path)}: {first}")
+
+    def _check_is_there(self, group: str, choice: Any) -> None:
+        """Raises Mistake if an option is a file that Hydra does not take for one. Hydra reports all other names."""
+        for option in map(str, as_list(choice)):
+            if any(source.is_config(f"{group}/{option}") for source in self._sources):
+                continue
+            stem = option.removesuffix(".yaml")
+            nearly = re.compile(re.escape(stem) + r"(\.ya?ml)?(\.txt)?", re.IGNORECASE)
+            for folder in (os.path.join(source.path, group) for source in self._sources):
+                for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+                    if nearly.fullmatch(name):
+                        why = _why_not_an_option(os.path.join(folder, name), group, stem)
+                        raise Mistake(f"{group}={option}: {why}")
 
     @staticmethod
     def _of(composed: DictConfig) -> dict[str, Any]:
@@ -129,6 +170,21 @@ class Composer:
             raise Mistake(f"{group}={typed(choice)}: takes one option; {group}=A,B tries both")
         # Quoted, so that an option named like a number stays a name.
         return QuotedString(typed(choice), Quote.single).with_quotes()
+
+    def check_settings(self, defaults: DictConfig, values: Iterable[tuple[str, Any]]) -> None:
+        """Raises Mistake for a key of an option that its files do not have, and for a value of another type.
+
+        `defaults`: the composition without an experiment. `values`: the experiment's, by dotted key.
+        """
+        for key, value in values:
+            free = key.startswith((PARAMS, ENV, REFERENCE, MODEL_CONFIG))
+            if free or key.partition(".")[0] not in ("model", "workload", "inputs", "quality"):
+                continue
+            try:
+                self.update(copy.deepcopy(defaults), key, value, False)
+            except Mistake as mistake:
+                hint = f"; write {several(key, value)} to try each" if isinstance(value, list) else ""
+                raise Mistake(f"{mistake}{hint}") from None
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
@@ -160,7 +216,8 @@ class Composer:
         """The value converted to the type of the present one: keys of groups have no other schema. Raises Mistake."""
         root, _, rest = key.partition(".")
         if root not in ("model", "workload", "inputs", "quality") or (isinstance(value, str) and "${" in value):
-            return value
+            # OmegaConf would make True of a word that is typed as true.
+            return typed(value) if isinstance(value, bool) and expected_type(key) == TYPE_NAMES["str"] else value
         if not rest and root == "quality":
             raise Mistake(f"{key}={typed(value)}: has keys of its own, as in quality.target=mywork:accuracy")
         if not rest:
@@ -189,6 +246,17 @@ class Composer:
 def _takes_any(key: str, added: bool) -> bool:
     """Whether a key takes a value of any type, or is one of any name."""
     return key.startswith((PARAMS, ENV, REFERENCE, *NAMED_KEYS)) or (added and key.startswith(MODEL_CONFIG))
+
+
+def _why_not_an_option(path: str, group: str, stem: str) -> str:
+    """Why a file is not the option that was typed, although its name is nearly the same."""
+    name = os.path.basename(path)
+    if os.path.isdir(path):
+        return f"{shown(path)} is a folder, and must be a file"
+    if not os.path.exists(path):
+        return f"{shown(path)} is a link to a file that does not exist"
+    cure = f"write {group}={name.removesuffix('.yaml')}" if name.endswith(".yaml") else f"rename it to {stem}.yaml"
+    return f"the file is {shown(path)}; {cure}"
 
 
 def resolved(config: DictConfig) -> dict[str, Any]:

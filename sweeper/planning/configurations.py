@@ -90,7 +90,12 @@ class Configurations:
         if known not in self._bases:
             config = self._composer.compose(groups)
             config.grid, config.points = {}, []
-            defaults = dict(_keys_of_point(_raw(self._composer.compose_defaults(groups))))
+            without_experiment = self._composer.compose_defaults(groups)
+            defaults = dict(_keys_of_point(_raw(without_experiment)))
+            if groups.get("experiment") is not None:
+                written = _keys_of_point(_raw(config))
+                different = ((key, value) for key, value in written if not _is_default(key, value, defaults))
+                self._composer.check_settings(without_experiment, different)
             for key, value in self._fixed.items():
                 self._update(config, key, value)
             raw = _raw(config)

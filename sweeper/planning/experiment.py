@@ -46,7 +46,7 @@ def _values(key: str, value: Any, loader: ConfigLoader) -> Sequence[Any]:
 
 def _refuse_run_keys(key: str, where: str) -> None:
     if key.partition(".")[0] in (*RUN_KEYS, *PLANNING_GROUPS, "grid", "points"):
-        raise Mistake(f"{where}: {key} is a key of the run, and has one value for all its points")
+        raise Mistake(f"{where}: {key}: is a key of the run, and has one value for all its points")
 
 
 def _raw(config: DictConfig, key: str) -> Any:

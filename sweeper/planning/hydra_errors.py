@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import Container, DictConfig, Node, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from sweeper.errors import Mistake, did_you_mean
@@ -49,9 +49,17 @@ def _explanation(error: Exception) -> str:
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
         return where + no_such_key(cause.full_key, cause)
     if isinstance(cause, ValidationError):
-        wanted = f"{expected_type(cause.full_key)}{whole_number_hint(cause.value)}"
-        return f"{where}{cause.full_key}={typed(cause.value)}: must be {wanted}"
+        value = _plain(cause.value)
+        wanted = f"{expected_type(cause.full_key)}{whole_number_hint(value)}"
+        return f"{where}{cause.full_key}={typed(value)}: must be {wanted}"
     return f"{where}{cause.full_key}: {first_line(cause)}"
+
+
+def _plain(value: Any) -> Any:
+    """The value without OmegaConf's own classes."""
+    if isinstance(value, Container):
+        return OmegaConf.to_container(value, resolve=False)
+    return value._value() if isinstance(value, Node) else value
 
 
 def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:

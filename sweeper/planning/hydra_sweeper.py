@@ -17,6 +17,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from sweeper.cards import CONF
+from sweeper.planning import config_files
 from sweeper.planning.composer import Composer
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.schema import Keys
@@ -50,6 +51,7 @@ def _register() -> None:
     sys.modules[module.__name__] = module
     sys.modules["hydra_plugins"].sweeper_designs = module  # type: ignore[attr-defined]
     plugins.register(DesignSweeper)
+    config_files.register()
     ConfigStore.instance().store(name="keys", node=Keys)
 
 

@@ -19,6 +19,7 @@ from sweeper.plan import Dimension, Plan, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
 from sweeper.planning.composer import ENV, PLANNING_GROUPS, Composer
+from sweeper.planning.config_files import located
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
 from sweeper.planning.experiment import grid_of, points_of
 from sweeper.planning.hydra_errors import explained
@@ -37,7 +38,14 @@ def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) ->
     """Plan a command line. Raises Mistake. `report` is called with messages for the user."""
     folder = ["--config-dir", line.flags.config_dir] if line.flags.config_dir else []
     with explained():
-        return _Planner(composer_of([*folder, *line.of_hydra]), line, probes, report).plan()
+        planner = _Planner(composer_of([*folder, *line.of_hydra]), line, probes, report)
+    try:
+        with explained():
+            return planner.plan()
+    except Mistake as mistake:
+        given = {key: (value,) for key, value in planner.typed.fixed.items()}
+        given |= {key: () if isinstance(each, Interval) else tuple(each) for key, each in planner.typed.several.items()}
+        raise type(mistake)(located(str(mistake), planner.composer.files, given)) from None
 
 
 class _Planner:

@@ -16,6 +16,7 @@ from typing import Any
 
 from runners import launch_command, processes
 from sweeper.errors import Mistake
+from sweeper.plan import typed
 from sweeper.planning import devices
 from sweeper.planning.point_checks import Signature
 from sweeper.planning.run_keys import interpreter
@@ -66,6 +67,8 @@ class Probes:
 
     def signature(self, python: str, key: str, target: str) -> Signature:
         """The signature of the function that a key names. Raises Mistake with the cause if it cannot be imported."""
+        if not isinstance(target, str):
+            raise Mistake(f"{key}={typed(target)}: must name a function, as in {key}=mywork:run")
         probe = next((each for each in self._started if each.python == python and each.target == target), None)
         found = self._answer(probe or self._start(python, False, target))["target"]
         if "error" in found:

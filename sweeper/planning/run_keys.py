@@ -83,7 +83,7 @@ def _confirm(text: str) -> str:
 
 
 def _retry(statuses: Iterable[Any]) -> tuple[str, ...]:
-    named = [str(status) for status in statuses]
+    named = [typed(status) for status in statuses]
     for status in named:
         if status not in (*RETRYABLE, "all"):
             near = did_you_mean(status, RETRYABLE)

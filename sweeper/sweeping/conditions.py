@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from runners import files, locks
 from runners.device import Device
+from runners.libraries import needed_by
 from runners.point import Point
 from sweeper.errors import Mistake
+from sweeper.sweeping.recall import Fingerprint
+from sweeper.units import format_count
 
 # A sweep on one device ran with 16 at a time. Each further device has two pipes, and libraries open a few more.
 OPEN_FILES, OPEN_FILES_PER_DEVICE = 28, 4
@@ -24,6 +27,25 @@ def check_limits(devices: int) -> None:
     if allowed != resource.RLIM_INFINITY and allowed < needed:
         on = "a device" if devices == 1 else f"{devices} devices"
         raise Mistake(f"ulimit -n is {allowed}: a sweep on {on} opens up to {needed} files; raise the limit")
+
+
+def check_libraries(points: Sequence[Point], fingerprint: Fingerprint, report: Callable[[str], None]) -> None:
+    """Raises Mistake if every point needs a library that is missing; reports one that only some of them need."""
+    lacking = [
+        {name: setting for name, setting in needed_by(point.values).items() if name in fingerprint.missing}
+        for point in points
+    ]
+    needs = {name: setting for each in lacking for name, setting in each.items()}
+    if not needs:
+        return
+    missing = "; ".join(f"{setting}: {name} is not installed" for name, setting in needs.items())
+    cure = f"to install: {fingerprint.install}"
+    if all(lacking):
+        raise Mistake(
+            f"{missing}; {cure}" + ("; model=mlp needs torch alone" if list(needs) == ["transformers"] else "")
+        )
+    count = sum(map(bool, lacking))
+    report(f"{missing}, so {count} of {format_count(len(points), 'point')} cannot be measured; {cure}")
 
 
 def check_locks(devices: Iterable[Device], report: Callable[[str], None]) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 from runners import launch_command, processes
 from runners.device import Card, Device
 from runners.fingerprint import code_names
+from runners.libraries import needed_by
 from runners.outcome import Outcome, Status
-from runners.point import Attempt, Damaged, Point, canonical
-from runners.record import outcome_in
+from runners.point import Attempt, Point, canonical
+from runners.record import attempt_in, outcome_in
+from runners.stored_files import Damaged
 from sweeper.errors import Mistake
 from sweeper.plan import PlannedPoint, RunKeys
 from sweeper.run_folder import RunFolder
@@ -29,12 +31,15 @@ class Fingerprint:
 
     identity: Mapping[str, str | None]  # versions and settings by name
     code: Mapping[str, str | None]  # hash of the code of a workload, by runners.fingerprint.code_names in JSON
+    missing: Sequence[str] = ()  # libraries that points need, by the name that is imported
+    install: str | None = None  # the command that installs them
 
 
 def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     """The fingerprint in the measured interpreter. Raises Mistake if it cannot be determined."""
     names = {canonical(each): each for each in map(code_names, points)}
-    command = launch_command.command(python, "fingerprint", json.dumps(list(names.values())))
+    needed = sorted({library for point in points for library in needed_by(point.values)})
+    command = launch_command.command(python, "fingerprint", json.dumps(list(names.values())), json.dumps(needed))
     try:
         process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     except OSError as error:
@@ -44,7 +49,9 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     except ValueError:
         last = process.stderr.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         raise Mistake(f"python={python}: its versions cannot be determined: {last[0]}") from None
-    return Fingerprint(identity=found["identity"], code=found["code"])
+    return Fingerprint(
+        identity=found["identity"], code=found["code"], missing=found["missing"], install=found["install"]
+    )
 
 
 def recall(
@@ -60,11 +67,11 @@ def recall(
     for folder in run.attempts(planned.point, device):
         number += 1
         try:
-            then = folder.attempt()
+            then = attempt_in(folder)
         except Damaged:
             continue
         outcome = outcome_in(folder, then)
-        if not folder.exit.exists() or outcome.void or outcome.status in {*NEVER_RECALLED, *keys.retry}:
+        if not folder.is_settled or outcome.void or outcome.status in {*NEVER_RECALLED, *keys.retry}:
             continue
         changed = difference(then, outcome, fingerprint, device)
         if changed is None:

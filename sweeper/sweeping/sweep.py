@@ -32,12 +32,13 @@ from sweeper.errors import Mistake
 from sweeper.plan import Plan, PlannedPoint, typed_value
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.screen import warn
-from sweeper.sweeping.conditions import check_limits, check_locks, environ_of, locks_of
+from sweeper.sweeping.conditions import check_libraries, check_limits, check_locks, environ_of, locks_of
 from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
+from sweeper.units import format_count
+from sweeper.views.layout import error_text
 from sweeper.views.progress import Show, show_for
 
 LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
@@ -60,15 +61,16 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def sweep(plan: Plan) -> int:
-    """Run the plan. Returns the exit code.
+def sweep(plan: Plan, report: Callable[[str], None]) -> int:
+    """Run the plan. Returns the exit code. `report` is called with messages for the user.
 
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
     SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
     """
     check_limits(len(plan.devices))
-    check_locks(plan.devices, warn)
+    check_locks(plan.devices, report)
     fingerprint = current_fingerprint(plan.run.python, plan.points)
+    check_libraries(plan.points, fingerprint, report)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
         with show_for(plan, run.path) as show, catch_signals() as signals:
@@ -374,8 +376,9 @@ class Sweep:
         self.show.settled(lane.device.name, point, outcome, recalled)
         if not recalled and lane.gives_up(outcome, self.plan.run.stop_after_same_error):
             lane.done = True
-            error = outcome.error_type or "error"
-            self.show.gave_up(lane.device.name, f"the first {self.plan.run.stop_after_same_error} ended with {error}")
+            error = error_text(outcome.error_type, None) or outcome.status
+            first = format_count(self.plan.run.stop_after_same_error, "attempt").removeprefix("1 ")
+            self.show.gave_up(lane.device.name, f"the first {first} ended with {error}")
 
     def _stop(self, engine: Engine) -> None:
         """End running attempts, which settle as interrupted; at a second signal or after GRACE_SECONDS, kill them."""

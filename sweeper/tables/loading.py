@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import errno
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from runners import files
-from runners.device import device_named
+from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
-from sweeper.columns import TABLES, VERSION
+from runners.stored_files import Damaged, opened
+from sweeper.columns import DECLARED, PANDAS, SCHEMA, TABLES, VERSION, WITH_SWEPT, Column, schema_of, with_swept
 from sweeper.errors import Mistake
-from sweeper.plan_lines import PLAN, read_plan
+from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
-from sweeper.tables.run_tables import GENERATION, PLAN_BYTES, Tables, attempt_folders, file_size, table_file
+from sweeper.tables.run_tables import GENERATION, PLAN_BYTES, STARTED, Tables, attempt_folders, file_size, table_file
 from sweeper.units import format_count
 
 if TYPE_CHECKING:
@@ -48,25 +50,27 @@ def load(run: str | Path) -> Frames:
 
 
 def read(run: str | Path) -> dict[str, pa.Table]:
-    """The tables of a run by name, as Arrow tables. Raises Mistake as `load` does."""
-    with _permitted(run):
-        folder = run_folder(run)
-        try:
-            found = _files(folder)
-            behind = _behind(folder, found)
-        except PermissionError:
-            raise
-        except (OSError, pa.ArrowException) as error:
-            behind = f"cannot be read ({' '.join(str(error).split())})"
-        if behind is None:
-            return found
-        lost = _attempts_without_a_journal(folder)
-        if lost:
-            attempts = format_count(lost, "attempt")
-            missing = f"the journals of {attempts} in {POINTS}/ are missing, so they cannot be rebuilt"
-            raise Mistake(f"{run}: the tables {behind}, and {missing}")
-        warn(f"the tables of {folder} {behind}: rebuilt from its journals")
-        return Tables(folder, unsettled=False).arrow()
+    """The tables of a run by name, as Arrow tables. Raises Mistake as `load` does.
+
+    Nothing in the run's folder is written. A line on stderr reports what is rebuilt, and what of the plan is damaged.
+    """
+    folder = run_folder(run)
+    try:
+        found = _files(folder)
+        behind = _behind(folder, found)
+    except (FileNotFoundError, Damaged) as error:
+        behind = str(error) if isinstance(error, Damaged) else f"are missing ({Path(error.filename).name})"
+    if behind is None:
+        damage = damage_in(folder)
+        if damage is not None:
+            warn(f"{folder}: {damage}")
+        return {name: stored.table for name, stored in found.items()}
+    lost = _attempts_without_a_journal(folder)
+    if lost:
+        missing = f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
+        raise Mistake(f"{run}: the tables {behind}, and {missing}")
+    warn(f"the tables of {folder} {behind}: rebuilt from its journals")
+    return Tables(folder, unsettled=False).arrow()
 
 
 @contextlib.contextmanager
@@ -78,30 +82,70 @@ def _permitted(run: str | Path) -> Iterator[None]:
         raise Mistake(f"{run}: {error.filename} cannot be read: {files.why(error)}") from error
 
 
-def _files(folder: Path) -> dict[str, pa.Table]:
-    """The tables as they are on disk, all of one writing if possible: a sweep may be renaming its files meanwhile."""
-    found: dict[str, pa.Table] = {}
+class Stored(NamedTuple):
+    """A table from a file, and the metadata that the file had."""
+
+    table: pa.Table
+    swept: Sequence[tuple[str, pa.DataType]]  # the columns of the swept keys
+    metadata: Mapping[str, str]
+
+
+def _files(folder: Path) -> dict[str, Stored]:
+    """The tables as they are on disk, all of one writing if possible: a sweep may be renaming its files meanwhile.
+
+    Raises FileNotFoundError or Damaged.
+    """
+    found: dict[str, Stored] = {}
     for _ in range(READS):
-        with contextlib.ExitStack() as opened:  # all of them before any is read, which takes longer
-            tables = {name: opened.enter_context(files.open_to_read(table_file(folder, name))) for name in TABLES}
-            found = {name: _table(file.read()) for name, file in tables.items()}
-        if len(_generations(found)) == 1:
+        with contextlib.ExitStack() as all_opened:  # all of them before any is read, which takes longer
+            tables = {name: all_opened.enter_context(_opened(folder, name)) for name in TABLES}
+            found = {name: _stored(name, file) for name, file in tables.items()}
+        if len(_of_each(found, GENERATION)) == 1:
             break
     return found
 
 
-def _table(content: bytes) -> pa.Table:
-    """One table, from a file that was opened once: pyarrow opens a path twice, and it may be replaced in between."""
-    return pq.ParquetFile(pa.BufferReader(content)).read()
+def _opened(folder: Path, name: str) -> IO[bytes]:
+    path = table_file(folder, name)
+    try:
+        return opened(path)
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
+    except Damaged as damaged:
+        raise Damaged(f"cannot be used: {path.name} {damaged}") from None
 
 
-def _generations(found: Mapping[str, pa.Table]) -> set[str | None]:
-    return {_metadata(table, GENERATION) for table in found.values()}
+def _stored(name: str, file: IO[bytes]) -> Stored:
+    """One table, from a file that was opened once: pyarrow opens a path twice, and it may be replaced in between.
+
+    Raises Damaged, also if its columns are not those of the table.
+    """
+    try:
+        table = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True).read()
+    except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
+        raise Damaged(f"cannot be used: {name}.parquet cannot be read ({' '.join(str(error).split())})") from None
+    metadata = {
+        key.decode(errors="replace"): value.decode(errors="replace")
+        for key, value in (table.schema.metadata or {}).items()
+    }
+    if metadata.get(SCHEMA) != str(VERSION):
+        found = metadata.get(SCHEMA, "?")
+        raise Damaged(f"are of another version ({name}.parquet: {found}, now {VERSION})")
+    declared, fixed = DECLARED[name], {column.name for column in DECLARED[name]}
+    swept = [(field.name, field.type) for field in table.schema if field.name not in fixed]
+    if name in WITH_SWEPT:
+        declared = with_swept(declared, [Column(key, type, f"value of the key {key}") for key, type in swept])
+    types = [(column.name, column.type) for column in declared]
+    has_types = list(zip(table.schema.names, table.schema.types, strict=True))
+    if has_types != types or any(type not in PANDAS for _, type in swept):
+        raise Damaged(f"cannot be used: {name}.parquet has other columns than that table")
+    # With the schema as it is declared: the file's own metadata may be damaged, and pandas obeys it.
+    return Stored(pa.Table.from_arrays(table.columns, schema=schema_of(declared)), swept, metadata)
 
 
-def _metadata(table: pa.Table, key: str) -> str | None:
-    value: bytes | None = (table.schema.metadata or {}).get(key.encode())
-    return None if value is None else value.decode()
+def _of_each(found: Mapping[str, Stored], key: str) -> set[str | None]:
+    """The values of a key in the metadata of the files."""
+    return {stored.metadata.get(key) for stored in found.values()}
 
 
 def run_folder(run: str | Path) -> Path:
@@ -114,6 +158,8 @@ def run_folder(run: str | Path) -> Path:
             nearby = Path("outputs") / folder
             hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
             raise Mistake(f"{run}: no such folder{hint}")
+        if files.kind_of(folder / PLAN) == files.FILE:
+            files.open_to_read(folder / PLAN).close()
         if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
             raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
         if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
@@ -121,19 +167,21 @@ def run_folder(run: str | Path) -> Path:
     return folder
 
 
-def _behind(folder: Path, found: Mapping[str, pa.Table]) -> str | None:
-    """Why the tables lack something that is in the folder, or None if they are up to date."""
-    for name, table in found.items():
-        version = _metadata(table, "sweeper.schema")
-        if version != str(VERSION):
-            return f"are of another version ({name}.parquet: {version or '?'}, now {VERSION})"
-    if len(_generations(found)) > 1:
+def _behind(folder: Path, found: Mapping[str, Stored]) -> str | None:
+    """Why the tables lack something that is in the folder, or are not its own; None if they are up to date."""
+    if len(_of_each(found, GENERATION)) > 1:
         return "are of several writings"
-    if int(_metadata(found["points"], PLAN_BYTES) or 0) != file_size(folder / PLAN):
+    if len({tuple(found[name].swept) for name in WITH_SWEPT}) > 1:
+        return "do not have the same keys"
+    metadata = found["points"].metadata
+    if metadata.get(PLAN_BYTES) != str(file_size(folder / PLAN)):
         return "are behind its plan"
-    known = _attempts_in(found["attempts"])
+    first = next((line for line in read_plan(folder) if isinstance(line, RunLine)), None)
+    if first is not None and metadata.get(STARTED, first.started_at) != (first.started_at or ""):
+        return "are of another run"
+    known = _attempts_in(found["attempts"].table)
     for path in attempt_folders(folder / POINTS):
-        if path.name not in known and AttemptFolder(path).exit.exists():
+        if path.name not in known and AttemptFolder(path).is_settled:
             return "are behind its attempts"
     return None
 
@@ -147,8 +195,9 @@ def _attempts_in(attempts: pa.Table) -> set[str]:
 def _attempts_without_a_journal(folder: Path) -> int:
     """The number of attempts in attempts.parquet whose folders are missing; 0 if the table cannot be read either."""
     try:
-        known = _attempts_in(_table(files.read(table_file(folder, "attempts"))))
-    except (OSError, pa.ArrowException, KeyError):
+        with _opened(folder, "attempts") as file:
+            known = _attempts_in(_stored("attempts", file).table)
+    except (FileNotFoundError, Damaged):
         return 0
     return len(known - {path.name for path in attempt_folders(folder / POINTS)})
 
@@ -156,4 +205,4 @@ def _attempts_without_a_journal(folder: Path) -> int:
 @cache
 def _on_disk(device: str) -> str:
     """A device's name in the name of an attempt's folder."""
-    return Attempt(point=Point(values={}), device=device_named(device)).name.partition(".")[2].rpartition(".")[0]
+    return Attempt(point=Point(values={}), device=Device(name=device)).name.partition(".")[2].rpartition(".")[0]

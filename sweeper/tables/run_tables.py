@@ -12,6 +12,7 @@ import gc
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 import uuid
@@ -29,8 +30,9 @@ import pyarrow.parquet as pq
 from runners import files
 from runners.device import device_named
 from runners.outcome import Outcome, Status
-from runners.point import Attempt, AttemptFolder, Damaged, Point, canonical
-from runners.record import outcome_in
+from runners.point import Attempt, AttemptFolder, Point, canonical
+from runners.record import attempt_in, outcome_in
+from runners.stored_files import Damaged
 from sweeper import columns, quality, run_folder
 from sweeper.columns import Column
 from sweeper.frontier.edges import HEADROOM_NEEDS, NEEDS, frontier, headroom, limit_bytes
@@ -46,19 +48,22 @@ from sweeper.plan_lines import (
     RunLine,
     SearchedLine,
     SkippedLine,
+    damage_in,
     read_plan,
 )
 from sweeper.rows import EstimatedTerm, MeasuredPhase, PlannedRow, Row, SettledAttempt
 from sweeper.screen import warn
 from sweeper.tables.loss_check import Trained, compared, trained
 from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of
+from sweeper.units import format_count
 
 PENDING_ATTEMPTS = 64  # attempts that wait to be packed: each holds its whole outcome
 PENDING_BYTES = 2**24  # of the journals of attempts that wait: as objects they take six times as much
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # these repeat exactly
 REST = 9  # pause between writes, in durations of the last one: a small run grows by a tenth with every attempt
-# Keys in the metadata of every file: the writing it belongs to, and the size of plan.jsonl that it was written from.
-GENERATION, PLAN_BYTES = "sweeper.generation", "sweeper.plan_bytes"
+# Keys in the metadata of every file: the writing it belongs to, the size of plan.jsonl that it was written from, and
+# when the first sweep of that plan started.
+GENERATION, PLAN_BYTES, STARTED = "sweeper.generation", "sweeper.plan_bytes", "sweeper.started_at"
 
 # malloc, because Arrow's own pools keep freed memory: after 2,000 attempts the orchestrator was 58 MiB larger than
 # after 200, and 18 MiB larger with malloc.
@@ -74,6 +79,7 @@ class Tables:
         self.objective = TOKENS
         self.quality: Mapping[str, Any] | None = None  # how quality is compared, as the folder's first run fixed it
         self.margin: Mapping[str, int | str] = {}
+        self.started_at: str | None = None  # the folder's first run
         self.searched: list[SearchedValues] = []
         self._plan, self._results = PackedRows(columns.PLAN), PackedRows(columns.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = PackedRows(columns.PHASES), PackedRows(columns.ESTIMATES)
@@ -93,10 +99,21 @@ class Tables:
         with _no_garbage_collector():
             for line in read_plan(self.folder):
                 self.planned(line)
+            planned = len(self._plan)
             for path in attempt_folders(self.folder / run_folder.POINTS):
                 found = AttemptFolder(path)
-                if found.began() if unsettled else found.exit.exists():
+                if found.began() if unsettled else found.is_settled:
                     self._read(found)
+        self._report_damage(len(self._plan) - planned)
+
+    def _report_damage(self, unplanned: int) -> None:
+        """Print a line for what is damaged of the plan, and for attempts at points that the plan does not have."""
+        damage = damage_in(self.folder)
+        if damage is not None:
+            warn(f"{self.folder}: {damage}")
+        if unplanned:
+            points = format_count(unplanned, "point")
+            warn(f"{self.folder}: {PLAN} does not have {points} with attempts in {run_folder.POINTS}/; they are kept")
 
     def planned(self, line: PlanLine) -> None:
         """Add a line of plan.jsonl."""
@@ -104,6 +121,7 @@ class Tables:
             case RunLine():
                 self.objective = line.objective or self.objective
                 self.quality = self.quality or line.quality
+                self.started_at = self.started_at or line.started_at
                 self.margin = line.margin or self.margin
                 for dimension in line.dimensions:
                     self._add_key(dimension.key)
@@ -153,7 +171,11 @@ class Tables:
         The files of one writing have the same generation: after a kill between two renames, they differ.
         """
         began = time.monotonic()
-        metadata = {GENERATION: uuid.uuid4().hex, PLAN_BYTES: str(file_size(self.folder / PLAN))}
+        metadata = {
+            GENERATION: uuid.uuid4().hex,
+            PLAN_BYTES: str(file_size(self.folder / PLAN)),
+            STARTED: self.started_at or "",
+        }
         asides: dict[Path, Path] = {}
         try:
             with _no_garbage_collector():
@@ -203,11 +225,11 @@ class Tables:
     def _read(self, folder: AttemptFolder) -> None:
         """Add an attempt on disk. One without a request that can be read is known by its name, if it was planned."""
         try:
-            attempt = folder.attempt()
+            attempt = attempt_in(folder)
         except Damaged as damaged:
             found = self._named_after(folder.path)
             if found is None:
-                warn(f"{folder.path}: skipped, its {damaged}")
+                warn(f"{folder.path}: left out, its {damaged}")
                 return
             why = f"its record is damaged: {damaged}"
             lost = Outcome(status=Status.LOST, void=True, device=found.device, attempt=found.number, error_message=why)
@@ -220,7 +242,7 @@ class Tables:
         id, number = path.name.partition(".")[0], path.name.rpartition(".")[2]
         for name in self._devices:
             planned = self._plan_row(id, name)
-            if planned is not None and number.isdigit():
+            if planned is not None and re.fullmatch("[1-9][0-9]{0,8}", number):
                 point = Point(values=json.loads(self._plan.table()["config"][planned].as_py()))
                 attempt = Attempt(point=point, device=device_named(name), number=int(number))
                 if path.parent.parent / attempt.name == path:
@@ -509,9 +531,10 @@ def _joined_column(column: Column, found: Mapping[str, pa.Array], computed: Mapp
 
 
 def _write(file: Path, file_schema: pa.Schema, slices: Iterable[pa.Table]) -> None:
+    # Without a checksum a page with a flipped bit was read as other numbers, 61 times of 844.
     with (
         os.fdopen(files.create(file), "wb") as opened,
-        pq.ParquetWriter(opened, file_schema, compression="zstd") as writer,
+        pq.ParquetWriter(opened, file_schema, compression="zstd", write_page_checksum=True) as writer,
     ):
         for table in slices:
             writer.write_table(table, row_group_size=SLICE)

@@ -170,7 +170,8 @@ def _not_assessed(points: pa.Table) -> list[str]:
     rows = points.select(["status", "quality_because"]).to_pylist()
     reasons = Counter(row["quality_because"] for row in rows if row["status"] == "ok" and row["quality_because"])
     return [
-        f"quality: {count} of the points that passed have no verdict: {because}" for because, count in reasons.items()
+        f"quality: no verdict for {format_count(count, 'point')} that passed: {because}"
+        for because, count in reasons.items()
     ]
 
 
@@ -198,7 +199,8 @@ def _assumed(estimates: pa.Table, rows: Sequence[Row]) -> list[str]:
     skipped = sum(row["status"] == "skipped" for row in rows)
     if skipped:
         sentences.append(
-            f"{skipped} points were not run: a larger one passed or a smaller one failed, see skipped_because"
+            f"{format_count(skipped, 'point')} {'was' if skipped == 1 else 'were'} not run: a larger one passed or a"
+            " smaller one failed (column skipped_because)"
         )
     kinds = {row["budget_kind"] for row in rows}
     if "data_limit" in kinds:
@@ -293,5 +295,8 @@ def _environment_line(record: Mapping[str, Any]) -> str:
     words += [f"{name} {record[name]}" for name in named if record.get(name)]
     if record.get("device_total_bytes"):
         words.append(f"device memory {format_bytes(record['device_total_bytes'])}")
-    words += [str(record[name]) for name in ("libraries", "variables") if record.get(name)]
+    words += [
+        f"{name} {version or ''}".rstrip() for name, version in json.loads(record.get("libraries") or "{}").items()
+    ]
+    words += [f"{name}={value}" for name, value in json.loads(record.get("variables") or "{}").items()]
     return ", ".join(words)

@@ -32,9 +32,9 @@ from sweeper.effects.savings import levers_at
 from sweeper.plan import typed_value
 from sweeper.plan_lines import PlanLine
 from sweeper.rows import Row
-from sweeper.units import format_bytes
+from sweeper.units import format_bytes, format_count
 from sweeper.views import levers_text
-from sweeper.views.layout import assignments, counts, indent, more, table
+from sweeper.views.layout import assignments, counts, error_text, indent, more, table
 
 LONGEST = 24  # steps on the screen; --json has them all
 HIGHEST = 5  # phases listed for the size of --at
@@ -78,10 +78,10 @@ def effects(
 def _nothing(points: Sequence[Row]) -> str:
     """Why nothing can be compared."""
     reasons = Counter(why_not(row) or "no phase with its peak" for row in points)
-    messages = (f"{row['error_type']}: {row['error_message']}" for row in points if row["error_type"])
-    message = " ".join(next(messages, "").split())
+    messages = (error_text(row["error_type"], row["error_message"]) for row in points)
+    message = next(filter(None, messages), "")
     why = counts(reasons) or "no points"
-    return f"no point passed completely, so nothing can be compared: {why}" + (f" ({message:.120})" if message else "")
+    return f"no point passed completely, so nothing can be compared: {why}" + (f" ({message})" if message else "")
 
 
 def _difference_as_json(found: Difference) -> dict[str, Any]:
@@ -304,7 +304,8 @@ def _error(fit: Mapping[str, Any]) -> str:
 def _fitted_to(fit: Mapping[str, Any], everywhere: Mapping[str, Sequence[int]]) -> str:
     """The number of points, and the ranges that differ from the family's."""
     left_out = fit["smaller_left_out"]
-    text = f"{fit['fitted_to']}" + (f" of {fit['fitted_to'] + left_out}" if left_out else "") + " points"
+    both = fit["fitted_to"] + left_out
+    text = (f"{fit['fitted_to']} of " if left_out else "") + format_count(both, "point")
     text += "".join(f", {_range(name, ends)}" for name, ends in fit["range"].items() if ends != everywhere[name])
     return text + ("; in the smallest another operation has the peak" if left_out else "")
 
@@ -315,7 +316,7 @@ def _peak_lines(family: Mapping[str, Any]) -> list[str]:
     peak = f"{format_bytes(largest['peak_bytes'])}, in {largest['peak_phase']} ({largest['kind']})"
     lines = ["  THE PEAK", f"    at {at}, the largest that passed, it is {peak}"]
     costs = largest["costs"]
-    sample = f"sample of {largest['context']} tokens"
+    sample = f"sample of {format_count(largest['context'], 'token')}"
     more_of = [(sample, costs["one_more_sample_bytes"]), ("token in one sample", costs["one_more_token_bytes"])]
     known = [f"one more {what} costs {format_bytes(round(cost))}" for what, cost in more_of if cost is not None]
     if known:

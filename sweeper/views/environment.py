@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,11 +16,15 @@ CUDA_UNPROVEN = (
 )
 CPU_COUNTERS = ("resident", "resident_anon", "resident_file", "address", "tensor")
 CUDA_COUNTERS = ("allocated", "reserved", "requested", "active", "used")
-EXTRAS = {
-    "transformers": ("models", "the decoders, such as model=smollm2-135m"),
-    "peft": ("models", "adapters (LoRA)"),
-    "nvidia-ml-py": ("devices", "the driver's version, and other processes on an NVIDIA GPU"),
-    "amdsmi": ("devices", "the same for an AMD GPU"),
+PURPOSES = {  # of the libraries that a plain installation lacks, by distribution
+    "transformers": "every model but model=mlp, and workload=generate",
+    "peft": "workload.method=lora",
+    "torchao": "quantize=int8,int4",
+    "bitsandbytes": "quantize=nf4 and workload.optimizer=adamw-8bit",
+    "optimum-quanto": "workload.cache=quantized",
+    "pillow": "inputs=images",
+    "nvidia-ml-py": "the driver's version, and other processes on an NVIDIA GPU",
+    "amdsmi": "the driver's version, and other processes on an AMD GPU",
 }
 
 
@@ -31,7 +34,11 @@ def environment(answer: Mapping[str, Any]) -> dict[str, Any]:
         "sweeper": __version__,
         **answer,
         "devices": [_cpu(answer), *_gpus(answer), _sim(answer)],
-        "missing": [_missing(answer, library) for library in EXTRAS if _is_useful(answer, library)],
+        "missing": [
+            {"library": library, "for": purpose, "install": answer["install"][library]}
+            for library, purpose in PURPOSES.items()
+            if _is_useful(answer, library)
+        ],
         "unproven": [CUDA_UNPROVEN],
     }
 
@@ -100,15 +107,6 @@ def _is_useful(answer: Mapping[str, Any], library: str) -> bool:
     return backend is None or answer["backend"] == backend
 
 
-def _missing(answer: Mapping[str, Any], library: str) -> dict[str, str]:
-    extra, purpose = EXTRAS[library]
-    if answer["executable"] == sys.executable:
-        install = f"pip install 'sweeper[{extra}]'"
-    else:  # the workload has its own environment, in which sweeper need not be installed
-        install = f"{answer['executable']} -m pip install {library}"
-    return {"library": library, "for": purpose, "install": install}
-
-
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
@@ -127,7 +125,7 @@ def _lines(found: Mapping[str, Any], width: int | None) -> Iterator[str]:
         yield from (named(name, text, width) for name, text in _device_lines(device))
     yield ""
     for missing in found["missing"]:
-        yield f"not installed: {missing['library']}, for {missing['for']}: {missing['install']}"
+        yield named("missing", f"{missing['library']}, for {missing['for']}: {missing['install']}", width)
     yield from (named("not proven", text, width) for text in found["unproven"])
 
 

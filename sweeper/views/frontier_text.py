@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from runners.device import CALCULATED, device_named
-from runners.facts import ALLOCATOR, DATA_LIMIT, GUARD, TENSORS
+from runners.facts import ADDRESS_LIMIT, ALLOCATOR, CGROUP, DATA_LIMIT, GUARD, INHERITED_DATA_LIMIT, TENSORS
 from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.columns import NAMED
@@ -22,10 +22,19 @@ from sweeper.requested import follows_in, settings_text, value_in
 from sweeper.rows import Row
 from sweeper.settled_keys import without_followers
 from sweeper.units import format_bytes, format_count
-from sweeper.views.layout import handled, other_processes, over_budget
+from sweeper.views.layout import counts, error_text, handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
 
 LONGEST = 20  # groups on the screen; frontier.parquet has all of them
+# How budget_kind is shown: what the limit is on.
+LIMITS = {
+    ALLOCATOR: "of PyTorch's allocator",
+    DATA_LIMIT: "of data above the baseline",
+    TENSORS: "of tensors",
+    CGROUP: "of the cgroup",
+    INHERITED_DATA_LIMIT: "of data, by ulimit -d",
+    ADDRESS_LIMIT: "of addresses, by ulimit -v",
+}
 PREFILL_CHUNK = "workload.prefill_chunk"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
@@ -142,9 +151,10 @@ def _budget(row: Row) -> list[str]:
     if row.get("budget_bytes") is None or row.get("budget_kind") == GUARD:
         return []
     what = "budget" if row.get("budget_kind") in (ALLOCATOR, DATA_LIMIT, TENSORS) else "limit"
+    of = LIMITS.get(str(row.get("budget_kind")), "").strip()
     if what == "budget" and follows_in(row, what):
-        return [f"{what}={value_in(row, what)} ({row['budget_kind']})"]
-    return [f"{what} {format_bytes(row['budget_bytes'])} ({row['budget_kind']})"]
+        return [f"{what}={value_in(row, what)} {of}".rstrip()]
+    return [f"{what} {format_bytes(row['budget_bytes'])} {of}".rstrip()]
 
 
 def _largest_line(group: FrontierGroup, objective: Objective) -> str:
@@ -215,11 +225,9 @@ def _remarks(group: FrontierGroup, objective: Objective) -> list[str]:
         larger = next(at for at in group.evidence.largest_fitting if covers(at, below[0]))
         verb = "fail" if below[1:] else "fails"
         remarks.append(f"not monotone:        {_listed(group, below)} {verb}, and {group.text(larger)} fits")
-    flaky = sum(bool(row.get("flaky")) for row in group.rows)
+    flaky = sorted({group.at(row) for row in group.rows if row.get("flaky")})
     if flaky:
-        remarks.append(
-            f"flaky:               {format_count(flaky, 'point')} both passed and failed; not counted as fitting"
-        )
+        remarks.append(f"flaky:               {_listed(group, flaky)} passed and failed; not counted as fitting")
     if group.open_values:
         remarks.append(
             f"open:                {format_count(len(group.open_values), 'point')} neither decided nor implied"
@@ -232,24 +240,17 @@ def _listed(group: FrontierGroup, points: Sequence[At]) -> str:
 
 
 def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
-    """One line for each device with groups in which no attempt decided anything."""
+    """A line for the devices with groups in which no attempt decided anything, one for all with the same reason."""
     by_device: dict[str, list[Row]] = defaultdict(list)
     for group in found:
         by_device[group.rows[0]["device"]] += group.rows
-    lines = []
+    alike: dict[str, list[str]] = defaultdict(list)  # devices by what is shown of them
     for device, rows in by_device.items():
-        counts = Counter(row["status"] for row in rows)
-        reason = next(
-            (
-                text
-                for row in rows
-                if (text := _message(row) or (_undecided(row) if row["status"] == Status.OK.value else ""))
-            ),
-            None,
-        )
-        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
-        lines.append(f"{device}  no attempt decided what fits: {statuses}" + (f" ({reason})" if reason else ""))
-    return lines
+        reasons = (_message(row) or (_undecided(row) if row["status"] == Status.OK.value else "") for row in rows)
+        reason = next(filter(None, reasons), "")
+        statuses = counts(Counter(row["status"] for row in rows))
+        alike[f"no attempt decided what fits: {statuses}" + (f" ({reason})" if reason else "")].append(device)
+    return [f"{', '.join(devices)}  {text}" for text, devices in alike.items()]
 
 
 def why(row: Row) -> str:
@@ -273,7 +274,7 @@ def why(row: Row) -> str:
     elif needs is not None:
         held = "in tensors and scratch memory" if device_named(row["device"]).is_host else "allocated"
         text += f", needs at least {format_bytes(needs)} {held}"
-    if _is_of_any_batch(row):
+    if _is_of_any_batch(row) and row.get("batch") != 1:
         return f"{text}; a smaller batch would not help"
     if row["workload"] != GENERATE:
         return text
@@ -314,5 +315,4 @@ def _undecided(row: Row) -> str:
 
 
 def _message(row: Row) -> str:
-    parts = (row.get("error_type"), " ".join(str(row.get("error_message") or "").split()))
-    return f"{': '.join(part for part in parts if part):.120}"
+    return error_text(row.get("error_type"), row.get("error_message"))

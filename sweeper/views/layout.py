@@ -6,9 +6,34 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from runners.outcome import UNAVAILABLE
 from sweeper.estimates.memory_terms import MemoryTerm
 from sweeper.plan import typed_value
 from sweeper.units import format_both, format_bytes
+
+LONGEST_MESSAGE = 160  # characters of an exception on the screen; the tables have all of it
+LONGEST_OF_OURS = 320  # of a message that sweeper wrote: it names the cure
+
+
+def error_text(error_type: str | None, message: str | None) -> str:
+    """An exception in one line: its class without the module, and the first line of its message.
+
+    The class is left out where sweeper itself raised it.
+    """
+    lines = [" ".join(line.split()) for line in (message or "").strip().splitlines()]
+    first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    if error_type is None or error_type == UNAVAILABLE:
+        return shortened(first, LONGEST_OF_OURS)
+    name = error_type.rpartition(".")[2]
+    return shortened(f"{name}: {first}" if first else name, LONGEST_MESSAGE)
+
+
+def shortened(text: str, longest: int) -> str:
+    """At most `longest` characters, cut between two words: `the first words ...`. One long word is cut itself."""
+    if len(text) <= longest:
+        return text
+    words = text[: longest - 3].rpartition(" ")[0].rstrip(" ,;:(")
+    return f"{words} ..." if words else text[: longest - 3] + "..."
 
 
 def indent(lines: Iterable[str], spaces: int = 2) -> list[str]:

@@ -1,4 +1,4 @@
-"""Pictures of a run. They need matplotlib: `pip install 'sweeper[pictures]'`.
+"""Pictures of a run. They need matplotlib: `pip install "sweeper[pictures]"`.
 
 Marks are measured. Dashed lines are calculated from a fit, also between two measured points.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from runners import files
+from runners.libraries import installation, is_installed
 from sweeper.effects.families import SIZE, Family, PeakRange, PhaseKey, title
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
@@ -40,8 +40,8 @@ def check(file: str) -> None:
     """Raises Mistake for an unknown format, and without matplotlib. Call it before a long read."""
     if Path(file).suffix not in FORMATS:
         raise Mistake(f"--picture {file}: its name must end in {', '.join(FORMATS)}")
-    if find_spec("matplotlib") is None:
-        raise Mistake(f"--picture {file}: matplotlib is missing; pip install 'sweeper[pictures]'")
+    if not is_installed("matplotlib"):
+        raise Mistake(f"--picture {file}: matplotlib is not installed; {installation('matplotlib')} installs it")
 
 
 def draw_effects(families: Sequence[Family], file: str, at: Mapping[str, int] | None = None) -> None:

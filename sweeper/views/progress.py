@@ -18,7 +18,7 @@ from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.screen import printable, show, warn
 from sweeper.units import format_bytes, format_count, format_seconds
-from sweeper.views.layout import assignments, counts, handled, other_processes, over_budget
+from sweeper.views.layout import assignments, counts, error_text, handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
 
 ENDINGS = {
@@ -42,6 +42,7 @@ class Show:
         self._keys = [dimension.key for dimension in plan.dimensions]
         self._design, self._dimensions = plan.design, plan.dimensions
         self._objective, self._margin = plan.run.objective, plan.run.margin
+        self._unavailable: set[str] = set()  # what was shown of calculated attempts
         self._total = 0
         self._done = 0
 
@@ -57,6 +58,10 @@ class Show:
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
         text = outcome_text(outcome)
+        if outcome.status is Status.UNAVAILABLE and outcome.device.is_calculated:
+            if text in self._unavailable:  # as on each of many cards; the summary names them
+                return
+            self._unavailable.add(text)
         if outcome.fits is False and point.get("workload") == GENERATE:
             least = least_in_chunks(point.values, outcome.failed_phase)
             text += "" if least is None else f"; {prefill(point.values)}; {least}"
@@ -194,15 +199,10 @@ def outcome_text(outcome: Outcome) -> str:
     if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
         text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
     if outcome.fits is None and outcome.error_message:
-        text += f": {outcome.error_type + ': ' if outcome.error_type else ''}{_first_line(outcome.error_message)}"
+        text += f": {error_text(outcome.error_type, outcome.error_message)}"
     if outcome.started_cold_because is not None:
         text += f"  (started cold: {outcome.started_cold_because})"
     return text
-
-
-def _first_line(message: str) -> str:
-    line = message.strip().partition("\n")[0]
-    return line if len(line) <= 160 else line[:157] + "..."
 
 
 def _short(folder: Path) -> str:

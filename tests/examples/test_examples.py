@@ -66,7 +66,7 @@ def test_a_trainers_steps_are_phases(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="pip install 'sweeper[examples]' brings it")
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason='pip install "sweeper[examples]" brings it')
 def test_a_lightning_modules_steps_are_phases(tmp_path: Path) -> None:
     points, phases = run("lightning_module.py", tmp_path)
     first = phases.loc[points.point_id.iloc[0]]

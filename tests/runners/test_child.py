@@ -58,8 +58,8 @@ def test_a_folder_with_a_journal_or_without_a_request_is_refused_in_one_line(lab
     (tmp_path / "damaged" / "point.json").write_text("{")
     for folder, reason in (
         (measured.folder.path, "journal.jsonl: the attempt was made already"),
-        (tmp_path, "point.json cannot be read (FileNotFoundError"),
-        (tmp_path / "damaged", "point.json cannot be read (JSONDecodeError"),
+        (tmp_path, "point.json is missing"),
+        (tmp_path / "damaged", "point.json cannot be read: it is not valid JSON"),
     ):
         refused = by_hand(folder)
         assert (refused.returncode, refused.stdout) == (1, "")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 
@@ -46,3 +48,31 @@ def test_import_beside_a_checkout_named_sweeper_finds_the_package(tmp_path: Path
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == f"{ROOT / 'sweeper' / '__init__.py'} load\n", done.stderr
+
+
+LACKING = ("transformers", "peft", "torchao", "bitsandbytes", "optimum", "accelerate", "lightning", "matplotlib")
+
+
+@pytest.fixture(scope="module")
+def plain_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with what `pip install .` brings, and without the libraries of the extras."""
+    folder = tmp_path_factory.mktemp("plain") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    ours = folder / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    for package in Path(sysconfig.get_path("purelib")).iterdir():
+        if not package.name.startswith(LACKING) and not (ours / package.name).exists():
+            (ours / package.name).symlink_to(package)
+    return folder / "bin" / "python"
+
+
+def test_the_default_command_of_a_plain_installation_names_what_to_install_and_starts_nothing(
+    plain_python: Path, tmp_path: Path
+) -> None:
+    for python in (plain_python, Path(sys.executable)):  # measured by itself, and by another interpreter
+        command = [python, "-m", "sweeper", "batch=1,2", "devices=cpu", f"python={plain_python}"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        cure = f'transformers is not installed; to install: {plain_python} -m pip install "sweeper[models]"'
+        assert done.stderr == f"sweeper: model=tiny-llama: {cure}; model=mlp needs torch alone\n"
+        assert list(tmp_path.iterdir()) == []

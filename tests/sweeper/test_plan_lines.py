@@ -71,10 +71,12 @@ def test_the_run_keys_are_parsed() -> None:
 
 
 def test_lines_without_later_additions_are_read(tmp_path: Path) -> None:
-    run, point = read_plan(written(tmp_path, {"kind": "run"}, {"kind": "asked", "id": "a", "values": {}}))
+    run, point = read_plan(
+        written(tmp_path, {"kind": "run"}, {"kind": "asked", "id": POINT.id, "values": POINT.values})
+    )
     assert isinstance(run, RunLine)
     assert (run.objective, run.margin, run.dimensions) == (None, {}, ())
-    assert point == PlannedLine(id="a", values={})
+    assert point == PlannedLine(id=POINT.id, values=POINT.values)
 
 
 @pytest.mark.parametrize(

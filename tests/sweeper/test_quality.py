@@ -146,7 +146,7 @@ def test_the_decision_sheet_counts_what_was_not_assessed(written: Callable[..., 
     run = written({"batch": [1, 2]})
     for batch in (1, 2):
         run.passes(run.ask(batch=batch))
-    said = "quality: 2 of the points that passed have no verdict: no quality.target"
+    said = "quality: no verdict for 2 points that passed: no quality.target"
     assert said in decision_sheet.decision_sheet(run.folder, loading.read(run.folder))["assumed"]
 
 

@@ -64,8 +64,8 @@ def why_unsupported(arch: GpuArchitecture, dtype: torch.dtype) -> str | None:
     if arch.capability is None or needed is None or arch.capability >= needed:
         return None
     name = str(dtype).removeprefix("torch.")
-    have, need = (".".join(map(str, each)) for each in (arch.capability, needed))
-    return f"{name} needs compute capability {need}, and this card has {have}" + (
+    need = ".".join(map(str, needed))  # without the card's own: cards with the same reason are shown in one line
+    return f"{name} needs compute capability {need}, and this card has less" + (
         ": torch only emulates it there" if dtype is torch.bfloat16 else ""
     )
 

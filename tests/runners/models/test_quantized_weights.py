@@ -48,7 +48,7 @@ def test_a_missing_library_makes_a_point_unavailable_and_the_message_names_the_e
     monkeypatch.setitem(sys.modules, LIBRARY[scheme], None)
     for module in [name for name in sys.modules if name.startswith(f"{LIBRARY[scheme]}.")]:
         monkeypatch.delitem(sys.modules, module)
-    with pytest.raises(Unavailable, match=rf"quantize={scheme}: {LIBRARY[scheme]}.*pip install 'sweeper\[quantize\]'"):
+    with pytest.raises(Unavailable, match=rf'quantize={scheme}: {LIBRARY[scheme]}.*pip install "sweeper\[quantize\]"'):
         run(quantize=scheme)
 
 

@@ -138,7 +138,7 @@ def test_with_as_many_points_as_terms_the_error_is_not_known() -> None:
     ("sizes", "eager", "because"),
     [
         ([(1, 64)], False, "neither batch nor context was varied"),
-        ([(1, 64), (2, 128)], False, "need as many points"),
+        ([(1, 64), (2, 128)], False, "(fixed, per_sample, per_token) are needed, and 2 passed"),
         ([(1, 64), (2, 64), (1, 128), (2, 128)], True, "needs 3 contexts, there are 2"),
         ([(1, 64), (2, 32), (4, 16), (8, 8)], False, "do not separate"),
     ],

@@ -92,7 +92,7 @@ def test_a_limit_that_differs_by_attempt_is_that_of_the_point_shown() -> None:
         row(status, batch=batch, budget_bytes=limits[batch], budget_kind="inherited_data_limit", budget_used_bytes=MIB)
         for batch, status in statuses.items()
     )
-    assert "limit 734.00 MiB (inherited_data_limit)" in text
+    assert "limit 734.00 MiB of data, by ulimit -d" in text
     assert "1.00 MiB of 734.00 MiB used" in text
 
 
@@ -116,7 +116,7 @@ def test_a_budget_that_follows_the_searched_key_is_shown_as_it_was_typed() -> No
         | {"budget_bytes": batch * 2**30}
         for batch in (1, 2)
     ]
-    assert "  budget=${batch}GiB (data_limit)" in frontier_text(rows).splitlines()[0]
+    assert "  budget=${batch}GiB of data above the baseline" in frontier_text(rows).splitlines()[0]
 
 
 def test_what_others_use_of_a_card_is_no_fragmentation() -> None:
@@ -348,7 +348,9 @@ def test_what_is_left_is_shown_with_the_peak_of_the_same_counter(point: dict[str
 
 
 def test_a_limit_that_the_user_did_not_set_as_a_budget_is_shown_as_a_limit() -> None:
-    assert "limit 13.00 GiB (address_limit)" in frontier_text([row(budget_bytes=13 * GIB, budget_kind="address_limit")])
+    assert "limit 13.00 GiB of addresses, by ulimit -v" in frontier_text(
+        [row(budget_bytes=13 * GIB, budget_kind="address_limit")]
+    )
     assert "GiB" not in frontier_text([row(budget_bytes=13 * GIB, budget_kind="guard")])
 
 
@@ -361,7 +363,7 @@ def test_the_memory_of_other_processes_is_beside_the_peak_where_it_is_a_relevant
 
 def test_the_budget_is_shown_although_the_first_point_was_not_measured() -> None:
     rows = [row("skipped"), row(batch=2, budget_bytes=GIB, budget_kind="data_limit")]
-    assert "budget 1.00 GiB (data_limit)" in frontier_text(rows)
+    assert "budget 1.00 GiB of data above the baseline" in frontier_text(rows)
 
 
 def test_undecided_points_between_are_counted_unless_others_imply_them() -> None:
@@ -556,6 +558,19 @@ def test_the_text_reports_where_a_smaller_batch_would_not_help(phase: str, more:
     lines = [line for line in text.splitlines() if f"out of memory in {phase}" in line]
     assert len(lines) == 1
     assert ("a smaller batch would not help" not in lines[0]) is helps
+    alone = frontier_text([failed | {"failed_phase": phase, "config": config, "batch": 1}])
+    assert "smaller batch" not in alone  # there is none
+
+
+def test_cards_with_the_same_reason_are_in_one_line() -> None:
+    why = {"error_type": "runners.phases.Unavailable", "error_message": "bfloat16 needs another card"}
+    rows = [row("unavailable", device=f"sim:{card}", kind="calculated", **why) for card in ("p100", "t4", "v100")]
+    other = row("unavailable", device="cpu", error_message="no torch")
+    text = frontier_text([*rows, other])
+    assert text.splitlines() == [
+        "sim:p100, sim:t4, sim:v100  no attempt decided what fits: 1 unavailable (bfloat16 needs another card)",
+        "cpu  no attempt decided what fits: 1 unavailable (no torch)",
+    ]
 
 
 def test_many_cards_have_one_line_each_by_size_and_measured_groups_stay_as_they_are() -> None:

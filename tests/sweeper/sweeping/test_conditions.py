@@ -8,9 +8,11 @@ import pytest
 
 from runners.device import Card, Device
 from runners.point import Point
+from sweeper.errors import Mistake
 from sweeper.planning.schema import REFUSED_VARIABLES
 from sweeper.sweeping import conditions
-from sweeper.sweeping.conditions import environ_of, locks_of
+from sweeper.sweeping.conditions import check_libraries, environ_of, locks_of
+from sweeper.sweeping.recall import Fingerprint
 
 CARD = Card(name="H100", vendor="nvidia", architecture="sm_90", total_bytes=2**36)
 CPU, SIM = Device(name="cpu"), Device(name="sim:h100", card=CARD)
@@ -90,3 +92,35 @@ def test_a_device_has_a_lock_for_each_of_its_parts_and_a_calculated_one_has_none
         "cuda-0.lock",
         "cuda-1.lock",
     ]
+
+
+def _points(*models: str) -> list[Point]:
+    built_with = {"mlp": "torch"}
+    return [
+        Point(values={"model": {"name": name, "library": built_with.get(name, "transformers")}, "workload": {}})
+        for name in models
+    ]
+
+
+INSTALL = 'pip install "sweeper[models]"'
+WITHOUT = Fingerprint(identity={}, code={}, missing=["transformers"], install=INSTALL)
+
+
+def test_a_library_that_every_point_needs_is_a_mistake_with_its_installation(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(Mistake) as refused:
+        check_libraries(_points("tiny-llama", "tiny-llama"), WITHOUT, print)
+    cure = f"transformers is not installed; to install: {INSTALL}; model=mlp needs torch alone"
+    assert str(refused.value) == f"model=tiny-llama: {cure}"
+    assert capsys.readouterr().out == ""
+
+
+def test_a_library_that_some_points_need_is_reported_once_and_the_others_are_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_libraries(_points("tiny-llama", "mlp", "mlp"), WITHOUT, print)
+    why = "model=tiny-llama: transformers is not installed, so 1 of 3 points cannot be measured"
+    assert capsys.readouterr().out == f"{why}; to install: {INSTALL}\n"
+    check_libraries(_points("mlp"), WITHOUT, print)
+    assert capsys.readouterr().out == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runners.probe import LIBRARIES
 from sweeper import cli
 from sweeper.errors import Mistake
 from sweeper.views.environment import CUDA_UNPROVEN, as_text, environment
@@ -75,7 +76,8 @@ ANSWER = {
     "backend": "cpu",
     "backend_version": None,
     "driver": None,
-    "libraries": {"transformers": "5.24.0"},
+    "libraries": dict.fromkeys(LIBRARIES, "1.0") | {"peft": None, "nvidia-ml-py": None, "amdsmi": None},
+    "install": {name: f"pip install {name}" for name in LIBRARIES},
     "gpus": [],
     "gpus_error": "torch was built without CUDA",
     "cpu": {

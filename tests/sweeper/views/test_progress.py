@@ -110,7 +110,16 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
             "error: ValueError: first",
         ),
         (outcome(Status.UNAVAILABLE, error_message="no device cuda:3"), "unavailable: no device cuda:3"),
-        (outcome(Status.ERROR, error_message="x" * 500), "error: " + "x" * 157 + "..."),
+        (
+            outcome(Status.UNAVAILABLE, error_type="runners.phases.Unavailable", error_message="no device cuda:3"),
+            "unavailable: no device cuda:3",
+        ),
+        (outcome(Status.ERROR, error_message="x" * 500), "error: " + "x" * 317 + "..."),
+        (outcome(Status.ERROR, error_type="my.work.Odd", error_message="word " * 99), f"error: Odd:{' word' * 30} ..."),
+        (
+            outcome(Status.ERROR, error_type="E", error_message="Failed because of this:\n no  file\n x"),
+            "error: E: Failed because of this: no file",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
