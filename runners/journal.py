@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from runners import facts, files, processes, stored_files, untrusted
 from runners.facts import Fact
-from runners.stored_files import Damaged
+from runners.stored_files import LARGEST_OF_AN_ATTEMPT, Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -23,8 +23,7 @@ QUALITY = "quality"  # the phase of the user's metric: not part of the workload,
 HIGH = 700
 DEEPEST = 20  # nested containers; one that contains itself ends here
 LARGEST_NUMBER_BITS = 1024
-# Of a journal that is read: twice what a measured process writes at most (runners.phases has its limits).
-LARGEST_BYTES = 2**26
+# Of a journal that is read; a measured process writes less (runners.phases has its limits).
 MOST_VALUES = {b"{": 1_500_000, b"[": 1_500_000, b",": 8_000_000}  # each takes some 50 to 250 bytes of memory
 LONGEST_TEXT = 10_000  # characters of a value of no type of JSON
 
@@ -163,7 +162,7 @@ def kept_in(path: Path) -> Kept:
     Nothing is read of one that is larger than a measured process writes.
     """
     try:
-        text = stored_files.content_of(path, LARGEST_BYTES)
+        text = stored_files.content_of(path, LARGEST_OF_AN_ATTEMPT)
     except FileNotFoundError:
         return Kept([])
     except Damaged as damaged:
