@@ -287,6 +287,10 @@ class _Phase(AbstractContextManager[Notes]):
         set_recursion_limit(min(limit + OWN_FRAMES, LARGEST_RECURSION_LIMIT))
         try:
             self._leave(error)
+        except MemoryError:
+            if error is None:
+                raise
+            # What the workload holds leaves no room to read the boundary: its own error is the reason of the failure.
         finally:
             _restore(limit)
 

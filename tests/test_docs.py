@@ -14,8 +14,8 @@ from runners.outcome import Status
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "what-can-go-wrong.md").read_text()
 README = (ROOT / "README.md").read_text()
-# What makes the fault, in the code of the test: a workload of faulty.py, hostile.py or wl.py, a script, a signal, or the bytes of a
-# file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
+# What makes the fault, in the code of the test: a workload of faulty.py, hostile.py or wl.py, a script, a signal, or
+# the bytes of a file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
     "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",
     "test_a_phase_called_between_is_an_error": "faulty:calls_its_phase_between",
