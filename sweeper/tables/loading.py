@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -75,6 +75,15 @@ def read(run: str | Path) -> dict[str, pa.Table]:
             raise Mistake(f"{run}: the tables {behind}, and {missing}")
         warn(f"the tables of {folder} {behind}: rebuilt from its journals")
         return Tables(folder, unsettled=False).arrow()
+
+
+@contextlib.contextmanager
+def _permitted(run: str | Path) -> Iterator[None]:
+    """Raises Mistake for what may not be read: it belongs to another user."""
+    try:
+        yield
+    except PermissionError as error:
+        raise Mistake(f"{run}: {error.filename} cannot be read: {files.why(error)}") from error
 
 
 class Stored(NamedTuple):
