@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from runners import files, locks, stored_files
+from runners import files, locks, stored_json
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
@@ -43,7 +43,7 @@ class RunFolder:
         """Append lines to the plan. Raises OSError if the disk is full or the folder was removed."""
         self.check()
         for line in lines:
-            self._plan.write(stored_files.sealed(line.to_json()))
+            self._plan.write(stored_json.sealed(line.to_json()))
         self._plan.flush()
         self._unsynced = True
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
@@ -12,12 +11,12 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runners import files
+from runners import files, stored_json
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
-from runners.stored_files import Damaged, opened
+from runners.stored_json import Damaged
 from sweeper.columns import DECLARED, PANDAS, SCHEMA, TABLES, VERSION, WITH_SWEPT, Column, schema_of, with_swept
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
@@ -27,6 +26,7 @@ from sweeper.units import format_count
 if TYPE_CHECKING:
     import pandas as pd
 
+OUTPUTS = "outputs"  # where runs go unless the user names another folder
 READS = 3  # times that the files are opened, until all are of one writing
 
 
@@ -54,23 +54,36 @@ def read(run: str | Path) -> dict[str, pa.Table]:
 
     Nothing in the run's folder is written. A line on stderr reports what is rebuilt, and what of the plan is damaged.
     """
-    folder = run_folder(run)
+    with _permitted(run):
+        folder = run_folder(run)
+        try:
+            found = _files(folder)
+            behind = _behind(folder, found)
+        except FileNotFoundError as error:
+            behind = f"are missing ({Path(error.filename).name})"
+        except Damaged as damaged:
+            behind = str(damaged)
+        if behind is None:
+            damage = damage_in(folder)
+            if damage is not None:
+                warn(f"{folder}: {damage}")
+            return {name: stored.table for name, stored in found.items()}
+        lost = _attempts_without_a_journal(folder)
+        if lost:
+            attempts = format_count(lost, "attempt")
+            missing = f"the journals of {attempts} in {POINTS}/ are missing, so they cannot be rebuilt"
+            raise Mistake(f"{run}: the tables {behind}, and {missing}")
+        warn(f"the tables of {folder} {behind}: rebuilt from its journals")
+        return Tables(folder, unsettled=False).arrow()
+
+
+@contextlib.contextmanager
+def _permitted(run: str | Path) -> Iterator[None]:
+    """Raises Mistake for what may not be read: it belongs to another user."""
     try:
-        found = _files(folder)
-        behind = _behind(folder, found)
-    except (FileNotFoundError, Damaged) as error:
-        behind = str(error) if isinstance(error, Damaged) else f"are missing ({Path(error.filename).name})"
-    if behind is None:
-        damage = damage_in(folder)
-        if damage is not None:
-            warn(f"{folder}: {damage}")
-        return {name: stored.table for name, stored in found.items()}
-    lost = _attempts_without_a_journal(folder)
-    if lost:
-        missing = f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
-        raise Mistake(f"{run}: the tables {behind}, and {missing}")
-    warn(f"the tables of {folder} {behind}: rebuilt from its journals")
-    return Tables(folder, unsettled=False).arrow()
+        yield
+    except PermissionError as error:
+        raise Mistake(f"{run}: {error.filename} cannot be read: {files.why(error)}") from error
 
 
 class Stored(NamedTuple):
@@ -88,8 +101,8 @@ def _files(folder: Path) -> dict[str, Stored]:
     """
     found: dict[str, Stored] = {}
     for _ in range(READS):
-        with contextlib.ExitStack() as all_opened:  # all of them before any is read, which takes longer
-            tables = {name: all_opened.enter_context(_opened(folder, name)) for name in TABLES}
+        with contextlib.ExitStack() as opened:  # all of them before any is read, which takes longer
+            tables = {name: opened.enter_context(_opened(folder, name)) for name in TABLES}
             found = {name: _stored(name, file) for name, file in tables.items()}
         if len(_of_each(found, GENERATION)) == 1:
             break
@@ -99,11 +112,11 @@ def _files(folder: Path) -> dict[str, Stored]:
 def _opened(folder: Path, name: str) -> IO[bytes]:
     path = table_file(folder, name)
     try:
-        return opened(path)
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
-    except Damaged as damaged:
-        raise Damaged(f"cannot be used: {path.name} {damaged}") from None
+        return files.open_to_read(path)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise Damaged(f"cannot be used: {path.name} cannot be read ({stored_json.why(error)})") from None
 
 
 def _stored(name: str, file: IO[bytes]) -> Stored:
@@ -144,19 +157,34 @@ def _of_each(found: Mapping[str, Stored], key: str) -> set[str | None]:
 def run_folder(run: str | Path) -> Path:
     """The folder of a run. Raises Mistake if there is none, if it may not be read, or if it is not a run."""
     folder = Path(run)
-    if folder.is_symlink():  # what is in a run is opened without following links
-        folder = folder.resolve()
-    if not folder.is_dir():
-        nearby = Path("outputs") / folder
-        hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
-        raise Mistake(f"{run}: no such folder{hint}")
-    if files.kind_of(folder / PLAN) == files.FILE:
-        files.open_to_read(folder / PLAN).close()
-    if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
-        raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
-    if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
-        raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
+    with _permitted(run):
+        if folder.is_symlink():  # what is in a run is opened without following links
+            folder = folder.resolve()
+        if not folder.is_dir():
+            raise Mistake(f"{run}: no such folder{did_you_mean(folder.name, _runs(), f'{OUTPUTS}/')}")
+        if files.kind_of(folder / PLAN) == files.FILE:
+            files.open_to_read(folder / PLAN).close()
+        if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
+            raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
+        if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
+            raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
     return folder
+
+
+def newest_run() -> Path:
+    """The run in the folder `outputs` whose plan was written last. Raises Mistake if there is none."""
+    found = max(((path.stat().st_mtime_ns, name) for name, path in _runs().items()), default=None)
+    if found is None:
+        raise Mistake(
+            f"there is no run in {OUTPUTS}; name the folder of one, or measure one, as in sweeper batch=1,2,4"
+        )
+    return Path(OUTPUTS) / found[1]
+
+
+def _runs() -> dict[str, Path]:
+    """The plan of each run in the folder `outputs`, by the run's name."""
+    plans = sorted(Path(OUTPUTS).glob(f"*/{PLAN}"))
+    return {path.parent.name: path for path in plans if files.kind_of(path) == files.FILE}
 
 
 def _behind(folder: Path, found: Mapping[str, Stored]) -> str | None:
