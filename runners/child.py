@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import importlib
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Mapping
@@ -61,6 +60,8 @@ def run_by_hand(arguments: list[str]) -> NoReturn:
         raise SystemExit(f"{folder.path}: {damaged}") from None
     what = _what_runs(attempt)
     if arguments[1:] != [what]:
+        import shlex
+
         repeat = shlex.join(["python", "-m", "runners.child", str(folder.path), what])
         where = f"in {attempt.cwd!r} with {dict(attempt.environ or {})}"
         raise SystemExit(f"{folder.path} runs {what!r} {where}; if that is what you want, type: {repeat!r}")
@@ -74,6 +75,8 @@ def run_by_hand(arguments: list[str]) -> NoReturn:
 
 def _what_runs(attempt: Attempt) -> str:
     """The user's code that an attempt runs, as text; without any, the name of the workload."""
+    import shlex  # late: it is no part of the measured process
+
     workload = attempt.point.values.get("workload")
     workload = workload if isinstance(workload, Mapping) else {}
     argv = workload.get("argv")
