@@ -5,7 +5,8 @@ It reads commands from stdin and writes answers to stdout, one JSON line each:
     {"run": FOLDER, "digest": TEXT}     # Attempt.digest of the request in the folder
                         ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
                             then {"settled": FOLDER} once exit.json is in its place,
-                            or {"failed": FOLDER, "error": TEXT} if it could not be read or written
+                            or {"unkept": FOLDER, "error": TEXT} if the workload left no place to write it to,
+                            or {"failed": FOLDER, "error": TEXT} if it could not be read, or the disk not be written
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
 
 When stdin closes, the orchestrator has died or is done, and the supervisor ends every process below it. With
@@ -24,6 +25,7 @@ import resource
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -34,11 +36,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import cgroups, child, contamination, files, gpu_driver, launch_command, locks, processes, watcher
+from runners import (
+    cgroups,
+    child,
+    contamination,
+    files,
+    gpu_driver,
+    journal,
+    launch_command,
+    locks,
+    processes,
+    watcher,
+)
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
-from runners.stored_files import Damaged
+from runners.stored_files import Damaged, sealed
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -47,9 +60,11 @@ READINGS_KEPT = 5  # from outside
 LOCK_EVERY = 0.2  # seconds between attempts to lock a device that another sweep holds
 MOST_REFUSALS = 10  # of a process by the system, before the attempt is unavailable: other processes may end meanwhile
 REFUSED_EVERY = 0.5  # seconds between them
-GRACE_SECONDS = (
-    3.0  # for a process to end after it was killed: longer in an uninterruptible sleep, or traced by another
-)
+LARGEST_REQUEST = 2**24  # bytes of a point.json that is compared with what was requested
+# After these no attempt can be kept. Any other error is about the folder of one attempt, whose workload changed it.
+DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENFILE, errno.EMFILE, errno.ENOMEM)
+# For a process to end after it was killed: longer in an uninterruptible sleep, or traced by another.
+GRACE_SECONDS = 3.0
 MOST_REAPED = 500  # processes between two looks at the deadline: a workload can fork them as fast as they are reaped
 KILL_EVERY = 0.02  # seconds meanwhile between kills of what it started
 
@@ -157,7 +172,12 @@ class Supervisor:
             return True
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            command = json.loads(line)
+            try:
+                command = json.loads(line)
+            except ValueError:  # a workload can write to this pipe, as every process of its user can
+                with contextlib.suppress(OSError):
+                    os.write(2, b"sweeper: a supervisor was sent something that is no command, and ends\n")
+                os._exit(1)
             if "run" in command:
                 self._queue.append((AttemptFolder(Path(command["run"])), command["digest"]))
             elif self._running is not None:
@@ -462,23 +482,17 @@ class Supervisor:
     def _write_end(self, running: Running, exit: Exit) -> None:
         """Write exit.json, and what the workload removed of its folder; then start the next attempt."""
         answer = {"settled": str(running.folder.path)}
-        size = None
         if self._is_repeated(running):
             os._exit(0)
+        exit = exit._replace(started_at=running.started_at, started_cold_because=running.started_cold_because)
         try:
-            running.folder.path.mkdir(parents=True, exist_ok=True)
-            if not running.folder.request.exists():
-                write_aside(running.folder.request, running.attempt.to_json())
-            if running.journal is not None:
-                _restore(running.folder.journal, running.journal)
-                size = running.folder.journal.stat().st_size
-            exit = exit._replace(started_at=running.started_at, started_cold_because=running.started_cold_because)
-            running.folder.settle(exit._replace(journal_bytes=size))
-        except OSError as error:  # such as a full disk: the attempt is not settled, and the sweep has to end
-            answer = {"failed": str(running.folder.path), "error": f"it cannot be written: {error}"}
+            _keep(running, exit)
+        except OSError as error:
+            why = f"{error.filename or running.folder.path} cannot be written: {error.strerror}"
+            how = "failed" if error.errno in DISK_FAILURES else "unkept"
+            answer = {how: str(running.folder.path), "error": why}
         running.close_files()
         running.release_locks()
-        shutil.rmtree(running.folder.reports, ignore_errors=True)  # left by a program that was killed
         self._running = None
         self._answer(answer)
         self._start_next()
@@ -601,17 +615,57 @@ def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _restore(path: Path, descriptor: int) -> None:
-    """Write the lines of a journal whose file was removed again; its writer is dead."""
+def _keep(running: Running, exit: Exit) -> None:
+    """Write how an attempt ended, after what its workload removed or changed in its folder. Raises OSError."""
+    folder, size = running.folder, None
+    _restore_folder(folder.path)
+    if not _holds(folder.request, running.attempt):
+        write_aside(folder.request, running.attempt.to_json())
+    if running.journal is not None:
+        size = _restore(folder.journal, running.journal)
+    shutil.rmtree(folder.reports, ignore_errors=True)  # left by a program that was killed
+    folder.settle(exit._replace(journal_bytes=size))
+
+
+def _restore_folder(path: Path) -> None:
+    """Make an attempt's folder again if its workload removed it. Raises OSError if something else has its name.
+
+    A folder above it is not made again: somebody has removed the run.
+    """
+    kind = files.kind_of(path)
+    if kind is None:
+        path.mkdir()
+    elif kind != files.FOLDER:
+        raise OSError(errno.ENOTDIR, f"the workload replaced this folder by {kind}", str(path))
+    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        path.chmod(0o755)
+
+
+def _holds(request: Path, attempt: Attempt) -> bool:
+    try:
+        return files.read(request, LARGEST_REQUEST) == sealed(attempt.to_json())
+    except OSError:
+        return False
+
+
+def _restore(path: Path, descriptor: int) -> int:
+    """Write the lines of a journal that has lost its name again; its writer is dead. Returns its size. Raises OSError.
+
+    If the workload also closed its descriptor, the lines since then are in the file that has the name now.
+    """
     was = os.fstat(descriptor)
     try:
         now = os.lstat(path)
-        if (was.st_dev, was.st_ino) == (now.st_dev, now.st_ino):
-            return
-        since = files.read(path)
+        if os.path.samestat(was, now):
+            return now.st_size
+        since = files.read(path, journal.LARGEST_BYTES) if stat.S_ISREG(now.st_mode) else b""
     except FileNotFoundError:
         since = b""
-    files.write(path, os.pread(descriptor, was.st_size, 0) + since)
+    if was.st_size > journal.LARGEST_BYTES:
+        raise OSError(errno.EFBIG, f"it has {was.st_size} bytes", str(path))
+    lines = os.pread(descriptor, was.st_size, 0) + since
+    files.write(path, lines)
+    return len(lines)
 
 
 def _own_maxrss() -> int:

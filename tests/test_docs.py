@@ -17,6 +17,10 @@ README = (ROOT / "README.md").read_text()
 # What makes the fault, in the code of the test: a workload of faulty.py or wl.py, a script, a signal, or the bytes of a
 # file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
+    "test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_with_its_owner": "other_user.act(",
+    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": 'plan.jsonl").unlink()',
+    "test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line": "PLANTED[kind](",
+    "test_a_user_whose_folder_another_one_has_taken_gets_one_that_all_sweeps_of_the_user_share": "other_user.act(",
     "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",
     "test_a_phase_called_between_is_an_error": "faulty:calls_its_phase_between",
     "test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them": "faulty:fills_its_disk",

@@ -22,6 +22,7 @@ class EngineFailed(Exception):
     """No process can be started, or results can no longer be written (a full disk): the sweep has to end."""
 
 
+KINDS = ("began", "waiting", "settled", "unkept")
 MOST_SUPERVISORS = 3  # that are started for an attempt that does not begin
 # Seconds after an attempt's deadline in which its supervisor reports its end: it takes up to 6 for processes that do
 # not end when they are killed. After that the supervisor itself must have been stopped.
@@ -32,7 +33,10 @@ LEAVES_WITHIN = 10.0  # seconds for a supervisor to leave when its lane is close
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`."""
+    """A change of an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`.
+
+    `unkept`: it has ended, and its workload left no place to write that to (`detail`: why).
+    """
 
     kind: str
     folder: AttemptFolder
@@ -175,14 +179,18 @@ class Local:
         *lines, lane.unread = (lane.unread + data).split(b"\n")
         events = []
         for line in lines:
-            answer = json.loads(line)
+            answer = _answer(line)
+            if answer is None:  # a workload can write to this pipe, as every process of its user can
+                lane.process.kill()
+                break
             if "failed" in answer:
                 raise EngineFailed(f"{answer['failed']}: {answer['error']}")
-            kind = next(kind for kind in ("began", "waiting", "settled") if kind in answer)
-            events.append(Event(kind, AttemptFolder(Path(answer[kind])), name, answer.get("for")))
+            kind = next(kind for kind in KINDS if kind in answer)
+            detail = answer.get("for") or answer.get("error")
+            events.append(Event(kind, AttemptFolder(Path(answer[kind])), name, detail))
             lane.began = lane.began or kind == "began"
             lane.due = self._due(lane) if kind == "began" else None  # it waits for its device without a deadline
-            if kind == "settled":
+            if kind in ("settled", "unkept"):
                 lane.under_way = None
         return events
 
@@ -260,6 +268,17 @@ class Local:
         self._selector.unregister(lane.process.stdout)
         lane.process.stdin.close()
         lane.process.stdout.close()
+
+
+def _answer(line: bytes) -> dict[str, str] | None:
+    """The answer of a supervisor; None for a line that no supervisor writes."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(answer, dict) or not {*KINDS, "failed"} & answer.keys():
+        return None
+    return answer
 
 
 def _environment(attempt: Attempt) -> tuple[object, ...]:
