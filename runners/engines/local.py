@@ -182,7 +182,7 @@ class Local:
             answer = _answer(line)
             if answer is None:  # a workload can write to this pipe, as every process of its user can
                 lane.process.kill()
-                break
+                return [*events, *self._handle_death(name)]
             if "failed" in answer:
                 raise EngineFailed(f"{answer['failed']}: {answer['error']}")
             kind = next(kind for kind in KINDS if kind in answer)
