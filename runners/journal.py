@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from runners import facts, files, processes, stored_files, untrusted
 from runners.facts import Fact
-from runners.stored_files import LARGEST_OF_AN_ATTEMPT, Damaged
+from runners.stored_files import LARGEST_OF_AN_ATTEMPT_BYTES, Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -162,7 +162,7 @@ def kept_in(path: Path) -> Kept:
     Nothing is read of one that is larger than a measured process writes.
     """
     try:
-        text = stored_files.content_of(path, LARGEST_OF_AN_ATTEMPT)
+        text = stored_files.content_of(path, LARGEST_OF_AN_ATTEMPT_BYTES)
     except FileNotFoundError:
         return Kept([])
     except Damaged as damaged:

@@ -17,7 +17,7 @@ from runners import files, stored_files
 from runners.device import Card, Device
 from runners.facts import Exit, exit_from_json, exit_to_json
 from runners.field_types import check_fields
-from runners.stored_files import LARGEST_OF_AN_ATTEMPT, Damaged
+from runners.stored_files import LARGEST_OF_AN_ATTEMPT_BYTES, Damaged
 
 FORMAT = 1  # version of point.json, journal.jsonl and exit.json
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -212,7 +212,7 @@ class AttemptFolder:
         """
         try:
             attempt = Attempt.from_json(
-                stored_files.unsealed(stored_files.content_of(self.request, LARGEST_OF_AN_ATTEMPT))
+                stored_files.unsealed(stored_files.content_of(self.request, LARGEST_OF_AN_ATTEMPT_BYTES))
             )
         except FileNotFoundError:
             raise Damaged(f"{self.request.name} is missing") from None
@@ -244,14 +244,14 @@ class AttemptFolder:
     def checksum(file: Path) -> int | None:
         """The checksum of a file; None if there is none that can be read."""
         try:
-            return stored_files.checksum(stored_files.content_of(file, LARGEST_OF_AN_ATTEMPT))
+            return stored_files.checksum(stored_files.content_of(file, LARGEST_OF_AN_ATTEMPT_BYTES))
         except (FileNotFoundError, Damaged):
             return None
 
     def settled(self) -> Exit | None:
         """How the attempt ended, or None if its supervisor has not written it. Raises Damaged."""
         try:
-            text = stored_files.content_of(self.exit, LARGEST_OF_AN_ATTEMPT)
+            text = stored_files.content_of(self.exit, LARGEST_OF_AN_ATTEMPT_BYTES)
             return exit_from_json(stored_files.printable(stored_files.unsealed(text), text))
         except FileNotFoundError:
             return None

@@ -21,7 +21,7 @@ from runners import files
 CHECKSUM = "crc32"
 LARGEST_BYTES = 2**30  # of a file that is read
 # Of a file of an attempt: its journal has a third of it at most (runners.phases has the limits).
-LARGEST_OF_AN_ATTEMPT = 2**26
+LARGEST_OF_AN_ATTEMPT_BYTES = 2**26
 _SEAL = re.compile(rb', "crc32": (\d{1,10})\}\s*\Z')
 
 

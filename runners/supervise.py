@@ -31,7 +31,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -46,11 +46,12 @@ from runners import (
     locks,
     processes,
     stored_files,
+    watcher,
 )
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
-from runners.stored_files import LARGEST_OF_AN_ATTEMPT, Damaged
+from runners.stored_files import LARGEST_OF_AN_ATTEMPT_BYTES, Damaged
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -61,10 +62,16 @@ MOST_REFUSALS = 10  # of a process by the system, before the attempt is unavaila
 REFUSED_EVERY = 0.5  # seconds between them
 # After these no attempt can be kept. Any other error is about the folder of one attempt, whose workload changed it.
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENFILE, errno.EMFILE, errno.ENOMEM)
+# For a process to end after it was killed: longer in an uninterruptible sleep, or traced by another.
+GRACE_SECONDS = 3.0
+MOST_REAPED = 500  # processes between two looks at the deadline: a workload can fork them as fast as they are reaped
+KILL_EVERY = 0.02  # seconds meanwhile between kills of what it started
 
 
 def main(arguments: list[str]) -> None:
     """Serve one lane until stdin closes. The argument is the number of lanes that run at once (default 1)."""
+    if sys.platform == "linux":
+        watcher.fork_supervisor()
     Supervisor(lanes=int(arguments[0]) if arguments else 1).serve()
 
 
@@ -91,6 +98,8 @@ class Running:
     ended: Exit | None = None  # set while it waits for its devices' memory to be freed
     timed_out: bool = False
     cancelled: str | None = None
+    killed_at: float | None = None  # by us
+    killed: set[int] = field(default_factory=set)  # processes below us that were killed with it
     own_resident: int | None = None
     oom_kills: int | None = None
     kernel_log: int | None = None
@@ -180,7 +189,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             if signal.SIGTERM in os.read(self._signals, 2**10):
                 self._leave("the supervisor was ended by SIGTERM")
-        while True:
+        for _ in range(MOST_REAPED):
             try:
                 reaped = processes.reap()
             except ChildProcessError:
@@ -189,6 +198,7 @@ class Supervisor:
                 return
             if self._running is not None and self._running.ended is None and reaped.pid == self._running.pid:
                 self._settle(self._running, reaped)
+        os.write(self._wakeup, bytes(1))  # the others next, after a look at the deadline
 
     def _seconds_to_wait(self) -> float | None:
         running = self._running
@@ -197,7 +207,7 @@ class Supervisor:
         now = time.monotonic()
         wake = self._next_look
         runs = running.pid is not None and running.ended is None
-        if runs and running.attempt.timeout is not None and not running.timed_out:
+        if runs and running.attempt.timeout is not None and running.killed_at is None:
             wake = min(wake, running.began + running.attempt.timeout)
         return max(0.0, wake - now)
 
@@ -216,10 +226,14 @@ class Supervisor:
                 self._await_memory(running)
             return
         timeout = running.attempt.timeout
-        if timeout is not None and now >= running.began + timeout and not running.timed_out:
+        if running.killed_at is not None:
+            if now >= self._next_look:
+                self._next_look = now + KILL_EVERY
+                self._see_it_end(running)
+        elif timeout is not None and now >= running.began + timeout:
             running.timed_out = True
             self._kill(running)
-        if now >= self._next_look:
+        elif now >= self._next_look:
             self._next_look = now + OUTSIDE_EVERY
             self._read_outside(running)
 
@@ -332,8 +346,7 @@ class Supervisor:
         return True
 
     def _import_libraries(self, attempt: Attempt) -> None:
-        """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
-        processes.die_with(os.getppid())
+        """Become the template. Until that is done, only the watcher notices that the orchestrator died."""
         ask_nvml = os.environ.get(gpu_driver.ASK_NVML)
         os.environ.setdefault(gpu_driver.ASK_NVML, "1")  # libraries that count devices leave the driver as it is
         # The measured process reports libraries that cannot be imported.
@@ -341,7 +354,6 @@ class Supervisor:
             child.import_libraries(attempt)
         if ask_nvml is None:
             os.environ.pop(gpu_driver.ASK_NVML, None)  # the workload decides for itself
-        processes.die_with(None)
 
     def _fork(self, running: Running, output: int) -> int:
         supervisor = os.getpid()
@@ -377,10 +389,24 @@ class Supervisor:
             assert running.watch is not None
             self._write_end(running, running.ended._replace(**running.watch.facts()))
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(running.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # it may not have its own session yet
-            os.kill(running.pid, signal.SIGKILL)
+        if running.killed_at is None:
+            running.killed_at = time.monotonic()
+            self._next_look = 0.0
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(running.pid, signal.SIGKILL)
+            processes.kill(running.pid)  # it may not have its own session yet
+            running.killed |= processes.kill_descendants()
+
+    def _see_it_end(self, running: Running) -> None:
+        """Kill what the process started again, and settle without its end if that does not come.
+
+        A process that was killed stays a zombie for as long as another traces it. Those below us are killed too; a
+        debugger elsewhere is not ours to end.
+        """
+        assert running.killed_at is not None
+        running.killed |= processes.kill_descendants()
+        if time.monotonic() >= running.killed_at + GRACE_SECONDS:
+            self._settle(running, None)
 
     def _read_outside(self, running: Running) -> None:
         assert running.pid is not None
@@ -397,27 +423,28 @@ class Supervisor:
             running.next_watch = now + contamination.LOOK_EVERY
             running.watch.during(now - running.began, lambda: processes.descendants_of(os.getpid()))
 
-    def _settle(self, running: Running, reaped: processes.Reaped) -> None:
+    def _settle(self, running: Running, reaped: processes.Reaped | None) -> None:
+        """Collect the facts about an attempt whose process has ended, or (None) does not end although it was killed."""
         ended = time.monotonic()
         assert running.output is not None
-        code = os.waitstatus_to_exitcode(reaped.status)
+        code = None if reaped is None else os.waitstatus_to_exitcode(reaped.status)
         if running.process is not None:
             running.process.returncode = code  # we reaped it ourselves, for its resource usage
-        leftovers = processes.end_descendants(os.getpid())
+        running.killed |= processes.end_descendants()
         self._selector.unregister(running.output.descriptor)
         running.output.close()
         exit = Exit(
             pid=running.pid,
-            code=None if code < 0 else code,
-            signal=-code if code < 0 else None,
+            code=None if code is None or code < 0 else code,
+            signal=None if code is None or code >= 0 else -code,
             timed_out=running.timed_out,
             duration_s=ended - running.began,
-            maxrss_bytes=reaped.maxrss_bytes,
+            maxrss_bytes=None if reaped is None else reaped.maxrss_bytes,
             supervisor_resident_bytes=running.own_resident,
             outside=running.outside,
             other_processes=running.others or None,
             other_processes_resident_bytes=running.others_resident or None,
-            leftover_processes=leftovers,
+            leftover_processes=len(running.killed - {running.pid}),
             output_truncated=running.output.truncated,
             last_output=running.output.last_line,
             **running.machine,
@@ -427,6 +454,9 @@ class Supervisor:
             exit = exit._replace(reason=f"not done after timeout={running.attempt.timeout:g} seconds")
         if running.cancelled is not None:
             exit = exit._replace(interrupted=True, reason=running.cancelled)
+        if reaped is None:
+            why = f"process {running.pid} did not end within {GRACE_SECONDS:g} seconds after it was killed"
+            exit = exit._replace(reason=f"{exit.reason}; {why}")
         if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
             exit = exit._replace(oom_kill_proof=self._proof_of_oom_kill(running))
         assert running.watch is not None
@@ -451,6 +481,8 @@ class Supervisor:
     def _write_end(self, running: Running, exit: Exit) -> None:
         """Write exit.json, and what the workload removed of its folder; then start the next attempt."""
         answer = {"settled": str(running.folder.path)}
+        if self._is_repeated(running):
+            os._exit(0)
         exit = exit._replace(started_at=running.started_at, started_cold_because=running.started_cold_because)
         try:
             _keep(running, exit)
@@ -464,6 +496,14 @@ class Supervisor:
         self._answer(answer)
         self._start_next()
 
+    def _is_repeated(self, running: Running) -> bool:
+        """Whether the orchestrator died and another one has begun the point's next attempt: this one must not settle.
+
+        The other one counted this attempt as never settled. If both settled, the point would be measured twice.
+        """
+        later = replace(running.attempt, number=running.attempt.number + 1)
+        return (running.folder.path.parent / Path(later.name).name).exists()
+
     def _leave(self, reason: str) -> None:
         """End the attempt under way, write its exit.json, and exit. One that has not begun is left to a successor."""
         self._queue.clear()
@@ -471,12 +511,15 @@ class Supervisor:
         if running is not None and running.pid is not None:
             running.cancelled = reason
             self._kill(running)
-            if running.ended is None:
+            while self._running is running:
                 with contextlib.suppress(ChildProcessError):
-                    reaped = processes.reap(running.pid, wait=True)
-                    assert reaped is not None
-                    self._settle(running, reaped)
-        processes.end_descendants(os.getpid())
+                    reaped = processes.reap(running.pid)
+                    if reaped is not None:
+                        self._settle(running, reaped)
+                        break
+                self._see_it_end(running)
+                time.sleep(0.002)
+        processes.end_descendants()
         os._exit(0)
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -599,7 +642,7 @@ def _restore_folder(path: Path) -> None:
 
 def _holds(request: Path, attempt: Attempt) -> bool:
     try:
-        return files.read(request, LARGEST_OF_AN_ATTEMPT) == stored_files.sealed(attempt.to_json())
+        return files.read(request, LARGEST_OF_AN_ATTEMPT_BYTES) == stored_files.sealed(attempt.to_json())
     except OSError:
         return False
 
@@ -614,10 +657,10 @@ def _restore(path: Path, descriptor: int) -> int:
         now = os.lstat(path)
         if os.path.samestat(was, now):
             return now.st_size
-        since = files.read(path, LARGEST_OF_AN_ATTEMPT) if stat.S_ISREG(now.st_mode) else b""
+        since = files.read(path, LARGEST_OF_AN_ATTEMPT_BYTES) if stat.S_ISREG(now.st_mode) else b""
     except FileNotFoundError:
         since = b""
-    if was.st_size > LARGEST_OF_AN_ATTEMPT:
+    if was.st_size > LARGEST_OF_AN_ATTEMPT_BYTES:
         raise OSError(errno.EFBIG, f"it has {was.st_size} bytes", str(path))
     lines = os.pread(descriptor, was.st_size, 0) + since
     files.write(path, lines)

@@ -123,12 +123,10 @@ def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path = _new_folder(parent, slug) if name is None else _named_folder(parent / name)
-        lock = _hold(path)
-        try:
-            return RunFolder(path, lock)
-        except OSError:
-            lock.close()
-            raise
+        with contextlib.ExitStack() as opened:
+            run = RunFolder(path, opened.enter_context(_hold(path)))
+            opened.pop_all()  # the run closes its lock
+        return run
     except OSError as error:
         place = error.filename or parent
         raise Mistake(f"outputs={outputs}: {place} cannot be written: {files.why(error)}") from error

@@ -64,8 +64,8 @@ class Engine(Protocol):
 def sweep(plan: Plan, report: Callable[[str], None]) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user.
 
-    0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
-    SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
+    0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
+    by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
     """
     check_limits(len(plan.devices))
     check_locks(plan.devices, report)
