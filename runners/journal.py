@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, files, processes, stored_files, untrusted
+from runners import facts, files, processes, stored_json, untrusted
 from runners.facts import Fact
-from runners.stored_files import LARGEST_OF_AN_ATTEMPT_BYTES, Damaged
+from runners.stored_json import LARGEST_OF_AN_ATTEMPT, Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -143,7 +143,7 @@ def facts_of(kept: Kept) -> tuple[list[Fact], str | None]:
             try:
                 found.append(facts.from_json(line))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                reason = stored_files.why(error)
+                reason = stored_json.why(error)
                 damage = damage or f"has lines that cannot be read, one of the kind {line['kind']}: {reason}"
     return found, damage
 
@@ -162,7 +162,7 @@ def kept_in(path: Path) -> Kept:
     Nothing is read of one that is larger than a measured process writes.
     """
     try:
-        text = stored_files.content_of(path, LARGEST_OF_AN_ATTEMPT_BYTES)
+        text = stored_json.content_of(path, LARGEST_OF_AN_ATTEMPT)
     except FileNotFoundError:
         return Kept([])
     except Damaged as damaged:
@@ -172,21 +172,21 @@ def kept_in(path: Path) -> Kept:
     lines = [line for line in text.split(b"\n") if line]
     torn, damage = False, None
     try:  # only a writer that died leaves a torn line
-        found = stored_files.parsed_lines(lines)
+        found = stored_json.parsed_lines(lines)
     except Damaged:
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(stored_files.parsed(line))
+                found.append(stored_json.parsed(line))
             except Damaged as damaged:
                 is_last = number == len(lines) and not text.endswith(b"\n")
                 torn = torn or is_last
                 if not is_last or b"\0" in line:
                     damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
     damage = damage or _displaced(lines, found)
-    found = stored_files.printable(found, text)
+    found = stored_json.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
-    return Kept(kept, len(text), stored_files.checksum(text), torn, damage)
+    return Kept(kept, len(text), stored_json.checksum(text), torn, damage)
 
 
 def _displaced(lines: list[bytes], found: list[Any]) -> str | None:

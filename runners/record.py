@@ -9,7 +9,7 @@ from runners.facts import Exit, Fact
 from runners.journal import Kept
 from runners.outcome import Outcome, outcome_of
 from runners.point import Attempt, AttemptFolder
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 
 
 def attempt_in(folder: AttemptFolder) -> Attempt:

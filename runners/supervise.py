@@ -45,13 +45,13 @@ from runners import (
     launch_command,
     locks,
     processes,
-    stored_files,
+    stored_json,
     watcher,
 )
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
-from runners.stored_files import LARGEST_OF_AN_ATTEMPT_BYTES, Damaged
+from runners.stored_json import LARGEST_OF_AN_ATTEMPT, Damaged
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -642,7 +642,7 @@ def _restore_folder(path: Path) -> None:
 
 def _holds(request: Path, attempt: Attempt) -> bool:
     try:
-        return files.read(request, LARGEST_OF_AN_ATTEMPT_BYTES) == stored_files.sealed(attempt.to_json())
+        return files.read(request, LARGEST_OF_AN_ATTEMPT) == stored_json.sealed(attempt.to_json())
     except OSError:
         return False
 
@@ -657,10 +657,10 @@ def _restore(path: Path, descriptor: int) -> int:
         now = os.lstat(path)
         if os.path.samestat(was, now):
             return now.st_size
-        since = files.read(path, LARGEST_OF_AN_ATTEMPT_BYTES) if stat.S_ISREG(now.st_mode) else b""
+        since = files.read(path, LARGEST_OF_AN_ATTEMPT) if stat.S_ISREG(now.st_mode) else b""
     except FileNotFoundError:
         since = b""
-    if was.st_size > LARGEST_OF_AN_ATTEMPT_BYTES:
+    if was.st_size > LARGEST_OF_AN_ATTEMPT:
         raise OSError(errno.EFBIG, f"it has {was.st_size} bytes", str(path))
     lines = os.pread(descriptor, was.st_size, 0) + since
     files.write(path, lines)

@@ -18,7 +18,7 @@ README = (ROOT / "README.md").read_text()
 # the bytes of a file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
     "test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_with_its_owner": "other_user.act(",
-    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": 'plan.jsonl").unlink()',
+    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": ".unlink()",
     "test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line": "PLANTED[kind](",
     "test_a_user_whose_folder_another_one_has_taken_gets_one_that_all_sweeps_of_the_user_share": "other_user.act(",
     "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",
@@ -85,6 +85,10 @@ MAKERS = {
     "test_a_torn_line_loses_only_that_line": ".read_bytes()[:-20]",
     "test_a_kill_between_two_renames_leaves_no_tables_of_two_moments": "KILLED_AT_A_RENAME",
     "test_missing_or_torn_tables_are_rebuilt_from_the_journals": ".read_bytes()[:-100]",
+    "test_a_damaged_attempt_is_one_lost_row_that_names_the_file": "change(folder_of(run, damaged) / name)",
+    "test_a_folder_of_another_point_or_run_under_this_name_is_noticed": "copytree(source, kept)",
+    "test_a_damaged_line_of_the_plan_loses_that_line_only_and_one_line_reports_it": "lines[at].replace",
+    "test_a_damaged_or_foreign_table_is_made_again_in_memory": "change(run / f'{name}.parquet')",
 }
 
 

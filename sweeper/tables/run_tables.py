@@ -32,7 +32,7 @@ from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.record import attempt_in, outcome_in
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from sweeper import columns, quality, run_folder
 from sweeper.columns import Column
 from sweeper.frontier.edges import HEADROOM_NEEDS, NEEDS, frontier, headroom, limit_bytes
@@ -104,16 +104,7 @@ class Tables:
                 found = AttemptFolder(path)
                 if found.began() if unsettled else found.is_settled:
                     self._read(found)
-        self._report_damage(len(self._plan) - planned)
-
-    def _report_damage(self, unplanned: int) -> None:
-        """Print a line for what is damaged of the plan, and for attempts at points that the plan does not have."""
-        damage = damage_in(self.folder)
-        if damage is not None:
-            warn(f"{self.folder}: {damage}")
-        if unplanned:
-            points = format_count(unplanned, "point")
-            warn(f"{self.folder}: {PLAN} does not have {points} with attempts in {run_folder.POINTS}/; they are kept")
+        _report_damage(Path(folder), len(self._plan) - planned)
 
     def planned(self, line: PlanLine) -> None:
         """Add a line of plan.jsonl."""
@@ -498,6 +489,16 @@ class PointRow(NamedTuple):
 
     def with_attempt(self, attempt: AttemptRow) -> PointRow:
         return self._replace(attempt=attempt, counts=attempt == self.attempt)
+
+
+def _report_damage(run: Path, unplanned: int) -> None:
+    """Print a line for what is damaged of a run's plan, and for attempts at points that the plan does not have."""
+    damage = damage_in(run)
+    if damage is not None:
+        warn(f"{run}: {damage}")
+    if unplanned:
+        points = format_count(unplanned, "point")
+        warn(f"{run}: {PLAN} does not have {points} with attempts in {run_folder.POINTS}/; they are kept")
 
 
 def _limits(
