@@ -73,7 +73,6 @@ def _template() -> subprocess.Popen[str]:
 def serve() -> None:
     """The template: one JSON line per command on stdin, its exit code on stdout once it has ended."""
     import_everything()
-    importlib.import_module("zoneinfo")  # by pyarrow, later: another user may not read the interpreter's files
     while line := os.read(0, 2**20):  # a request is one write of a test that then waits
         while not line.endswith(b"\n"):
             line += os.read(0, 2**20)
@@ -89,6 +88,7 @@ def import_everything() -> None:
     for module in pkgutil.walk_packages(sweeper.__path__, "sweeper."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    importlib.import_module("zoneinfo")  # pyarrow needs it later; another user may not read the interpreter's files
 
 
 def become(command: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def become(command: dict[str, Any]) -> None:
         opened = os.open(path, flags)
         os.dup2(opened, descriptor)
         os.close(opened)
-    if command["user"] is not None:
+    if command.get("user") is not None:
         other_user.become(command["user"])
     os.chdir(command["cwd"])
     os.environ.clear()

@@ -17,6 +17,7 @@ README = (ROOT / "README.md").read_text()
 # What makes the fault, in the code of the test: a workload of faulty.py, hostile.py or wl.py, a script, a signal, or
 # the bytes of a file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
+    "test_the_default_command_of_a_plain_installation_names_what_to_install_and_starts_nothing": "plain_python",
     "test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_with_its_owner": "other_user.act(",
     "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": ".unlink()",
     "test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line": "PLANTED[kind](",

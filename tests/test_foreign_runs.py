@@ -254,7 +254,7 @@ def test_a_name_with_control_characters_is_shown_escaped(run: Path) -> None:
 def read_by(user: int | None, run: Path) -> dict[str, tuple[int, str, str]]:
     """The exit code and the output of each command that reads the run."""
     found = {}
-    for words in (*READING, ["frontier", "--json"], ["effects", "--json"], ["estimate", "--json"]):
+    for words in READING:
         read = command_line.run([words[0], str(run), *words[1:]], run.parent, user=user)
         found[" ".join(words)] = (read.returncode, read.stdout, read.stderr)
     return found
@@ -286,3 +286,34 @@ def test_a_run_that_may_not_be_read_is_one_line_with_its_owner_in_every_command(
             assert (code, out, err.count("\n")) == (2, "", 1), err
             assert "Permission denied (" in err
             assert "belongs to user root)" in err
+
+
+@other_user.only_root
+def test_a_sweep_among_links_that_another_user_planted_writes_through_none_of_them(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    with other_user.shared_folder() as shared:
+        run, locks = shared / "outputs" / "run", shared / f"sweeper-{os.geteuid()}"
+
+        def plant() -> None:
+            run.mkdir(parents=True)
+            (run / "plan.jsonl").touch()
+            locks.mkdir()
+            (locks / "cpu.lock").symlink_to(victim)
+            for table in ("points", "attempts", "phases", "environment", "estimates", "frontier"):
+                (run / f".{table}.parquet.tmp").symlink_to(victim)
+                (run / f"{table}.parquet").symlink_to(victim)
+            (run / "followed").symlink_to(tmp_path)
+
+        other_user.act(plant)
+        typed = [word for word in TYPED if word != "parallel=true"]  # which takes no lock of the cpu
+        ended = command_line.run([*typed, "batch=1,2"], shared, {**os.environ, "TMPDIR": str(shared)})
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.startswith(
+            f"sweeper: {locks} belongs to user {other_user.UID}; the locks of devices are in"
+        )
+        assert ended.stderr.count("\n") == 1
+        assert len(load(run).points) == 2
+        assert [path for path in run.rglob("*") if path.is_symlink()] == []
+    assert victim.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [victim]
