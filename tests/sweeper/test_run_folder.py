@@ -218,7 +218,7 @@ def test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts(
     (tmp_path / "run" / "plan.jsonl").unlink()
     with closing(open_run(str(tmp_path), "run", "slug")) as run:
         assert list(run.attempts(POINT, CPU)) == [folder]
-        run.plan(LINE)
+        run.plan([LINE])
         assert list(read_plan(run.path)) == [LINE]
     said = capsys.readouterr().err
     assert said.startswith(f"sweeper: {tmp_path / 'run' / 'plan.jsonl'} is missing: the attempts in points/ are kept")
