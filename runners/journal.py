@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from runners import facts, files, processes, stored_json, untrusted
 from runners.facts import Fact
-from runners.stored_json import Damaged
+from runners.stored_json import LARGEST_OF_AN_ATTEMPT, Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -23,8 +23,7 @@ QUALITY = "quality"  # the phase of the user's metric: not part of the workload,
 HIGH = 700
 DEEPEST = 20  # nested containers; one that contains itself ends here
 LARGEST_NUMBER_BITS = 1024
-# Of a journal that is read: twice what a measured process writes at most (runners.phases has its limits).
-LARGEST_BYTES = stored_json.LARGEST_OF_AN_ATTEMPT_BYTES
+# Of a journal that is read; a measured process writes less (runners.phases has its limits).
 MOST_VALUES = {b"{": 1_500_000, b"[": 1_500_000, b",": 8_000_000}  # each takes some 50 to 250 bytes of memory
 LONGEST_TEXT = 10_000  # characters of a value of no type of JSON
 
@@ -157,20 +156,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return kept_in(path).lines
 
 
-def kept_in(path: Path, is_journal: bool = False) -> Kept:
-    """What can be read of a .jsonl file. A missing file has no lines.
+def kept_in(path: Path) -> Kept:
+    """What can be read of a journal. A missing file has no lines.
 
-    Of a journal (`is_journal`) nothing is read that is larger than a measured process writes.
+    Nothing is read of one that is larger than a measured process writes.
     """
     try:
-        text = stored_json.content_of(path, LARGEST_BYTES if is_journal else stored_json.LARGEST_BYTES)
+        text = stored_json.content_of(path, LARGEST_OF_AN_ATTEMPT)
     except FileNotFoundError:
         return Kept([])
     except Damaged as damaged:
         return Kept([], damage=str(damaged))
-    for sign, most in MOST_VALUES.items() if is_journal else ():
-        if text.count(sign) > most:
-            return Kept([], len(text), damage="holds more values than a measured process writes")
+    if any(text.count(sign) > most for sign, most in MOST_VALUES.items()):
+        return Kept([], len(text), damage="holds more values than a measured process writes")
     lines = [line for line in text.split(b"\n") if line]
     torn, damage = False, None
     try:  # only a writer that died leaves a torn line
@@ -185,7 +183,7 @@ def kept_in(path: Path, is_journal: bool = False) -> Kept:
                 torn = torn or is_last
                 if not is_last or b"\0" in line:
                     damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
-    damage = damage or (_displaced(lines, found) if is_journal else None)
+    damage = damage or _displaced(lines, found)
     found = stored_json.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
     return Kept(kept, len(text), stored_json.checksum(text), torn, damage)

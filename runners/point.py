@@ -17,7 +17,7 @@ from runners import files, stored_json
 from runners.device import Card, Device
 from runners.facts import Exit, exit_from_json, exit_to_json
 from runners.field_types import check_fields
-from runners.stored_json import Damaged
+from runners.stored_json import LARGEST_OF_AN_ATTEMPT, Damaged
 
 FORMAT = 1  # version of point.json, journal.jsonl and exit.json
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -211,7 +211,9 @@ class AttemptFolder:
         A request decides which code runs, and another user may be able to replace it in its folder.
         """
         try:
-            attempt = Attempt.from_json(stored_json.unsealed(stored_json.content_of(self.request)))
+            attempt = Attempt.from_json(
+                stored_json.unsealed(stored_json.content_of(self.request, LARGEST_OF_AN_ATTEMPT))
+            )
         except FileNotFoundError:
             raise Damaged(f"{self.request.name} is missing") from None
         except Damaged as damaged:
@@ -242,14 +244,14 @@ class AttemptFolder:
     def checksum(file: Path) -> int | None:
         """The checksum of a file; None if there is none that can be read."""
         try:
-            return stored_json.checksum(stored_json.content_of(file, stored_json.LARGEST_OF_AN_ATTEMPT_BYTES))
+            return stored_json.checksum(stored_json.content_of(file, LARGEST_OF_AN_ATTEMPT))
         except (FileNotFoundError, Damaged):
             return None
 
     def settled(self) -> Exit | None:
         """How the attempt ended, or None if its supervisor has not written it. Raises Damaged."""
         try:
-            text = stored_json.content_of(self.exit)
+            text = stored_json.content_of(self.exit, LARGEST_OF_AN_ATTEMPT)
             return exit_from_json(stored_json.printable(stored_json.unsealed(text), text))
         except FileNotFoundError:
             return None

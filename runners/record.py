@@ -22,13 +22,14 @@ def attempt_in(folder: AttemptFolder) -> Attempt:
 
 def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
     """The outcome of an attempt from the files in its folder."""
-    kept = journal.kept_in(folder.journal, is_journal=True)
+    kept = journal.kept_in(folder.journal)
     found, odd = journal.facts_of(kept)
     try:
         exit = folder.settled()
     except Damaged as damaged:
         return outcome_of(attempt, found, None, damage=str(damaged))
-    return outcome_of(attempt, found, exit, damage=_damage(folder, kept, found, odd, exit))
+    damage = _damage(folder, kept, found, odd, exit)
+    return outcome_of(attempt, found, exit, damage=damage, record_bytes=kept.bytes)
 
 
 def _damage(folder: AttemptFolder, kept: Kept, found: Sequence[Fact], odd: str | None, exit: Exit | None) -> str | None:

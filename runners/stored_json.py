@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ from runners import files
 
 CHECKSUM = "crc32"
 LARGEST_BYTES = 2**30  # of a file that is read
-LARGEST_OF_AN_ATTEMPT_BYTES = 2**26  # of a file in an attempt's folder, where a workload may leave anything
+# Of a file of an attempt: its journal has a third of it at most (runners.phases has the limits).
+LARGEST_OF_AN_ATTEMPT = 2**26
 _SEAL = re.compile(rb', "crc32": (\d{1,10})\}\s*\Z')
 
 
@@ -31,14 +33,15 @@ def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
     """The content of a file. Raises FileNotFoundError, PermissionError, or Damaged for what is no file or too large."""
     try:
         with files.open_to_read(path) as file:
-            content = file.read(largest + 1)
+            is_larger = os.fstat(file.fileno()).st_size > largest  # a hole in a file is memory once it is read
+            content = b"" if is_larger else file.read(largest + 1)
     except (FileNotFoundError, PermissionError):
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
     except (OSError, MemoryError) as error:
         raise Damaged(f"cannot be opened ({why(error)})") from None
-    if len(content) > largest:
+    if is_larger or len(content) > largest:
         raise Damaged(f"is larger than {largest} bytes")
     return content
 

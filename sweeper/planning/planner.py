@@ -15,13 +15,13 @@ from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.interval import Interval
 from sweeper.objective import Objective
-from sweeper.plan import Dimension, Plan, typed
+from sweeper.plan import Dimension, Plan, dotted, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import ENV, PLANNING_GROUPS, Composer
+from sweeper.planning.composer import ENV, Composer
 from sweeper.planning.config_files import located
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
-from sweeper.planning.experiment import grid_of, points_of
+from sweeper.planning.experiment import grid_of, points_of, refuse_typed
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.overrides import parse
@@ -43,9 +43,7 @@ def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) ->
         with explained():
             return planner.plan()
     except Mistake as mistake:
-        given = {key: (value,) for key, value in planner.typed.fixed.items()}
-        given |= {key: () if isinstance(each, Interval) else tuple(each) for key, each in planner.typed.several.items()}
-        raise type(mistake)(located(str(mistake), planner.composer.files, given)) from None
+        raise type(mistake)(located(str(mistake), planner.composer.files, planner.typed.values)) from None
 
 
 class _Planner:
@@ -57,7 +55,7 @@ class _Planner:
         self.configurations = Configurations(composer, self.typed)
 
     def plan(self) -> Plan:
-        self._refuse_planning_keys()
+        refuse_typed(self.typed)
         first = self.composer.compose(self.configurations.fixed_groups)
         grid = grid_of(first, self.composer.loader)
         listed = [{key: each[key] for key in each if not self._is_typed(key)} for each in points_of(first)]
@@ -81,7 +79,7 @@ class _Planner:
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)
-        names = devices.canonical(as_list(config["devices"]))
+        names = devices.canonical(as_list(config["devices"]), list(self.cards))
         design, options = self._design(config, listed)
         if listed:
             options["points"] = self._with_typed(listed)
@@ -126,15 +124,6 @@ class _Planner:
                     follows = f"this one follows {' or '.join(keys)}, which has several"
                     raise Mistake(f"{key}={typed(text)}: a key of the run has one value for all points, and {follows}")
 
-    def _refuse_planning_keys(self) -> None:
-        for key in (*self.typed.fixed, *self.typed.several):
-            if key.partition(".")[0] in ("grid", "points"):
-                raise Mistake(f"{key}: for experiment files; on the command line write the key, as in batch=1,2,4")
-        for key in self.typed.several:
-            if key.partition(".")[0] in PLANNING_GROUPS:
-                values = ",".join(map(typed, self.typed.several[key]))
-                raise Mistake(f"{key}={values}: one {key} at a time; run them in turn")
-
     def _is_typed(self, key: str) -> bool:
         """Whether the command line has the key, which then overrides an experiment's."""
         return key in self.typed.fixed or key in self.typed.several
@@ -150,6 +139,7 @@ class _Planner:
             found |= {key: tuple(point[key] for point in listed if key in point) for key in keys}
         for key, values in found.items():
             _check_finite(key, values)
+            _check_parts(key, values, (*self.typed.fixed, *found))
         return found
 
     def _with_typed(self, listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -217,6 +207,15 @@ def _check_finite(key: str, values: Sequence[Any]) -> None:
             as_text(value)
         except (TypeError, ValueError):
             raise Mistake(f"{key}={value}: must be a finite number, a word, or lists and mappings of them") from None
+
+
+def _check_parts(key: str, values: Sequence[Any], keys: Iterable[str]) -> None:
+    """Raises Mistake if a key is given by itself, and again as a part of the values of a swept key."""
+    for value in () if isinstance(values, Interval) else values:
+        for part, _ in dotted({key: value}) if isinstance(value, Mapping) else ():
+            for other in keys:
+                if other != key and f"{part}.".startswith(f"{other}.") and other.startswith(f"{key}."):
+                    raise Mistake(f"{other} is given twice, by itself and in {key}={typed(value)}; keep one")
 
 
 def _check_objective(objective: Objective, points: Sequence[Point]) -> None:

@@ -41,7 +41,7 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     needed = sorted({library for point in points for library in needed_by(point.values)})
     command = launch_command.command(python, "fingerprint", json.dumps(list(names.values())), json.dumps(needed))
     try:
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise Mistake(f"python={python}: cannot be started: {processes.why_refused(error)}") from None
     try:

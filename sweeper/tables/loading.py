@@ -16,7 +16,7 @@ from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from runners.stored_json import Damaged
 from sweeper.columns import DECLARED, PANDAS, SCHEMA, TABLES, VERSION, WITH_SWEPT, Column, schema_of, with_swept
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
@@ -26,6 +26,7 @@ from sweeper.units import format_count
 if TYPE_CHECKING:
     import pandas as pd
 
+OUTPUTS = "outputs"  # where runs go unless the user names another folder
 READS = 3  # times that the files are opened, until all are of one writing
 
 
@@ -124,7 +125,9 @@ def _stored(name: str, file: IO[bytes]) -> Stored:
     Raises Damaged, also if its columns are not those of the table.
     """
     try:
-        table = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True).read()
+        file_in_memory = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True)
+        # In a fork, a process that ended soon after a read with threads was aborted by them in 1 of 20 runs.
+        table = file_in_memory.read(use_threads=False)
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
         raise Damaged(f"cannot be used: {name}.parquet cannot be read ({' '.join(str(error).split())})") from None
     metadata = {
@@ -158,9 +161,7 @@ def run_folder(run: str | Path) -> Path:
         if folder.is_symlink():  # what is in a run is opened without following links
             folder = folder.resolve()
         if not folder.is_dir():
-            nearby = Path("outputs") / folder
-            hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
-            raise Mistake(f"{run}: no such folder{hint}")
+            raise Mistake(f"{run}: no such folder{did_you_mean(folder.name, _runs(), f'{OUTPUTS}/')}")
         if files.kind_of(folder / PLAN) == files.FILE:
             files.open_to_read(folder / PLAN).close()
         if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
@@ -168,6 +169,22 @@ def run_folder(run: str | Path) -> Path:
         if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
             raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
     return folder
+
+
+def newest_run() -> Path:
+    """The run in the folder `outputs` whose plan was written last. Raises Mistake if there is none."""
+    found = max(((path.stat().st_mtime_ns, name) for name, path in _runs().items()), default=None)
+    if found is None:
+        raise Mistake(
+            f"there is no run in {OUTPUTS}; name the folder of one, or measure one, as in sweeper batch=1,2,4"
+        )
+    return Path(OUTPUTS) / found[1]
+
+
+def _runs() -> dict[str, Path]:
+    """The plan of each run in the folder `outputs`, by the run's name."""
+    plans = sorted(Path(OUTPUTS).glob(f"*/{PLAN}"))
+    return {path.parent.name: path for path in plans if files.kind_of(path) == files.FILE}
 
 
 def _behind(folder: Path, found: Mapping[str, Stored]) -> str | None:

@@ -58,6 +58,7 @@ from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of
 from sweeper.units import format_count
 
 PENDING_ATTEMPTS = 64  # attempts that wait to be packed: each holds its whole outcome
+PENDING_BYTES = 2**24  # of the journals of attempts that wait: as objects they take six times as much
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # these repeat exactly
 REST = 9  # pause between writes, in durations of the last one: a small run grows by a tenth with every attempt
 # Keys in the metadata of every file: the writing it belongs to, the size of plan.jsonl that it was written from, and
@@ -82,6 +83,7 @@ class Tables:
         self.searched: list[SearchedValues] = []
         self._plan, self._results = PackedRows(columns.PLAN), PackedRows(columns.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = PackedRows(columns.PHASES), PackedRows(columns.ESTIMATES)
+        self._pending_bytes = 0
         self._plan_rows: dict[tuple[str, str | None], int] = {}  # point and device (None: all devices) -> row of _plan
         self._set: dict[str, list[Any]] = {}  # key without a column of its own -> its value in each row of _plan
         self._devices: dict[str, DeviceLine] = {}
@@ -142,6 +144,11 @@ class Tables:
         self._results.add(SettledAttempt(attempt, outcome, environment))
         for position, phase in enumerate(outcome.phases):
             self._phases.add(MeasuredPhase(id, attempt, position, phase))
+        self._pending_bytes += outcome.record_bytes
+        if self._pending_bytes > PENDING_BYTES:
+            self._results.pack()
+            self._phases.pack()
+            self._pending_bytes = 0
 
     def write_if_grown(self) -> None:
         """Write the files if a tenth was added since the last time. Writing takes a tenth of the time at most."""

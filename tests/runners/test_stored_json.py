@@ -104,6 +104,14 @@ def test_what_is_no_file_is_damaged_and_is_never_waited_for(
     assert [(type(error), str(error)) for error in found] == [(Damaged, f"cannot be opened ({why})")]
 
 
+@pytest.mark.parametrize("target", ["file", "nothing", "link"])
+def test_a_link_is_damaged_wherever_it_leads(tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "link").symlink_to(target)
+    with pytest.raises(Damaged, match=r"cannot be opened \(it is a symbolic link\)"):
+        content_of(tmp_path / "link")
+
+
 @pytest.mark.parametrize("missing", ["nothing", "file/inside"])
 def test_a_file_that_is_missing_is_not_damaged(tmp_path: Path, missing: str) -> None:
     (tmp_path / "file").touch()
