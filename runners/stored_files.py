@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -42,12 +43,11 @@ def content_of(path: Path) -> bytes:
     """The bytes of a regular file. Raises as `opened` does."""
     with opened(path) as file:
         try:
-            content = file.read(LARGEST_BYTES + 1)
+            if os.fstat(file.fileno()).st_size > LARGEST_BYTES:
+                raise Damaged(f"is larger than {LARGEST_BYTES} bytes")
+            return file.read()  # read(LARGEST_BYTES) would take a GiB of addresses, which a limit may not allow
         except (OSError, MemoryError) as error:
             raise Damaged(f"cannot be read ({why(error)})") from None
-    if len(content) > LARGEST_BYTES:
-        raise Damaged(f"is larger than {LARGEST_BYTES} bytes")
-    return content
 
 
 def parsed(text: bytes) -> Any:

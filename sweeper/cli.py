@@ -21,6 +21,8 @@ from sweeper.planning.command_line import CommandLine, names_run, python_of, rea
 if TYPE_CHECKING:
     from sweeper.plan import Plan
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for what is printed into a file
+
 Found = TypeVar("Found")
 
 
@@ -38,7 +40,7 @@ def main() -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.errno not in NO_ROOM or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         screen.warn(f"the output cannot be written: {error.strerror}")

@@ -28,8 +28,9 @@ def show(text: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print one line to stderr."""
-    print("sweeper:", printable(" ".join(line.split())), file=sys.stderr)
+    """Print one line to stderr. One that cannot be written, as on a full disk, ends no sweep."""
+    with contextlib.suppress(OSError):
+        print("sweeper:", printable(" ".join(line.split())), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ There are no threads. The loop waits in one place only, the engine, for its supe
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -15,6 +14,8 @@ from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Protocol
+
+from pyarrow import ArrowException
 
 import sweeper
 from runners import files
@@ -121,11 +122,17 @@ class Sweep:
             self._measure()
             self.run_folder.check()
             self.tables.write()
-        except (EngineFailed, OSError) as error:
-            self.show.stopped(f"the sweep stopped: {error}")
-            with contextlib.suppress(OSError):  # a full disk can have room for tables; a removed folder stays removed
+        except (EngineFailed, OSError, MemoryError, ArrowException) as error:
+            self.show.stopped(f"the sweep stopped: {one_line(error)}")
+            try:  # a full disk can have room for tables; a removed folder stays removed
                 self.run_folder.check()
                 self.tables.write()
+            except (OSError, MemoryError, ArrowException) as again:
+                name = f"name={self.run_folder.path.name}"
+                self.show.stopped(
+                    f"its tables cannot be written ({one_line(again)}): the attempts are on the disk, and this command"
+                    f" with {name} makes the tables from them"
+                )
             return 3
         every_row = self.tables.rows()
         rows = [row for row in every_row if (row["point_id"], row["device"]) in self.planned]
@@ -414,3 +421,7 @@ def _in_a_name(key: str, value: Any) -> str:
     text = typed_value(key, value)
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
     return safe if len(safe) <= LONGEST_VALUE else safe[:LONGEST_VALUE].rstrip("-") + ".."
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
