@@ -65,8 +65,8 @@ class Engine(Protocol):
 def sweep(plan: Plan, report: Callable[[str], None]) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user.
 
-    0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
-    SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
+    0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
+    by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
     """
     check_limits(len(plan.devices))
     check_locks(plan.devices, report)
@@ -124,10 +124,11 @@ class Sweep:
             self.tables.write()
         except (EngineFailed, OSError, MemoryError, ArrowException) as error:
             self.show.stopped(f"the sweep stopped: {one_line(error)}")
-            try:  # a full disk can have room for tables; a removed folder stays removed
-                self.run_folder.check()
-                self.tables.write()
-            except (OSError, MemoryError, ArrowException) as again:
+            try:
+                with contextlib.suppress(OSError):  # a full disk can have room for tables; a removed folder stays so
+                    self.run_folder.check()
+                    self.tables.write()
+            except (MemoryError, ArrowException) as again:
                 name = f"name={self.run_folder.path.name}"
                 self.show.stopped(
                     f"its tables cannot be written ({one_line(again)}): the attempts are on the disk, and this command"
@@ -349,9 +350,10 @@ class Sweep:
             attempt = lane.running
             if event.kind == "waiting":
                 self.show.waiting(lane.device.name, attempt.point, event.detail or "another sweep")
-            elif event.kind == "settled":
+            elif event.kind in ("settled", "unkept"):
                 lane.running = None
-                outcome = outcome_in(event.folder, attempt)
+                self.run_folder.check()
+                outcome = outcome_in(event.folder, attempt) if event.kind == "settled" else _unkept(attempt, event)
                 self.tables.settled(attempt, outcome)
                 self._settle(lane, attempt.point, outcome)
                 self.tables.write_if_grown()
@@ -396,6 +398,12 @@ class Sweep:
                 engine.kill()
                 return
             self._wait(engine, timeout=0.2)
+
+
+def _unkept(attempt: Attempt, event: Event) -> Outcome:
+    """The outcome of an attempt whose workload left no place to write its end to."""
+    why = f"its record cannot be kept: {event.detail}"
+    return Outcome(status=Status.LOST, void=True, device=attempt.device, attempt=attempt.number, error_message=why)
 
 
 def _slug(plan: Plan) -> str:
