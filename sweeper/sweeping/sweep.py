@@ -5,6 +5,7 @@ There are no threads. The loop waits in one place only, the engine, for its supe
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
