@@ -80,10 +80,13 @@ def open_to_read(path: Path) -> IO[bytes]:
     return os.fdopen(_open(path, os.O_RDONLY), "rb")
 
 
-def read(path: Path) -> bytes:
-    """The content of a file, as `open_to_read` opens it. Raises OSError."""
+def read(path: Path, largest: int | None = None) -> bytes:
+    """The content of a file, as `open_to_read` opens it. Raises OSError, also if it has more than `largest` bytes."""
     with open_to_read(path) as file:
-        return file.read()
+        size = os.fstat(file.fileno()).st_size
+        if largest is not None and size > largest:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {largest} are read", str(path))
+        return file.read() if largest is None else file.read(largest)
 
 
 def replace(path: Path, new: Path) -> None:

@@ -23,6 +23,9 @@ QUALITY = "quality"  # the phase of the user's metric: not part of the workload,
 HIGH = 700
 DEEPEST = 20  # nested containers; one that contains itself ends here
 LARGEST_NUMBER_BITS = 1024
+# Of a journal that is read: twice what a measured process writes at most (runners.phases has its limits).
+LARGEST_BYTES = stored_files.LARGEST_OF_AN_ATTEMPT_BYTES
+MOST_VALUES = {b"{": 1_500_000, b"[": 1_500_000, b",": 8_000_000}  # each takes some 50 to 250 bytes of memory
 LONGEST_TEXT = 10_000  # characters of a value of no type of JSON
 
 # The workload may replace them.
@@ -53,7 +56,7 @@ class Journal:
             at, lines = self.bytes, []
             for fact in written:
                 # No table can hold half of a surrogate pair.
-                lines.append(_dumps({"t": now, "at": at, **facts.to_json(fact)}).encode("utf-8", "replace") + b"\n")
+                lines.append(_dumps({"t": now, "place": at, **facts.to_json(fact)}).encode("utf-8", "replace") + b"\n")
                 at += len(lines[-1])
             try:
                 seen = fstat(self._descriptor)
@@ -154,14 +157,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return kept_in(path).lines
 
 
-def kept_in(path: Path) -> Kept:
-    """What can be read of a journal. A missing file has no lines."""
+def kept_in(path: Path, is_journal: bool = False) -> Kept:
+    """What can be read of a .jsonl file. A missing file has no lines.
+
+    Of a journal (`is_journal`) nothing is read that is larger than a measured process writes.
+    """
     try:
-        text = stored_files.content_of(path)
+        text = stored_files.content_of(path, LARGEST_BYTES if is_journal else stored_files.LARGEST_BYTES)
     except FileNotFoundError:
         return Kept([])
     except Damaged as damaged:
         return Kept([], damage=str(damaged))
+    for sign, most in MOST_VALUES.items() if is_journal else ():
+        if text.count(sign) > most:
+            return Kept([], len(text), damage="holds more values than a measured process writes")
     lines = [line for line in text.split(b"\n") if line]
     torn, damage = False, None
     try:  # only a writer that died leaves a torn line
@@ -176,6 +185,21 @@ def kept_in(path: Path) -> Kept:
                 torn = torn or is_last
                 if not is_last or b"\0" in line:
                     damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
+    damage = damage or (_displaced(lines, found) if is_journal else None)
     found = stored_files.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
     return Kept(kept, len(text), stored_files.checksum(text), torn, damage)
+
+
+def _displaced(lines: list[bytes], found: list[Any]) -> str | None:
+    """Whether lines were added to a journal, taken out of it, or are not the measured process's.
+
+    Each has its place, in bytes, since the workload can open the file too. An earlier version wrote none.
+    """
+    place = 0
+    has_places = bool(found) and isinstance(found[0], dict) and "place" in found[0]
+    for line, value in zip(lines, found, strict=False):
+        if has_places and (not isinstance(value, dict) or value.get("place") != place):
+            return f"was changed at byte {place}, not by the measured process"
+        place += len(line) + 1
+    return None

@@ -1,6 +1,7 @@
 """Locks that the kernel releases when their holder ends, however it ends: of a run's folder, and of a device.
 
-A file's text names the holder. Every user who can read a file can lock it, so nobody else can read these.
+A file's text names the holder. Every user who can read a file can lock it, so these are closed to others. A run's can
+be opened to its group, to share the run.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ def take(path: Path) -> IO[str]:
     """Lock a file, which is created if it is missing, until it is closed. Raises Held at once, and OSError."""
     lock = os.fdopen(files.open_to_write(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE), "r+", errors="replace")
     try:
-        if os.fstat(lock.fileno()).st_uid == os.geteuid():  # made by an earlier version, readable by all
-            os.fchmod(lock.fileno(), PRIVATE_FILE)
+        found = os.fstat(lock.fileno())
+        if found.st_mode & 0o007 and found.st_uid == os.geteuid():  # made by an earlier version, readable by all
+            os.fchmod(lock.fileno(), found.st_mode & 0o770)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         with lock:

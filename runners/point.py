@@ -242,7 +242,7 @@ class AttemptFolder:
     def checksum(file: Path) -> int | None:
         """The checksum of a file; None if there is none that can be read."""
         try:
-            return stored_files.checksum(stored_files.content_of(file))
+            return stored_files.checksum(stored_files.content_of(file, stored_files.LARGEST_OF_AN_ATTEMPT_BYTES))
         except (FileNotFoundError, Damaged):
             return None
 

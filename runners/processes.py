@@ -13,7 +13,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -35,6 +35,11 @@ def die_with(parent: int | None) -> None:
     _prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on_when_the_parent_dies() -> None:
+    """Have the kernel send SIGCONT to this process when its parent dies, so that it notices even if it is stopped."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def inherit_orphans() -> None:
@@ -180,27 +185,90 @@ def family_of(pid: int) -> list[int]:
     return found
 
 
-def end_descendants(ancestor: int, spare: frozenset[int] = frozenset(), patience: float = 2.0) -> int:
-    """Kill everything below `ancestor`, which must be the caller, except the subtrees of `spare`.
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may have ended, or may belong to another user."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
-    A process that forks while it is killed can leave one more, so this repeats until nothing is left or `patience`
-    (seconds) is over. Returns how many processes were killed.
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal or by a tracer."""
+    return _state(pid) in ("T", "t")
+
+
+def kill_descendants() -> set[int]:
+    """Kill the processes below this one that are alive, with their process groups. Returns their pids."""
+    return _kill(_below(os.getpid()))
+
+
+def end_descendants(spare: Collection[int] = (), patience: float = 3.0) -> set[int]:
+    """Kill the processes below this one until none is alive, or `patience` (seconds) is over. Returns their pids.
+
+    `spare` has pids that are left alone, with everything below them. It repeats, because a process that forks while it
+    is killed can leave one more, and the children of a process that ends become ours. What the system does not end in
+    time stays, and so does a zombie that another process traces.
     """
     ended: set[int] = set()
     until = time.monotonic() + patience
     while True:
-        spared = {pid for root in spare for pid in (root, *descendants_of(root))}
-        left = [pid for pid in descendants_of(ancestor) if pid not in spared]
-        if not left or time.monotonic() > until:
-            return len(ended)
-        for pid in left:
-            if _state(pid) != "Z":
-                ended.add(pid)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):  # a grandchild is ours only once its parent is reaped
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.002)
+        below = _below(os.getpid(), spare)
+        living = _kill(below)
+        reaped = sum(map(_is_reaped, below.keys() - living))
+        if (not living and not reaped) or time.monotonic() > until:
+            return ended
+        if living <= ended:
+            time.sleep(0.001)  # they have been killed already, and take a moment to end
+        ended |= living
+
+
+class Present:
+    """The descendants that this process had when this was made: they and what they start belong to somebody else.
+
+    A process belongs to one of their sessions or has one of them above it. Sessions tell the orphans of different
+    children apart: a process can leave its session only for a new one of its own.
+    """
+
+    def __init__(self) -> None:
+        self._pids = frozenset(descendants_of(os.getpid()))
+        self._sessions = frozenset(map(_session, (os.getpid(), *self._pids)))
+
+    def now(self) -> list[int]:
+        """Their pids, and those that their sessions have now."""
+        below = descendants_of(os.getpid())
+        return [pid for pid in below if pid in self._pids or _session(pid) in self._sessions]
+
+
+def _below(ancestor: int, spare: Collection[int] = ()) -> dict[int, list[bytes]]:
+    """The fields of /proc/PID/stat of each process below one that is not spared."""
+    spared = {pid for root in spare for pid in (root, *descendants_of(root))}
+    found = {pid: _stat(pid) for pid in family_of(ancestor) or descendants_of(ancestor) if pid not in spared}
+    return {pid: fields for pid, fields in found.items() if fields is not None}
+
+
+def _kill(below: Mapping[int, Sequence[bytes]]) -> set[int]:
+    """Kill the processes that are alive. Returns their pids.
+
+    The kernel kills a whole group at once. A process that ends as soon as it has forked another is gone before its pid
+    can be used, and its group is not.
+    """
+    living = {pid: int(fields[2]) for pid, fields in below.items() if fields[0] != b"Z"}
+    for group in {*living.values()} - {os.getpgrp()}:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(group, signal.SIGKILL)
+    for pid in living:
+        kill(pid)
+    return {*living}
+
+
+def _is_reaped(zombie: int) -> bool:
+    with contextlib.suppress(ChildProcessError):  # a grandchild is ours only once its parent is reaped
+        return os.waitpid(zombie, os.WNOHANG)[0] != 0
+    return False
+
+
+def _session(pid: int) -> int | None:
+    fields = _stat(pid)
+    return None if fields is None else int(fields[3])
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -22,7 +22,7 @@ def attempt_in(folder: AttemptFolder) -> Attempt:
 
 def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
     """The outcome of an attempt from the files in its folder."""
-    kept = journal.kept_in(folder.journal)
+    kept = journal.kept_in(folder.journal, is_journal=True)
     found, odd = journal.facts_of(kept)
     try:
         exit = folder.settled()
@@ -34,8 +34,8 @@ def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
 def _damage(folder: AttemptFolder, kept: Kept, found: Sequence[Fact], odd: str | None, exit: Exit | None) -> str | None:
     """What is wrong with the files, or None. A process that was killed may leave its last line torn."""
     name = folder.journal.name
-    if kept.damage or odd:
-        return f"{name} {kept.damage or odd}"
+    if odd or kept.damage:
+        return f"{name} {odd or kept.damage}"
     if exit is None:
         return None
     if exit.journal_bytes is not None and kept.bytes < exit.journal_bytes:

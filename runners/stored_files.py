@@ -19,6 +19,7 @@ from runners import files
 
 CHECKSUM = "crc32"
 LARGEST_BYTES = 2**30  # of a file that is read
+LARGEST_OF_AN_ATTEMPT_BYTES = 2**26  # of a file in an attempt's folder, where a workload may leave anything
 _SEAL = re.compile(rb', "crc32": (\d{1,10})\}\s*\Z')
 
 
@@ -38,15 +39,15 @@ def opened(path: Path) -> IO[bytes]:
         raise Damaged(f"cannot be opened ({why(error)})") from None
 
 
-def content_of(path: Path) -> bytes:
-    """The bytes of a regular file. Raises as `opened` does."""
+def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
+    """The bytes of a regular file. Raises as `opened` does, and Damaged if it has more than `largest` bytes."""
     with opened(path) as file:
         try:
-            content = file.read(LARGEST_BYTES + 1)
+            content = file.read(largest + 1)
         except (OSError, MemoryError) as error:
             raise Damaged(f"cannot be read ({why(error)})") from None
-    if len(content) > LARGEST_BYTES:
-        raise Damaged(f"is larger than {LARGEST_BYTES} bytes")
+    if len(content) > largest:
+        raise Damaged(f"is larger than {largest} bytes")
     return content
 
 

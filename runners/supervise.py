@@ -5,7 +5,8 @@ It reads commands from stdin and writes answers to stdout, one JSON line each:
     {"run": FOLDER, "digest": TEXT}     # Attempt.digest of the request in the folder
                         ->  {"began": FOLDER, "pid": N}, optionally {"waiting": FOLDER, "for": TEXT} before or after,
                             then {"settled": FOLDER} once exit.json is in its place,
-                            or {"failed": FOLDER, "error": TEXT} if it could not be read or written
+                            or {"unkept": FOLDER, "error": TEXT} if the workload left no place to write it to,
+                            or {"failed": FOLDER, "error": TEXT} if it could not be read, or the disk not be written
     {"cancel": REASON}  ->  the attempt under way ends as interrupted, and is reported as settled
 
 When stdin closes, the orchestrator has died or is done, and the supervisor ends every process below it. With
@@ -24,21 +25,33 @@ import resource
 import selectors
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
-from runners import cgroups, child, contamination, files, gpu_driver, launch_command, locks, processes
+from runners import (
+    cgroups,
+    child,
+    contamination,
+    files,
+    gpu_driver,
+    journal,
+    launch_command,
+    locks,
+    processes,
+    watcher,
+)
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
-from runners.stored_files import Damaged
+from runners.stored_files import Damaged, sealed
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -47,10 +60,19 @@ READINGS_KEPT = 5  # from outside
 LOCK_EVERY = 0.2  # seconds between attempts to lock a device that another sweep holds
 MOST_REFUSALS = 10  # of a process by the system, before the attempt is unavailable: other processes may end meanwhile
 REFUSED_EVERY = 0.5  # seconds between them
+LARGEST_REQUEST = 2**24  # bytes of a point.json that is compared with what was requested
+# After these no attempt can be kept. Any other error is about the folder of one attempt, whose workload changed it.
+DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENFILE, errno.EMFILE, errno.ENOMEM)
+# For a process to end after it was killed: longer in an uninterruptible sleep, or traced by another.
+GRACE_SECONDS = 3.0
+MOST_REAPED = 500  # processes between two looks at the deadline: a workload can fork them as fast as they are reaped
+KILL_EVERY = 0.02  # seconds meanwhile between kills of what it started
 
 
 def main(arguments: list[str]) -> None:
     """Serve one lane until stdin closes. The argument is the number of lanes that run at once (default 1)."""
+    if sys.platform == "linux":
+        watcher.fork_supervisor()
     Supervisor(lanes=int(arguments[0]) if arguments else 1).serve()
 
 
@@ -77,6 +99,8 @@ class Running:
     ended: Exit | None = None  # set while it waits for its devices' memory to be freed
     timed_out: bool = False
     cancelled: str | None = None
+    killed_at: float | None = None  # by us
+    killed: set[int] = field(default_factory=set)  # processes below us that were killed with it
     own_resident: int | None = None
     oom_kills: int | None = None
     kernel_log: int | None = None
@@ -148,7 +172,12 @@ class Supervisor:
             return True
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            command = json.loads(line)
+            try:
+                command = json.loads(line)
+            except ValueError:  # a workload can write to this pipe, as every process of its user can
+                with contextlib.suppress(OSError):
+                    os.write(2, b"sweeper: a supervisor was sent something that is no command, and ends\n")
+                os._exit(1)
             if "run" in command:
                 self._queue.append((AttemptFolder(Path(command["run"])), command["digest"]))
             elif self._running is not None:
@@ -161,7 +190,7 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             if signal.SIGTERM in os.read(self._signals, 2**10):
                 self._leave("the supervisor was ended by SIGTERM")
-        while True:
+        for _ in range(MOST_REAPED):
             try:
                 reaped = processes.reap()
             except ChildProcessError:
@@ -170,6 +199,7 @@ class Supervisor:
                 return
             if self._running is not None and self._running.ended is None and reaped.pid == self._running.pid:
                 self._settle(self._running, reaped)
+        os.write(self._wakeup, bytes(1))  # the others next, after a look at the deadline
 
     def _seconds_to_wait(self) -> float | None:
         running = self._running
@@ -178,7 +208,7 @@ class Supervisor:
         now = time.monotonic()
         wake = self._next_look
         runs = running.pid is not None and running.ended is None
-        if runs and running.attempt.timeout is not None and not running.timed_out:
+        if runs and running.attempt.timeout is not None and running.killed_at is None:
             wake = min(wake, running.began + running.attempt.timeout)
         return max(0.0, wake - now)
 
@@ -197,10 +227,14 @@ class Supervisor:
                 self._await_memory(running)
             return
         timeout = running.attempt.timeout
-        if timeout is not None and now >= running.began + timeout and not running.timed_out:
+        if running.killed_at is not None:
+            if now >= self._next_look:
+                self._next_look = now + KILL_EVERY
+                self._see_it_end(running)
+        elif timeout is not None and now >= running.began + timeout:
             running.timed_out = True
             self._kill(running)
-        if now >= self._next_look:
+        elif now >= self._next_look:
             self._next_look = now + OUTSIDE_EVERY
             self._read_outside(running)
 
@@ -313,8 +347,7 @@ class Supervisor:
         return True
 
     def _import_libraries(self, attempt: Attempt) -> None:
-        """Become the template. Imports take seconds; until then the kernel ends this process with the orchestrator."""
-        processes.die_with(os.getppid())
+        """Become the template. Until that is done, only the watcher notices that the orchestrator died."""
         ask_nvml = os.environ.get(gpu_driver.ASK_NVML)
         os.environ.setdefault(gpu_driver.ASK_NVML, "1")  # libraries that count devices leave the driver as it is
         # The measured process reports libraries that cannot be imported.
@@ -322,7 +355,6 @@ class Supervisor:
             child.import_libraries(attempt)
         if ask_nvml is None:
             os.environ.pop(gpu_driver.ASK_NVML, None)  # the workload decides for itself
-        processes.die_with(None)
 
     def _fork(self, running: Running, output: int) -> int:
         supervisor = os.getpid()
@@ -358,10 +390,24 @@ class Supervisor:
             assert running.watch is not None
             self._write_end(running, running.ended._replace(**running.watch.facts()))
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(running.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # it may not have its own session yet
-            os.kill(running.pid, signal.SIGKILL)
+        if running.killed_at is None:
+            running.killed_at = time.monotonic()
+            self._next_look = 0.0
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(running.pid, signal.SIGKILL)
+            processes.kill(running.pid)  # it may not have its own session yet
+            running.killed |= processes.kill_descendants()
+
+    def _see_it_end(self, running: Running) -> None:
+        """Kill what the process started again, and settle without its end if that does not come.
+
+        A process that was killed stays a zombie for as long as another traces it. Those below us are killed too; a
+        debugger elsewhere is not ours to end.
+        """
+        assert running.killed_at is not None
+        running.killed |= processes.kill_descendants()
+        if time.monotonic() >= running.killed_at + GRACE_SECONDS:
+            self._settle(running, None)
 
     def _read_outside(self, running: Running) -> None:
         assert running.pid is not None
@@ -378,27 +424,28 @@ class Supervisor:
             running.next_watch = now + contamination.LOOK_EVERY
             running.watch.during(now - running.began, lambda: processes.descendants_of(os.getpid()))
 
-    def _settle(self, running: Running, reaped: processes.Reaped) -> None:
+    def _settle(self, running: Running, reaped: processes.Reaped | None) -> None:
+        """Collect the facts about an attempt whose process has ended, or (None) does not end although it was killed."""
         ended = time.monotonic()
         assert running.output is not None
-        code = os.waitstatus_to_exitcode(reaped.status)
+        code = None if reaped is None else os.waitstatus_to_exitcode(reaped.status)
         if running.process is not None:
             running.process.returncode = code  # we reaped it ourselves, for its resource usage
-        leftovers = processes.end_descendants(os.getpid())
+        running.killed |= processes.end_descendants()
         self._selector.unregister(running.output.descriptor)
         running.output.close()
         exit = Exit(
             pid=running.pid,
-            code=None if code < 0 else code,
-            signal=-code if code < 0 else None,
+            code=None if code is None or code < 0 else code,
+            signal=None if code is None or code >= 0 else -code,
             timed_out=running.timed_out,
             duration_s=ended - running.began,
-            maxrss_bytes=reaped.maxrss_bytes,
+            maxrss_bytes=None if reaped is None else reaped.maxrss_bytes,
             supervisor_resident_bytes=running.own_resident,
             outside=running.outside,
             other_processes=running.others or None,
             other_processes_resident_bytes=running.others_resident or None,
-            leftover_processes=leftovers,
+            leftover_processes=len(running.killed - {running.pid}),
             output_truncated=running.output.truncated,
             last_output=running.output.last_line,
             **running.machine,
@@ -408,6 +455,9 @@ class Supervisor:
             exit = exit._replace(reason=f"not done after timeout={running.attempt.timeout:g} seconds")
         if running.cancelled is not None:
             exit = exit._replace(interrupted=True, reason=running.cancelled)
+        if reaped is None:
+            why = f"process {running.pid} did not end within {GRACE_SECONDS:g} seconds after it was killed"
+            exit = exit._replace(reason=f"{exit.reason}; {why}")
         if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
             exit = exit._replace(oom_kill_proof=self._proof_of_oom_kill(running))
         assert running.watch is not None
@@ -432,24 +482,28 @@ class Supervisor:
     def _write_end(self, running: Running, exit: Exit) -> None:
         """Write exit.json, and what the workload removed of its folder; then start the next attempt."""
         answer = {"settled": str(running.folder.path)}
-        size = None
+        if self._is_repeated(running):
+            os._exit(0)
+        exit = exit._replace(started_at=running.started_at, started_cold_because=running.started_cold_because)
         try:
-            running.folder.path.mkdir(parents=True, exist_ok=True)
-            if not running.folder.request.exists():
-                write_aside(running.folder.request, running.attempt.to_json())
-            if running.journal is not None:
-                _restore(running.folder.journal, running.journal)
-                size = running.folder.journal.stat().st_size
-            exit = exit._replace(started_at=running.started_at, started_cold_because=running.started_cold_because)
-            running.folder.settle(exit._replace(journal_bytes=size))
-        except OSError as error:  # such as a full disk: the attempt is not settled, and the sweep has to end
-            answer = {"failed": str(running.folder.path), "error": f"it cannot be written: {error}"}
+            _keep(running, exit)
+        except OSError as error:
+            why = f"{error.filename or running.folder.path} cannot be written: {error.strerror}"
+            how = "failed" if error.errno in DISK_FAILURES else "unkept"
+            answer = {how: str(running.folder.path), "error": why}
         running.close_files()
         running.release_locks()
-        shutil.rmtree(running.folder.reports, ignore_errors=True)  # left by a program that was killed
         self._running = None
         self._answer(answer)
         self._start_next()
+
+    def _is_repeated(self, running: Running) -> bool:
+        """Whether the orchestrator died and another one has begun the point's next attempt: this one must not settle.
+
+        The other one counted this attempt as never settled. If both settled, the point would be measured twice.
+        """
+        later = replace(running.attempt, number=running.attempt.number + 1)
+        return (running.folder.path.parent / Path(later.name).name).exists()
 
     def _leave(self, reason: str) -> None:
         """End the attempt under way, write its exit.json, and exit. One that has not begun is left to a successor."""
@@ -458,12 +512,15 @@ class Supervisor:
         if running is not None and running.pid is not None:
             running.cancelled = reason
             self._kill(running)
-            if running.ended is None:
+            while self._running is running:
                 with contextlib.suppress(ChildProcessError):
-                    reaped = processes.reap(running.pid, wait=True)
-                    assert reaped is not None
-                    self._settle(running, reaped)
-        processes.end_descendants(os.getpid())
+                    reaped = processes.reap(running.pid)
+                    if reaped is not None:
+                        self._settle(running, reaped)
+                        break
+                self._see_it_end(running)
+                time.sleep(0.002)
+        processes.end_descendants()
         os._exit(0)
 
     def _answer(self, answer: dict[str, Any]) -> None:
@@ -558,17 +615,57 @@ def _spawn(running: Running, output: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _restore(path: Path, descriptor: int) -> None:
-    """Write the lines of a journal whose file was removed again; its writer is dead."""
+def _keep(running: Running, exit: Exit) -> None:
+    """Write how an attempt ended, after what its workload removed or changed in its folder. Raises OSError."""
+    folder, size = running.folder, None
+    _restore_folder(folder.path)
+    if not _holds(folder.request, running.attempt):
+        write_aside(folder.request, running.attempt.to_json())
+    if running.journal is not None:
+        size = _restore(folder.journal, running.journal)
+    shutil.rmtree(folder.reports, ignore_errors=True)  # left by a program that was killed
+    folder.settle(exit._replace(journal_bytes=size))
+
+
+def _restore_folder(path: Path) -> None:
+    """Make an attempt's folder again if its workload removed it. Raises OSError if something else has its name.
+
+    A folder above it is not made again: somebody has removed the run.
+    """
+    kind = files.kind_of(path)
+    if kind is None:
+        path.mkdir()
+    elif kind != files.FOLDER:
+        raise OSError(errno.ENOTDIR, f"the workload replaced this folder by {kind}", str(path))
+    elif not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        path.chmod(0o755)
+
+
+def _holds(request: Path, attempt: Attempt) -> bool:
+    try:
+        return files.read(request, LARGEST_REQUEST) == sealed(attempt.to_json())
+    except OSError:
+        return False
+
+
+def _restore(path: Path, descriptor: int) -> int:
+    """Write the lines of a journal that has lost its name again; its writer is dead. Returns its size. Raises OSError.
+
+    If the workload also closed its descriptor, the lines since then are in the file that has the name now.
+    """
     was = os.fstat(descriptor)
     try:
         now = os.lstat(path)
-        if (was.st_dev, was.st_ino) == (now.st_dev, now.st_ino):
-            return
-        since = files.read(path)
+        if os.path.samestat(was, now):
+            return now.st_size
+        since = files.read(path, journal.LARGEST_BYTES) if stat.S_ISREG(now.st_mode) else b""
     except FileNotFoundError:
         since = b""
-    files.write(path, os.pread(descriptor, was.st_size, 0) + since)
+    if was.st_size > journal.LARGEST_BYTES:
+        raise OSError(errno.EFBIG, f"it has {was.st_size} bytes", str(path))
+    lines = os.pread(descriptor, was.st_size, 0) + since
+    files.write(path, lines)
+    return len(lines)
 
 
 def _own_maxrss() -> int:

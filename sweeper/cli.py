@@ -35,12 +35,12 @@ def main() -> int:
         screen.warn(str(mistake))
         return 2
     except BrokenPipeError:  # `| head`. What Python flushes at its end has no reader either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        screen.discard(sys.stdout)
         return 141
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        screen.discard(sys.stdout)
         screen.warn(f"the output cannot be written: {error.strerror}")
         return 2
     except KeyboardInterrupt:

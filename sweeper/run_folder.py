@@ -55,9 +55,13 @@ class RunFolder:
             self._unsynced = False
 
     def check(self) -> None:
-        """Raises FileNotFoundError if the folder was removed, even if an attempt has created part of it again."""
-        if files.kind_of(self.path / PLAN) is None:
-            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path))
+        """Raises FileNotFoundError if the folder was removed or replaced, by one with a plan of its own too."""
+        try:
+            is_ours = os.path.samestat(os.lstat(self.path / PLAN), os.fstat(self._plan.fileno()))
+        except (FileNotFoundError, NotADirectoryError):
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was removed", str(self.path)) from None
+        if not is_ours:
+            raise FileNotFoundError(errno.ENOENT, "the run's folder was replaced", str(self.path))
 
     def attempts(self, point: Point, device: Device) -> Iterator[AttemptFolder]:
         """The folders of the attempts at a point on a device, oldest first."""
@@ -119,12 +123,10 @@ def open_run(outputs: str, name: str | None, slug: str) -> RunFolder:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         path = _new_folder(parent, slug) if name is None else _named_folder(parent / name)
-        lock = _hold(path)
-        try:
-            return RunFolder(path, lock)
-        except OSError:
-            lock.close()
-            raise
+        with contextlib.ExitStack() as opened:
+            run = RunFolder(path, opened.enter_context(_hold(path)))
+            opened.pop_all()  # the run closes its lock
+        return run
     except OSError as error:
         place = error.filename or parent
         raise Mistake(f"outputs={outputs}: {place} cannot be written: {files.why(error)}") from error

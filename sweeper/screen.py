@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 import unicodedata
 from collections.abc import Iterator
+from typing import TextIO
 
 JOINERS = "\u200c\u200d"  # of letters in several scripts, and of emoji
 
@@ -28,8 +30,21 @@ def show(text: str) -> None:
 
 
 def warn(line: str) -> None:
-    """Print one line to stderr."""
-    print("sweeper:", printable(" ".join(line.split())), file=sys.stderr)
+    """Print one line to stderr. If nobody can read it, the exit code alone tells how the command ended."""
+    try:
+        print("sweeper:", printable(" ".join(line.split())), file=sys.stderr, flush=True)
+    except OSError:  # its reader closed the pipe, or the terminal was closed
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Send what is in a stream's buffer, and what is written to it later, to /dev/null.
+
+    Python ends with exit code 120 if it cannot write what is left in a buffer.
+    """
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, stream.fileno())
+    os.close(nothing)
 
 
 @contextlib.contextmanager

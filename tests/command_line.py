@@ -67,21 +67,25 @@ def _template() -> subprocess.Popen[str]:
 
 def serve() -> None:
     """The template: one JSON line per command on stdin, its exit code on stdout once it has ended."""
-    import sweeper
-
-    for module in pkgutil.walk_packages(sweeper.__path__, "sweeper."):
-        if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+    import_everything()
     while line := os.read(0, 2**20):  # a request is one write of a test that then waits
         while not line.endswith(b"\n"):
             line += os.read(0, 2**20)
         pid = os.fork()
         if pid == 0:
-            return _become(json.loads(line))
+            return become(json.loads(line))
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
-def _become(command: dict[str, Any]) -> None:
+def import_everything() -> None:
+    import sweeper
+
+    for module in pkgutil.walk_packages(sweeper.__path__, "sweeper."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+
+
+def become(command: dict[str, Any]) -> None:
     """Be what the interpreter is for `python -m sweeper` when its start is over; return or raise as that would."""
     for path, flags, descriptor in (
         (os.devnull, os.O_RDONLY, 0),

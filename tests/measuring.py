@@ -103,8 +103,12 @@ class Lab:
         return self.settle(self.start(target, params, trace, **settled))
 
     @property
-    def supervisor(self) -> int:
+    def watcher(self) -> int:
         return self.engine._lanes["cpu"].process.pid
+
+    @property
+    def supervisor(self) -> int:
+        return processes.descendants_of(self.watcher)[0]
 
     def left_over(self) -> list[int]:
         """The pids of living processes below the supervisor."""

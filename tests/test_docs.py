@@ -17,6 +17,10 @@ README = (ROOT / "README.md").read_text()
 # What makes the fault, in the code of the test: a workload of faulty.py or wl.py, a script, a signal, or the bytes of a
 # file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
+    "test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_with_its_owner": "other_user.act(",
+    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": 'plan.jsonl").unlink()',
+    "test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line": "PLANTED[kind](",
+    "test_a_user_whose_folder_another_one_has_taken_gets_one_that_all_sweeps_of_the_user_share": "other_user.act(",
     "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",
     "test_a_phase_called_between_is_an_error": "faulty:calls_its_phase_between",
     "test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them": "faulty:fills_its_disk",
@@ -54,7 +58,13 @@ MAKERS = {
     "test_a_phase_in_a_phase_is_an_error": "faulty:nests",
     "test_a_device_that_is_missing_has_rows_without_figures_and_disturbs_no_other": "missing",
     "test_a_signal_ends_what_runs_and_keeps_what_is_finished": "send_signal(number)",
-    "test_after_a_kill_nothing_is_left_running": "os.kill(min(supervisors), signal.SIGKILL)",
+    "test_after_a_kill_nothing_is_left_running": "os.kill(pids[victim], signal.SIGKILL)",
+    "test_a_supervisor_that_is_killed_leaves_nothing_running_and_its_attempt_is_lost": "os.kill(pids[victim]",
+    "test_whatever_a_process_does_it_ends_at_its_deadline_with_all_that_it_started": "is traced by its child",
+    "test_an_attempt_settles_although_a_debugger_of_somebody_else_keeps_its_process": "faulty.TRACER",
+    "test_a_terminal_that_is_closed_stops_a_sweep_with_its_tables_unless_it_ignores_hangups": "os.close(terminal)",
+    "test_an_attempt_that_settled_while_this_process_was_stopped_is_not_overdue": "due = 0.0",
+    "test_a_sweep_ends_no_process_that_it_did_not_start": "setsid sleep 3600",
     "test_a_skipped_point_names_the_attempt_that_implies_its_answer": "searched",
     "test_a_second_signal_ends_the_sweep_at_once": "send_signal(signal.SIGINT)",
     "test_a_second_sweep_into_the_same_folder_is_refused_with_the_pid_that_holds_it": "first.wait_until_it_hangs()",

@@ -29,6 +29,7 @@ UNPICKLERS = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "clou
 UNPICKLE = {"torch.load", "pandas.read_pickle", "numpy.load"}
 UNSAFE_YAML = {"yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all", "yaml.full_load_all"}
 SAFE_LOADERS = {"yaml.SafeLoader", "yaml.CSafeLoader"}
+PRINTING = {"print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
 HYDRA_CALLS = {"hydra.utils.instantiate", "hydra.utils.call", "hydra.utils.get_method", "hydra.utils.get_object"}
 
 
@@ -111,6 +112,13 @@ def test_harmless_calls_with_similar_names_are_no_offences() -> None:
         "import re, yaml\nre.compile(text)\nmodule.eval()\nyaml.load(text, Loader=yaml.SafeLoader)\nrun(shell=False)"
     )
     assert list(offences(harmless)) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "sweeper").rglob("*.py")), ids=named)
+def test_every_line_that_is_printed_goes_through_the_module_that_escapes_control_characters(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    printing = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & PRINTING
+    assert not printing or path.name in ("screen.py", "__main__.py")  # the latter runs before anything is imported
 
 
 def sweep(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -229,6 +237,17 @@ def test_markup_is_not_interpreted_on_a_terminal(tmp_path: Path) -> None:
         assert f"ValueError: {text}" in written
     assert "\x1b[31m" not in written
     assert "\x1b]8;" not in written
+
+
+CONTROLS = "\x1b]0;theirs\x07\x1b[2J\r\u202e"
+
+
+def test_control_characters_of_a_workload_do_not_reach_a_terminal(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"def run(*, batch, phase, **_):\n    raise ValueError({CONTROLS!r})\n")
+    written = on_a_terminal(tmp_path, *CUSTOM, "name=run")
+    assert rf"ValueError: {CONTROLS.encode('unicode_escape').decode()}" in written
+    for control in ("\x1b]", "\x07", "\x1b[2J", "\u202e"):
+        assert control not in written
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import os
 import selectors
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,12 +22,21 @@ class EngineFailed(Exception):
     """No process can be started, or results can no longer be written (a full disk): the sweep has to end."""
 
 
+KINDS = ("began", "waiting", "settled", "unkept")
 MOST_SUPERVISORS = 3  # that are started for an attempt that does not begin
+# Seconds after an attempt's deadline in which its supervisor reports its end: it takes up to 6 for processes that do
+# not end when they are killed. After that the supervisor itself must have been stopped.
+OVERDUE_SECONDS = 7.0
+ENDS_WITHIN = 2.0  # seconds for a watcher to end after its supervisor
+LEAVES_WITHIN = 10.0  # seconds for a supervisor to leave when its lane is closed
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`."""
+    """A change of an attempt: it `began`, is `waiting` for its device (`detail`: for what), or has `settled`.
+
+    `unkept`: it has ended, and its workload left no place to write that to (`detail`: why).
+    """
 
     kind: str
     folder: AttemptFolder
@@ -36,12 +46,14 @@ class Event:
 
 @dataclass
 class _Lane:
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # the supervisor's watcher, on Linux; elsewhere the supervisor
     environment: tuple[object, ...]  # properties of the supervisor that a template cannot change
     under_way: AttemptFolder | None = None
     attempt: Attempt | None = None  # under way
     began: bool = False  # as far as the supervisor has reported
     tries: int = 0  # supervisors that were handed the attempt
+    due: float | None = None  # by time.monotonic(): when the attempt's end must have been reported
+    overdue: bool = False
     unread: bytes = b""
 
 
@@ -49,17 +61,20 @@ class Local:
     """An engine: `start` an attempt in a lane, `wait` for events, `cancel` what runs, `close`.
 
     A lane runs one attempt at a time. There are no threads: the orchestrator waits in `wait` only, and a byte written
-    to the descriptor `wake` (such as a signal's number) ends the waiting.
+    to the descriptor `wake` (such as a signal's number) ends the waiting. Children that this
+    process had before are left alone.
     """
 
     name = "local"
 
     def __init__(self, python: str, lanes: int, wake: int | None = None) -> None:
-        processes.inherit_orphans()  # of a supervisor that dies
+        self._others = processes.Present()
+        processes.inherit_orphans()  # of a supervisor that dies with its watcher
         self._python, self._count = python, lanes
         self._lanes: dict[str, _Lane] = {}
         self._cancelled: str | None = None  # why
         self._selector = selectors.DefaultSelector()
+        self._wake = wake
         if wake is not None:
             self._selector.register(wake, selectors.EVENT_READ, None)
 
@@ -77,10 +92,26 @@ class Local:
     def wait(self, timeout: float | None) -> list[Event]:
         """The events since the last call, after at most `timeout` seconds. Raises EngineFailed."""
         events: list[Event] = []
-        for key, _ in self._selector.select(timeout):
-            if key.data is not None:
-                events += self._read(key.data)
+        selected = [key.data for key, _ in self._selector.select(self._seconds_to_wait(timeout))]
+        for name in selected:
+            if name is None:
+                self._drain()
+            else:
+                events += self._read(name)
+        for name in [each for each in self._lanes if each not in selected]:  # what they have reported is read
+            events += self._check_deadline(name)
         return events
+
+    def _seconds_to_wait(self, timeout: float | None) -> float | None:
+        """The time until an attempt is overdue, `timeout` at the most."""
+        times = [lane.due - time.monotonic() for lane in self._lanes.values() if lane.due is not None]
+        times += [] if timeout is None else [timeout]
+        return max(0.0, min(times)) if times else None
+
+    def _drain(self) -> None:
+        """Read what has ended the waiting, or it would end every later one at once."""
+        assert self._wake is not None
+        os.read(self._wake, 2**16)
 
     def renew(self, lane: str) -> None:
         """Give the lane's next attempt a new supervisor, and so a new template."""
@@ -97,15 +128,13 @@ class Local:
     def kill(self) -> None:
         """Kill everything now. Attempts under way do not settle."""
         for lane in self._lanes.values():
-            with contextlib.suppress(ProcessLookupError):
-                lane.process.kill()
-        processes.end_descendants(os.getpid())
+            lane.process.kill()
+        self._end_orphans(spare=())
 
     def close(self) -> None:
         """End the supervisors and every process below them."""
         for name in list(self._lanes):
             self._dismiss(name)
-        processes.end_descendants(os.getpid())
         self._selector.close()
 
     def _supervisor(self, name: str, attempt: Attempt) -> _Lane:
@@ -150,15 +179,36 @@ class Local:
         *lines, lane.unread = (lane.unread + data).split(b"\n")
         events = []
         for line in lines:
-            answer = json.loads(line)
+            answer = _answer(line)
+            if answer is None:  # a workload can write to this pipe, as every process of its user can
+                lane.process.kill()
+                break
             if "failed" in answer:
                 raise EngineFailed(f"{answer['failed']}: {answer['error']}")
-            kind = next(kind for kind in ("began", "waiting", "settled") if kind in answer)
-            events.append(Event(kind, AttemptFolder(Path(answer[kind])), name, answer.get("for")))
+            kind = next(kind for kind in KINDS if kind in answer)
+            detail = answer.get("for") or answer.get("error")
+            events.append(Event(kind, AttemptFolder(Path(answer[kind])), name, detail))
             lane.began = lane.began or kind == "began"
-            if kind == "settled":
+            lane.due = self._due(lane) if kind == "began" else None  # it waits for its device without a deadline
+            if kind in ("settled", "unkept"):
                 lane.under_way = None
         return events
+
+    def _due(self, lane: _Lane) -> float | None:
+        timeout = None if lane.attempt is None else lane.attempt.timeout
+        return None if timeout is None else time.monotonic() + timeout + OVERDUE_SECONDS
+
+    def _check_deadline(self, name: str) -> list[Event]:
+        """End a supervisor that does not end its attempt, and settle the attempt as timed out.
+
+        A workload can stop its supervisor, or trace it.
+        """
+        lane = self._lanes[name]
+        if lane.due is None or time.monotonic() < lane.due:
+            return []
+        lane.overdue = True
+        lane.process.kill()
+        return self._handle_death(name)
 
     def _handle_death(self, name: str) -> list[Event]:
         """End what a supervisor that died has left, and settle its attempt as lost.
@@ -167,8 +217,7 @@ class Local:
         """
         lane = self._lanes.pop(name)
         self._forget(lane)
-        code = lane.process.wait()
-        processes.end_descendants(os.getpid(), spare=frozenset(other.process.pid for other in self._lanes.values()))
+        code = self._end(lane, ENDS_WITHIN)
         folder, attempt = lane.under_way, lane.attempt
         if folder is None or attempt is None:
             return []
@@ -179,6 +228,9 @@ class Local:
                 return []
             ended = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             exit = Exit(lost=True, reason=f"its supervisor died ({ended})")
+            if lane.overdue:
+                why = f"not done after timeout={attempt.timeout:g} seconds; its supervisor did not end it"
+                exit = Exit(timed_out=True, reason=why)
             if not began:
                 exit = Exit(lost=True, reason=f"{lane.tries} supervisors died before the attempt began ({ended})")
             if not began and self._cancelled is not None:
@@ -192,11 +244,23 @@ class Local:
     def _dismiss(self, name: str) -> None:
         lane = self._lanes.pop(name)
         self._forget(lane)
+        self._end(lane, LEAVES_WITHIN)
+
+    def _end(self, lane: _Lane, patience: float) -> int:
+        """Wait for a lane's process, then kill it; end what it has left below us. Returns its exit code."""
         try:
-            lane.process.wait(timeout=10)
+            code = lane.process.wait(patience)
         except subprocess.TimeoutExpired:
             lane.process.kill()
-            lane.process.wait()
+            code = -signal.SIGKILL
+        if code != 0:  # else it has ended everything below it
+            self._end_orphans(spare=[other.process.pid for other in self._lanes.values()])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                lane.process.wait(ENDS_WITHIN)
+        return code
+
+    def _end_orphans(self, spare: Collection[int]) -> None:
+        processes.end_descendants(spare=[*spare, *self._others.now()])
 
     def _forget(self, lane: _Lane) -> None:
         assert lane.process.stdout is not None
@@ -204,6 +268,17 @@ class Local:
         self._selector.unregister(lane.process.stdout)
         lane.process.stdin.close()
         lane.process.stdout.close()
+
+
+def _answer(line: bytes) -> dict[str, str] | None:
+    """The answer of a supervisor; None for a line that no supervisor writes."""
+    try:
+        answer = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(answer, dict) or not {*KINDS, "failed"} & answer.keys():
+        return None
+    return answer
 
 
 def _environment(attempt: Attempt) -> tuple[object, ...]:

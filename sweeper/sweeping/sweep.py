@@ -64,8 +64,8 @@ class Engine(Protocol):
 def sweep(plan: Plan, report: Callable[[str], None]) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user.
 
-    0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130 and 143: stopped by
-    SIGINT or SIGTERM. Raises Mistake before anything is started or written into an existing run.
+    0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
+    by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
     """
     check_limits(len(plan.devices))
     check_locks(plan.devices, report)
@@ -342,9 +342,10 @@ class Sweep:
             attempt = lane.running
             if event.kind == "waiting":
                 self.show.waiting(lane.device.name, attempt.point, event.detail or "another sweep")
-            elif event.kind == "settled":
+            elif event.kind in ("settled", "unkept"):
                 lane.running = None
-                outcome = outcome_in(event.folder, attempt)
+                self.run_folder.check()
+                outcome = outcome_in(event.folder, attempt) if event.kind == "settled" else _unkept(attempt, event)
                 self.tables.settled(attempt, outcome)
                 self._settle(lane, attempt.point, outcome)
                 self.tables.write_if_grown()
@@ -389,6 +390,12 @@ class Sweep:
                 engine.kill()
                 return
             self._wait(engine, timeout=0.2)
+
+
+def _unkept(attempt: Attempt, event: Event) -> Outcome:
+    """The outcome of an attempt whose workload left no place to write its end to."""
+    why = f"its record cannot be kept: {event.detail}"
+    return Outcome(status=Status.LOST, void=True, device=attempt.device, attempt=attempt.number, error_message=why)
 
 
 def _slug(plan: Plan) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from runners.point import Point
 from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
-from sweeper.screen import printable, show, warn
+from sweeper.screen import discard, printable, show, warn
 from sweeper.units import format_bytes, format_count, format_seconds
 from sweeper.views.layout import assignments, counts, error_text, handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
@@ -112,10 +111,13 @@ class Show:
         try:
             show(text)
         except OSError as error:
-            # The reader closed the pipe (`| head`) or the disk is full. Results go to files, so the sweep continues.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if not isinstance(error, BrokenPipeError):
-                self.stopped(f"the output cannot be written; the sweep continues without it: {error.strerror}")
+            self._continue_without_output(error)
+
+    def _continue_without_output(self, error: OSError) -> None:
+        """The reader closed the pipe (`| head`), the disk is full or the terminal was closed: results go to files."""
+        discard(sys.stdout)
+        if not isinstance(error, BrokenPipeError):
+            self.stopped(f"the output cannot be written; the sweep continues without it: {error.strerror}")
 
 
 class TerminalShow(Show):
@@ -151,7 +153,10 @@ class TerminalShow(Show):
         if self._seconds and left:
             words.append(f"about {format_seconds(left * sum(self._seconds) / len(self._seconds))} left")
         line = Text(printable(" · ".join(words)), style="dim", overflow="ellipsis", no_wrap=True)
-        self._live.update(line, refresh=True)
+        try:
+            self._live.update(line, refresh=True)
+        except OSError as error:
+            self._continue_without_output(error)
 
     def ended(
         self,
@@ -160,11 +165,17 @@ class TerminalShow(Show):
         context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
-        self._live.stop()
+        try:
+            self._live.stop()
+        except OSError as error:
+            self._continue_without_output(error)
         super().ended(rows, folder, context, searched)
 
     def _line(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, soft_wrap=True)
+        try:
+            self._console.print(printable(text), markup=False, soft_wrap=True)
+        except OSError as error:
+            self._continue_without_output(error)
 
 
 @contextlib.contextmanager

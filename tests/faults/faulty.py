@@ -442,3 +442,92 @@ def reserves(*, phase, mib, **_):
 
     with phase("work"):
         torch.empty(mib * MIB // 4)
+
+
+def withstands(*, phase, how, folder=None, mib=64, **_):
+    """Does not end by itself, and makes it hard to end it."""
+    import subprocess
+    import time
+
+    with phase("work"):
+        kept = touch(mib)  # noqa: F841
+        if how == "is traced by its child":
+            tracer = [sys.executable, "-S", "-c", TRACER, str(os.getpid())]
+            allow_tracers()
+            with subprocess.Popen(tracer, stdout=subprocess.PIPE, start_new_session=True) as process:
+                assert process.stdout.read(1) == b"."
+                time.sleep(3600)
+        elif how == "allows tracers":
+            allow_tracers()
+            with open(os.path.join(folder, "pid.tmp"), "w") as file:
+                file.write(str(os.getpid()))
+            os.rename(file.name, os.path.join(folder, "pid"))
+            time.sleep(3600)
+        elif how == "is stopped":
+            os.kill(os.getpid(), 19)
+        elif how == "waits for a vfork":
+            waits_for_a_vfork()
+        elif how == "hops":
+            subprocess.Popen([sys.executable, "-S", "-c", HOPPER], start_new_session=True)
+            time.sleep(3600)
+        elif how == "multiplies":
+            subprocess.Popen([sys.executable, "-S", "-c", MULTIPLIER], start_new_session=True)
+            time.sleep(3600)
+        elif how == "stops its supervisor":
+            os.kill(os.getppid(), 19)
+            time.sleep(3600)
+        elif how == "stops its supervisor and the watcher":
+            with open(f"/proc/{os.getppid()}/stat") as file:
+                watcher = int(file.read().rpartition(")")[2].split()[1])
+            os.kill(watcher, 19)
+            os.kill(os.getppid(), 19)
+            time.sleep(3600)
+
+
+TRACER = """
+import ctypes, os, signal, sys, time
+for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_IGN)
+PTRACE_SEIZE = 0x4206
+assert ctypes.CDLL(None).ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None) == 0
+os.write(1, b".")
+time.sleep(3600)
+"""
+
+# Always one process, which ends as soon as it has forked the next one, in a session of its own.
+HOPPER = """
+import os
+while True:
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+"""
+
+# Twenty processes that replace each other.
+MULTIPLIER = """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        while True:
+            if os.fork():
+                os._exit(0)
+            time.sleep(0.02)
+"""
+
+
+def allow_tracers():
+    import ctypes
+
+    PR_SET_PTRACER = 0x59616D61
+    ctypes.CDLL(None).prctl(PR_SET_PTRACER, ctypes.c_ulong(-1), 0, 0, 0)
+
+
+def waits_for_a_vfork():
+    """The child runs in this process's memory and never calls exec, so this process waits in the kernel."""
+    import ctypes
+
+    libc = ctypes.PyDLL(None)
+    CLONE_VM, CLONE_VFORK, SIGCHLD = 0x100, 0x4000, 17
+    stack = ctypes.create_string_buffer(2**16)
+    entry = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(("pause", libc))
+    libc.clone(entry, ctypes.c_void_p(ctypes.addressof(stack) + 2**16 - 64), CLONE_VM | CLONE_VFORK | SIGCHLD, None)

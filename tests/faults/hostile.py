@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
+import shutil
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 LONG = 5_000_000
@@ -444,3 +449,166 @@ def patches(*, phase: Any, what: str, raises: bool = True, **_: Any) -> Any:
         if raises:
             raise ValueError("mine")
     return {"kept": 1}
+
+
+def own_folder() -> Path:
+    """The folder of this attempt, from the journal that this process has open."""
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            path = Path(os.readlink(entry.path))
+            if path.name == "journal.jsonl":
+                return path.parent
+    raise AssertionError("no journal is open")
+
+
+def removed(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def moved(folder: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+
+
+def by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("a file")
+
+
+def by_a_link(folder: Path) -> None:
+    moved(folder)
+    folder.symlink_to(folder.with_name("moved"))
+
+
+def by_another_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "reports").mkdir()
+
+
+def above_removed(folder: Path) -> None:
+    shutil.rmtree(folder.parent)
+
+
+def without_permission(folder: Path) -> None:
+    folder.chmod(0)
+
+
+def replaced(file: Path, how: str) -> None:
+    """Puts something else in the place of one file of the attempt."""
+    if how != "rubbish in it":
+        file.unlink(missing_ok=True)
+    if how == "a folder":
+        file.mkdir()
+        (file / "inside").touch()
+    elif how == "a pipe":
+        os.mkfifo(file)
+    elif how == "a link":
+        victim = file.parent.parent / "victim"
+        victim.write_text("not ours")
+        file.symlink_to(victim)
+    elif how == "an endless file":
+        file.symlink_to("/dev/zero")
+    elif how == "a huge file":
+        with file.open("wb") as opened:
+            opened.truncate(2**40)
+    elif how == "rubbish in it":
+        with file.open("ab") as opened:
+            opened.write(b'{"kind": "finished", "metrics": {"forged": 1}, "steps": null, "tokens": null}\n')
+
+
+def truncated(folder: Path) -> None:
+    os.truncate(folder / "journal.jsonl", 0)
+
+
+def stretched(folder: Path) -> None:
+    os.truncate(folder / "journal.jsonl", 2**40)
+
+
+def overwritten(folder: Path) -> None:
+    with (folder / "journal.jsonl").open("r+b") as opened:
+        opened.write(b"rubbish")
+
+
+def forged(folder: Path) -> None:
+    """Repeats a line of the journal."""
+    journal = folder / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    with journal.open("ab") as opened:
+        opened.write(lines[-1])
+
+
+def many_lines(folder: Path) -> None:
+    with (folder / "journal.jsonl").open("ab") as opened:
+        opened.write(b'{"kind": "model", "facts": {}}\n' * 2_000_000)
+
+
+def one_long_line(folder: Path) -> None:
+    with (folder / "journal.jsonl").open("ab") as opened:
+        opened.write(b'{"kind": "model", "facts": ' + b"[" * 20_000_000 + b"]" * 20_000_000 + b"}\n")
+
+
+FILES = ("journal.jsonl", "exit.json", "point.json", "output.log")
+INSTEAD = ("nothing", "a folder", "a pipe", "a link", "an endless file", "a huge file", "rubbish in it")
+SPOILED: dict[str, Callable[[Path], None]] = {
+    "removed": removed,
+    "moved": moved,
+    "by a file": by_a_file,
+    "by a link": by_a_link,
+    "by another folder": by_another_folder,
+    "above removed": above_removed,
+    "without permission": without_permission,
+    "truncated": truncated,
+    "stretched": stretched,
+    "overwritten": overwritten,
+    "forged": forged,
+    "many lines": many_lines,
+    "one long line": one_long_line,
+    **{
+        f"{file}: {how}": functools.partial(lambda folder, file, how: replaced(folder / file, how), file=file, how=how)
+        for file in FILES
+        for how in INSTEAD
+    },
+}
+
+
+def spoils(*, phase: Any, how: str, closes: bool = False, **_: Any) -> Any:
+    """Spoils the attempt's own folder between two phases, and prints a line."""
+    with phase("before"):
+        pass
+    SPOILED[how](own_folder())
+    if closes:
+        os.closerange(3, 4096)
+    print("printed", flush=True)
+    with phase("after"):
+        pass
+    return {"kept": 1}
+
+
+def writes_to_the_supervisor(*, phase: Any, pipe: str, **_: Any) -> Any:
+    """Writes rubbish to the pipe of commands or of answers of its supervisor, and waits for its own end."""
+    with phase("work"):
+        for entry in os.scandir(f"/proc/{os.getppid()}/fd"):
+            if os.readlink(entry.path).startswith("pipe:") and int(entry.name) >= 100:
+                flags = int(Path(f"/proc/{os.getppid()}/fdinfo/{entry.name}").read_text().split()[3], 8)
+                if (flags & os.O_ACCMODE == os.O_RDONLY) == (pipe == "commands"):
+                    with open(f"/proc/{os.getppid()}/fd/{entry.name}", "wb", buffering=0) as opened:
+                        opened.write(b"rubbish\n")
+        time.sleep(60)
+
+
+def spoils_at(*, phase: Any, batch: int, at: int, how: str, until: str, **_: Any) -> Any:
+    """Spoils the attempt's folder at one batch, until a file exists."""
+    if batch == at and not os.path.exists(until):
+        return spoils(phase=phase, how=how)
+    with phase("work"):
+        return {"kept": 1}
+
+
+def spoils_the_run(*, phase: Any, batch: int, at: int, how: str, **_: Any) -> None:
+    with phase("work"):
+        if batch == at:
+            run = own_folder().parents[2]
+            shutil.rmtree(run)
+            if how == "replaced":
+                run.mkdir()
+                (run / "plan.jsonl").touch()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import select
 import shlex
 import shutil
 import signal
@@ -82,6 +84,11 @@ class Sweep:
     def everything_below(self) -> list[int]:
         return processes.descendants_of(self.process.pid)
 
+    def pids(self) -> dict[str, int]:
+        """The pids of the sweep's own processes."""
+        ours = [pid for pid in self.everything_below() if b"supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return dict(zip(("orchestrator", "watcher", "supervisor", "measured"), [self.process.pid, *ours], strict=True))
+
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Callable[..., Sweep]]:
@@ -129,7 +136,7 @@ def counts(points: pd.DataFrame) -> dict[str, int]:
     return {str(status): int(count) for status, count in points["status"].value_counts().items()}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_what_runs_and_keeps_what_is_finished(
     sweep: Callable[..., Sweep], number: int, code: int
 ) -> None:
@@ -166,25 +173,74 @@ def test_a_second_signal_ends_the_sweep_at_once(sweep: Callable[..., Sweep]) -> 
     assert counts(run.points())["ok"] == 2
 
 
-@pytest.mark.parametrize("victim", ["orchestrator", "supervisor"])
-def test_after_a_kill_nothing_is_left_running(sweep: Callable[..., Sweep], victim: str) -> None:
+@pytest.mark.parametrize(
+    ("stopped", "killed"),
+    [
+        (None, ("orchestrator",)),
+        (None, ("orchestrator", "supervisor")),
+        (None, ("orchestrator", "watcher")),
+        (None, ("orchestrator", "measured")),
+        ("supervisor", ("orchestrator",)),
+        ("watcher", ("orchestrator",)),
+        ("measured", ("orchestrator",)),
+    ],
+)
+def test_after_a_kill_nothing_is_left_running(
+    sweep: Callable[..., Sweep], stopped: str | None, killed: tuple[str, ...]
+) -> None:
     run = sweep(*program(HANGS_FROM_3, "batch=1,2,3,4,5"))
     run.wait_until_it_hangs()
-    below = run.everything_below()
-    supervisors = [pid for pid in below if b"supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(below) >= 6  # the supervisor, the attempt, its program, and three children in their own sessions
-    if victim == "orchestrator":
-        run.process.kill()
-        run.end()
-        assert gone_within(1, below)
-    else:
-        os.kill(min(supervisors), signal.SIGKILL)
-        run.line("lost")
-        assert gone_within(5, below)
-        run.process.send_signal(signal.SIGINT)
-        run.end()
-        assert counts(run.points())["lost"] == 1
+    below, pids = run.everything_below(), run.pids()
+    assert len(below) >= 7  # the watcher, the supervisor, the attempt, its program, and three in their own sessions
+    if stopped is not None:
+        os.kill(pids[stopped], signal.SIGSTOP)
+    for victim in killed:
+        os.kill(pids[victim], signal.SIGKILL)
+    run.end()
+    assert gone_within(5, below)
     assert len(list(run.run.glob("points/*/*/exit.json"))) >= 2  # finished attempts are kept
+
+
+@pytest.mark.parametrize("killed", [("supervisor",), ("watcher", "supervisor")])
+def test_a_supervisor_that_is_killed_leaves_nothing_running_and_its_attempt_is_lost(
+    sweep: Callable[..., Sweep], killed: tuple[str, ...]
+) -> None:
+    run = sweep(*program(HANGS_FROM_3, "batch=1,2,3,4,5"))
+    run.wait_until_it_hangs()
+    below, pids = run.everything_below(), run.pids()
+    for victim in killed:
+        os.kill(pids[victim], signal.SIGKILL)
+    run.line("lost")
+    assert gone_within(5, below)
+    run.process.send_signal(signal.SIGINT)
+    run.end()
+    assert counts(run.points())["lost"] == 1
+
+
+def test_a_sweep_measures_on_without_its_watcher(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
+    run = sweep(*program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3,4"))
+    run.wait_until_it_hangs()
+    os.kill(run.pids()["watcher"], signal.SIGKILL)
+    (tmp_path / "go").touch()
+    assert run.end()[0] == 0
+    assert counts(run.points()) == {"ok": 4}
+
+
+def test_a_supervisor_that_was_stopped_when_its_sweep_was_killed_settles_nothing_after_the_run_is_resumed(
+    sweep: Callable[..., Sweep], tmp_path: Path
+) -> None:
+    run = sweep(*program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3,4"))
+    run.wait_until_it_hangs()
+    supervisor = run.pids()["supervisor"]
+    os.kill(supervisor, signal.SIGSTOP)
+    run.process.kill()
+    run.end()
+    (tmp_path / "go").touch()
+    again = swept(tmp_path, *program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3,4"))
+    assert again.returncode == 0, again.stderr
+    assert gone_within(5, [supervisor])
+    attempts = table(tmp_path, "attempts")
+    assert sorted(attempts.query("status == 'ok'")["batch"]) == [1, 2, 3, 4]
 
 
 def test_a_finished_attempt_is_recalled_and_the_rest_is_measured(sweep: Callable[..., Sweep], tmp_path: Path) -> None:
@@ -374,3 +430,49 @@ def test_a_sweep_measures_on_when_its_output_cannot_be_written(tmp_path: Path, r
     assert message in done.stderr
     assert done.stderr.count("\n") == bool(message)
     assert counts(table(tmp_path, "points")) == {"ok": 2}
+
+
+@pytest.mark.parametrize(
+    ("hangup", "code", "statuses"),
+    [(signal.SIG_DFL, 129, {"ok": 1, "interrupted": 1, "not_run": 1}), (signal.SIG_IGN, 0, {"ok": 3})],
+)
+def test_a_terminal_that_is_closed_stops_a_sweep_with_its_tables_unless_it_ignores_hangups(
+    tmp_path: Path, hangup: signal.Handlers, code: int, statuses: dict[str, int]
+) -> None:
+    words = [sys.executable, "-m", "sweeper", *COMMON, "name=run", *program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3")]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGHUP, hangup)
+        os.chdir(tmp_path)
+        os.execve(sys.executable, words, environ())
+    while not (tmp_path / "hanging").exists():  # a terminal that nobody reads would block the sweep
+        if select.select([terminal], [], [], 0.02)[0]:
+            os.read(terminal, 2**16)
+    os.close(terminal)
+    if hangup == signal.SIG_IGN:
+        (tmp_path / "go").touch()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+    assert counts(table(tmp_path, "points")) == statuses
+
+
+def test_a_mistake_ends_with_its_code_when_nobody_reads_the_message(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as nobody:
+        refused = subprocess.run([sys.executable, "-m", "sweeper", "batch=x"], cwd=tmp_path, stderr=nobody)
+    assert refused.returncode == 2
+
+
+def test_a_sweep_ends_no_process_that_it_did_not_start(tmp_path: Path) -> None:
+    """A shell starts two processes, one in a session of its own, and becomes the sweep: they are its children."""
+    words = shlex.join([sys.executable, "-m", "sweeper", *COMMON, "name=run", *program(DOES_NOTHING, "batch=1,2")])
+    script = "sleep 3600 > /dev/null 2>&1 & echo $! > first; setsid sleep 3600 > /dev/null 2>&1 & echo $! > second"
+    done = subprocess.run(
+        ["bash", "-c", f"{script}; exec {words}"], cwd=tmp_path, env=environ(), capture_output=True, text=True
+    )
+    others = [int((tmp_path / name).read_text()) for name in ("first", "second")]
+    left = [pid for pid in others if alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert done.returncode == 0, done.stderr
+    assert left == others

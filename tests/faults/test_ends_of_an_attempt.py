@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runners.outcome import Status
+from tests.faults import faulty
 from tests.measuring import MIB, Lab, Measured
 
 
@@ -17,7 +22,7 @@ def _nothing_is_left(lab: Lab) -> Any:
     """After every fault the next point is measured correctly, and no process, descriptor or stray file is left."""
     before = lab.measure("faulty:good")
     assert before.outcome.status is Status.OK
-    descriptors = lab.descriptors()
+    descriptors, supervisor = lab.descriptors(), lab.supervisor
     yield
     after = lab.measure("faulty:good")
     assert after.outcome.status is Status.OK
@@ -25,7 +30,7 @@ def _nothing_is_left(lab: Lab) -> Any:
     baseline = after.outcome.process_baseline["resident"]
     assert 64 * MIB <= after.outcome.peak("resident") - baseline < 72 * MIB
     assert lab.left_over() == []
-    assert lab.descriptors() == descriptors
+    assert lab.supervisor != supervisor or lab.descriptors() == descriptors
     known = {"point.json", "journal.jsonl", "exit.json", "output.log"}
     for folder in lab.root.glob("*/*"):
         assert {file.name for file in folder.iterdir()} <= known
@@ -336,3 +341,42 @@ def test_a_phase_called_between_is_an_error(lab: Lab) -> None:
 
 def test_a_phase_in_a_forked_process_is_refused(lab: Lab) -> None:
     assert lab.measure("faulty:uses_phase_in_a_fork").outcome.metrics == {"code": 7}
+
+
+@pytest.mark.parametrize("how", ["is traced by its child", "is stopped", "waits for a vfork", "hops", "multiplies"])
+def test_whatever_a_process_does_it_ends_at_its_deadline_with_all_that_it_started(lab: Lab, how: str) -> None:
+    measured = lab.measure("faulty:withstands", {"how": how}, timeout=1.0)
+    assert_ended(measured, Status.TIMEOUT, None, "work", 64)
+    assert 1.0 <= measured.exit["duration_s"] < 1.0 + 10.0
+    assert measured.exit["signal"] == signal.SIGKILL
+    assert lab.left_over() == []
+
+
+def test_an_attempt_settles_although_a_debugger_of_somebody_else_keeps_its_process(lab: Lab, tmp_path: Path) -> None:
+    attempt = lab.start("faulty:withstands", {"how": "allows tracers", "folder": str(tmp_path)}, timeout=1.0)
+    lab.wait_for("began")
+    while not (tmp_path / "pid").exists():
+        lab.engine.wait(0.01)
+    pid = (tmp_path / "pid").read_text()
+    with subprocess.Popen([sys.executable, "-S", "-c", faulty.TRACER, pid], stdout=subprocess.PIPE) as debugger:
+        assert debugger.stdout is not None
+        assert debugger.stdout.read(1) == b"."
+        measured = lab.settle(attempt)
+        assert debugger.poll() is None, "it is not ours to end"
+        debugger.kill()
+    assert measured.outcome.status is Status.TIMEOUT
+    assert measured.exit["duration_s"] < 1.0 + 10.0
+    assert (measured.exit["code"], measured.exit["signal"], measured.exit["maxrss_bytes"]) == (None, None, None)
+    assert f"process {pid} did not end within 3 seconds after it was killed" in (measured.outcome.error_message or "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["stops its supervisor", "stops its supervisor and the watcher"])
+def test_a_process_that_stops_its_supervisor_ends_at_its_deadline_all_the_same(lab: Lab, how: str) -> None:
+    attempt = lab.start("faulty:withstands", {"how": how}, timeout=1.0)
+    lab.wait_for("began")
+    began = time.monotonic()
+    outcome = lab.settle(attempt).outcome
+    assert time.monotonic() - began < 1.0 + 10.0
+    assert outcome.status is Status.TIMEOUT
+    assert outcome.error_message == "not done after timeout=1 seconds; its supervisor did not end it"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import runners.device
-from runners import contamination
+from runners import contamination, processes
 from runners.contamination import LONGEST_WAIT, Lane, Reading, Watch
 from runners.engines.local import Local
 from runners.facts import DeviceUse, Exit
@@ -162,7 +162,7 @@ class Gpu(Lab):
 
     @property
     def supervisor(self) -> int:
-        return self.engine._lanes[self.lane].process.pid
+        return processes.descendants_of(self.engine._lanes[self.lane].process.pid)[0]
 
     def go_away(self) -> None:
         """Close the supervisor's stdin, as an orchestrator that dies does, and wait until it has ended."""

@@ -64,9 +64,9 @@ start = lambda *below: subprocess.Popen(
 )
 ended, spared = start(sys.argv[1]), start(sys.argv[1])
 below_ended, below_spared = (int(each.stdout.readline()) for each in (ended, spared))
-print(processes.end_descendants(os.getpid(), spare=frozenset([spared.pid])))
+print(len(processes.end_descendants(spare=[spared.pid])))
 print(processes.descendants_of(os.getpid()) == [spared.pid, below_spared])
-print(processes.end_descendants(os.getpid()))
+print(len(processes.end_descendants()))
 print(processes.descendants_of(os.getpid()))
 """
 

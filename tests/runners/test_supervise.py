@@ -1,4 +1,4 @@
-"""How a supervisor locks devices before an attempt starts."""
+"""How a supervisor locks devices before an attempt starts, and that it runs what was sent."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import fcntl
 import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from runners import launch_command
 from runners.device import device_named
+from runners.engines.local import EngineFailed
 from runners.outcome import Status
-from runners.point import Attempt, AttemptFolder, Point
+from runners.point import Attempt, AttemptFolder, Point, write_aside
 from runners.supervise import MOST_REFUSALS, Output, Running, Supervisor, quiet_stderr
 from tests.measuring import SETTLED, Lab
 
@@ -40,6 +44,47 @@ def test_an_attempt_on_two_devices_waits_for_either_and_locks_neither_meanwhile(
         with first.open() as other:
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert lab.settle(attempt).outcome.status is Status.OK
+
+
+def requests(folder: Path) -> tuple[Attempt, Attempt]:
+    """What a sweep requests, and what another user puts in its place."""
+    ours, theirs = (
+        Attempt(
+            point=Point(values={**SETTLED, "start": start, "workload": {"name": "command", "argv": argv}}),
+            device=device_named("cpu"),
+            cwd=str(folder),
+        )
+        for start, argv in (("cold", ["true"]), ("cold", ["touch", "was-run"]))
+    )
+    return ours, theirs
+
+
+def test_a_request_that_was_replaced_in_its_folder_is_not_run_by_a_supervisor(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "attempts", tmp_path)
+    ours, theirs = requests(tmp_path)
+    folder = lab.folder(ours)
+    folder.create(ours)
+    write_aside(folder.request, theirs.to_json())
+    try:
+        lab.engine.start(ours, folder, "cpu")
+        with pytest.raises(EngineFailed, match=r"point\.json was replaced after it was written"):
+            lab.wait_for("settled")
+    finally:
+        lab.engine.close()
+    assert not (tmp_path / "was-run").exists()
+    assert not folder.journal.exists()
+
+
+def test_a_request_that_was_replaced_in_its_folder_is_not_run_by_a_cold_process(tmp_path: Path) -> None:
+    ours, theirs = requests(tmp_path)
+    folder = AttemptFolder(tmp_path / "attempt")
+    folder.create(theirs)
+    command = launch_command.command(sys.executable, "child", str(folder.path), "0", ours.digest)
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "point.json was replaced after it was written" in refused.stderr
+    assert not (tmp_path / "was-run").exists()
+    assert not folder.journal.exists()
 
 
 class Full(Supervisor):

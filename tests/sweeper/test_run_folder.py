@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
 from sweeper.plan_lines import PlannedLine, read_plan
 from sweeper.run_folder import RunFolder, open_run
+from tests import other_user
 
 POINT, CPU = Point(values={"batch": 1}), device_named("cpu")
 LINE = PlannedLine(id=POINT.id, order=0, device="cpu", values=POINT.values)
@@ -120,3 +123,133 @@ def test_traces_are_kept_for_one_sweep_only(opened: RunFolder, tmp_path: Path) -
     file.write_text(json.dumps({}))
     opened.close()
     assert not file.exists()
+
+
+PLANTED: dict[str, Callable[[Path, Path], object]] = {
+    "a symbolic link": lambda path, elsewhere: path.symlink_to(elsewhere),
+    "a pipe": lambda path, elsewhere: os.mkfifo(path),
+    "a folder": lambda path, elsewhere: path.mkdir(),
+    "a file": lambda path, elsewhere: path.touch(),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        (".lock", ["a symbolic link", "a pipe", "a folder"]),
+        ("plan.jsonl", ["a symbolic link", "a pipe", "a folder"]),
+        ("points", ["a symbolic link", "a pipe", "a file"]),
+        ("points/ab", ["a symbolic link", "a pipe", "a file"]),
+    ],
+)
+def test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line(
+    tmp_path: Path, name: str, kinds: list[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for kind in kinds:
+        run = tmp_path / "outputs" / kind.replace(" ", "-")
+        (run / "points").mkdir(parents=True)
+        (run / "plan.jsonl").touch()
+        place = run / name
+        place.unlink() if name == "plan.jsonl" else place.rmdir() if name == "points" else None
+        PLANTED[kind](place, elsewhere)
+        with pytest.raises(Mistake, match=f"name={run.name}: {place} is {kind} and not a (file|folder); remove it"):
+            open_run(str(tmp_path / "outputs"), run.name, "slug")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_lock_and_a_plan_with_a_second_name_are_refused_in_one_line_and_stay_as_they_are(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in (".lock", "plan.jsonl"):
+        run = tmp_path / "outputs" / name.strip(".")
+        run.mkdir(parents=True)
+        os.link(victim, run / name)
+        with pytest.raises(Mistake, match=rf"{name} cannot be written: it has 2 names \(hard links\)"):
+            open_run(str(tmp_path / "outputs"), run.name, "slug")
+        assert victim.read_text() == "mine"
+        (run / name).unlink()
+
+
+def test_a_run_that_is_a_link_is_refused_with_what_to_type_and_outputs_that_is_one_is_not(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")
+    open_run(str(tmp_path / "outputs"), "mine", "slug").close()
+    assert {path.name for path in (tmp_path / "disk" / "mine").iterdir()} == {".lock", "plan.jsonl"}
+    (tmp_path / "disk" / "theirs").symlink_to(tmp_path / "disk" / "mine")
+    with pytest.raises(Mistake, match=f"is a symbolic link, .* type outputs={tmp_path / 'disk'} name=mine$"):
+        open_run(str(tmp_path / "outputs"), "theirs", "slug")
+
+
+def test_an_attempt_that_is_a_link_is_no_attempt_and_nothing_behind_it_is_removed(
+    opened: RunFolder, tmp_path: Path
+) -> None:
+    first = attempted(opened, 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "thesis.tex").touch()
+    opened.attempt_folder(Attempt(point=POINT, device=CPU, number=2)).path.symlink_to(tmp_path / "elsewhere")
+    third = attempted(opened, 3)
+    assert list(opened.attempts(POINT, CPU)) == [first, third]
+    assert (tmp_path / "elsewhere" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+def test_traces_that_were_planted_are_removed_and_never_read(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    open_run(str(tmp_path), "run", "slug").close()
+    PLANTED[kind](tmp_path / "run" / "followed", tmp_path / "elsewhere")
+    name = f"{POINT.id}.12345678"
+    if kind in ("a symbolic link", "a folder"):
+        (tmp_path / "run" / "followed" / name).write_text("planted")
+    with closing(open_run(str(tmp_path), "run", "slug")) as run:
+        trace = run.allocation_trace(POINT, "sm_90")
+        assert list(trace.parent.iterdir()) == []
+        assert trace.parent.is_dir()
+        assert not trace.parent.is_symlink()
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ([name] if kind == "a symbolic link" else [])
+
+
+def test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(open_run(str(tmp_path), "run", "slug")) as run:
+        folder = attempted(run, 1)
+    (tmp_path / "run" / "plan.jsonl").unlink()
+    with closing(open_run(str(tmp_path), "run", "slug")) as run:
+        assert list(run.attempts(POINT, CPU)) == [folder]
+        run.plan(LINE)
+        assert list(read_plan(run.path)) == [LINE]
+    said = capsys.readouterr().err
+    assert said.startswith(f"sweeper: {tmp_path / 'run' / 'plan.jsonl'} is missing: the attempts in points/ are kept")
+    assert said.count("\n") == 1
+
+
+@other_user.only_root
+def test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_with_its_owner() -> None:
+    with other_user.shared_folder() as shared:
+        with closing(open_run(str(shared / "outputs"), "mine", "slug")) as run:
+            attempted(run, 1)
+        (shared / "given").mkdir()
+        (shared / "given").chmod(0o777)
+        with closing(open_run(str(shared / "given"), "mine", "slug")) as run:
+            attempted(run, 1)
+        for path in (run.path, run.path / ".lock", run.path / "plan.jsonl"):
+            path.chmod(0o777)
+
+        def sweep() -> None:
+            for outputs, name, place in (
+                ("outputs", None, "outputs"),
+                ("outputs", "theirs", "outputs"),
+                ("outputs", "mine", "outputs/mine/.lock"),
+                ("given", "mine", "given/mine/points"),  # a folder that only its owner may write to
+            ):
+                with pytest.raises(Mistake) as refused:
+                    open_run(str(shared / outputs), name, "slug")
+                line = str(refused.value)
+                assert line.startswith(f"outputs={shared / outputs}: {shared / outputs}/")
+                assert line.endswith(
+                    f"cannot be written: {os.strerror(errno.EACCES)} ({shared / place} belongs to user root)"
+                )
+
+        other_user.act(sweep)

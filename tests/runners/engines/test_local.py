@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +62,7 @@ def test_waiting_ends_after_its_timeout_or_when_the_descriptor_is_written_to() -
         assert engine.wait(0) == []
         os.write(write, b"2")
         assert engine.wait(None) == []
+        assert not select.select([read], [], [], 0)[0], "else it would end every later wait at once"
     finally:
         engine.close()
         os.close(read)
@@ -188,11 +194,12 @@ def test_an_interpreter_that_cannot_be_started_ends_the_sweep_with_the_reason(la
         start(lab)
 
 
-def test_an_attempt_that_cannot_be_kept_ends_the_sweep(lab: Lab) -> None:
+def test_an_attempt_whose_folder_is_gone_is_not_kept_and_the_engine_goes_on(lab: Lab) -> None:
     """The program puts a file where the folder of its attempt was."""
     start(lab, "sh", "-c", f"rm -r {lab.root}; touch {lab.root}")
-    with pytest.raises(EngineFailed, match="cannot be written"):
-        events(lab.engine)
+    *_, last = events(lab.engine, "unkept")
+    assert last.kind == "unkept"
+    assert "cannot be written" in (last.detail or "")
 
 
 def test_killed_or_closed_an_engine_leaves_no_process(lab: Lab) -> None:
@@ -204,6 +211,61 @@ def test_killed_or_closed_an_engine_leaves_no_process(lab: Lab) -> None:
     lab.engine.close()
     assert running() == []
     lab.engine = Local("python", lanes=1)
+
+
+def test_a_supervisor_that_dies_with_its_watcher_takes_nothing_with_it_that_was_there_before(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """A shell with a child, and a child whose parent has ended: an orphan comes to the engine's process."""
+    lab.engine.close()
+    script = "sleep 3600 & echo $!; sh -c 'sleep 3600 & echo $!'; read _; exit"
+    with subprocess.Popen(
+        ["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        others = [int(shell.stdout.readline()) for _ in range(2)]
+        try:
+            lab.engine = Local(sys.executable, lanes=1)
+            start(lab, "setsid", "sleep", "3600")
+            events(lab.engine, "began")
+            ours = [lab.watcher, *processes.descendants_of(lab.watcher)]
+            shell.stdin.close()  # it ends, and both its children are orphans
+            shell.wait()
+            os.kill(lab.watcher, signal.SIGSTOP)
+            os.kill(lab.supervisor, signal.SIGKILL)
+            os.kill(lab.watcher, signal.SIGKILL)
+            events(lab.engine)
+            assert [pid for pid in ours if processes._state(pid) not in (None, "Z")] == []
+            assert [pid for pid in others if processes._state(pid) in (None, "Z")] == []
+        finally:
+            for pid in others:
+                processes.kill(pid)
+                os.waitpid(pid, 0)
+
+
+def test_an_attempt_that_settled_while_this_process_was_stopped_is_not_overdue(lab: Lab) -> None:
+    attempt = start(lab)
+    events(lab.engine, "began")
+    while not lab.folder(attempt).exit.exists():
+        time.sleep(0.01)
+    lab.engine._lanes["cpu"].due = 0.0
+    events(lab.engine)
+    exit = lab.folder(attempt).settled()
+    assert exit is not None
+    assert (exit.code, exit.timed_out) == (0, False)
+
+
+def test_an_attempt_that_was_begun_anew_does_not_settle(lab: Lab) -> None:
+    """As by a supervisor that goes on after its orchestrator died and the run was resumed."""
+    attempt = start(lab, "sleep", "3600")
+    events(lab.engine, "began")
+    lab.folder(replace(attempt, number=attempt.number + 1)).path.mkdir()
+    lab.engine.cancel("Ctrl-C")
+    events(lab.engine)
+    exit = lab.folder(attempt).settled()
+    assert exit is not None
+    assert (exit.lost, exit.interrupted, exit.pid) == (True, None, None)
 
 
 def running() -> list[int]:

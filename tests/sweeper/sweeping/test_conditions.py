@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from runners.point import Point
 from sweeper.errors import Mistake
 from sweeper.planning.schema import REFUSED_VARIABLES
 from sweeper.sweeping import conditions
-from sweeper.sweeping.conditions import check_libraries, environ_of, locks_of
+from sweeper.sweeping.conditions import check_libraries, check_locks, environ_of, locks_of
 from sweeper.sweeping.recall import Fingerprint
 
 CARD = Card(name="H100", vendor="nvidia", architecture="sm_90", total_bytes=2**36)
@@ -124,3 +126,26 @@ def test_a_library_that_some_points_need_is_reported_once_and_the_others_are_mea
     assert capsys.readouterr().out == f"{why}; to install: {INSTALL}\n"
     check_libraries(_points("mlp"), WITHOUT, print)
     assert capsys.readouterr().out == ""
+
+
+def test_locks_elsewhere_than_usual_are_reported_and_one_that_leads_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    reported: list[str] = []
+    check_locks([SIM], reported.append)
+    assert list(tmp_path.iterdir()) == []
+    check_locks([CPU, SIM, PAIR], reported.append)
+    usual = tmp_path / f"sweeper-{os.geteuid()}"
+    assert {path.name for path in usual.iterdir()} == {"cpu.lock", "GPU-1.lock", "GPU-2.lock"}
+    assert reported == []
+    (usual / "cpu.lock").unlink()
+    (usual / "cpu.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(Mistake, match=f"TMPDIR={tmp_path}: {usual}/cpu.lock cannot be locked: it is a symbolic link"):
+        check_locks([CPU], reported.append)
+    assert not (tmp_path / "victim").exists()
+    usual.rename(tmp_path / "moved")
+    usual.touch()
+    check_locks([CPU], reported.append)
+    (line,) = reported
+    assert line.startswith(f"{usual} is a file; the locks of devices are in {usual}-")

@@ -44,3 +44,23 @@ def test_more_families_than_a_page_holds_are_counted(tmp_path: Path) -> None:
     for seed in range(6):
         run.grid((1, 2), (64,), seed=seed, lr=seed)
     assert "2 more with other settings are not shown" in drawn(run, tmp_path / "x.svg")
+
+
+def test_a_picture_takes_the_place_of_a_link_and_appears_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "x.svg").symlink_to(tmp_path / "victim")
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "pictures").symlink_to(tmp_path / "disk")
+    for file in (tmp_path / "x.svg", tmp_path / "pictures" / "y.svg"):
+        assert drawn(Run().grid(), file).startswith("<?xml")
+        assert not file.is_symlink()
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert {path.name for path in tmp_path.rglob("*.*")} == {"x.svg", "y.svg"}
+
+
+def test_names_in_a_picture_are_text_and_not_tex_whatever_matplotlibrc_says(tmp_path: Path) -> None:
+    import matplotlib
+
+    phase = r"$\input{/etc/passwd}$"
+    with matplotlib.rc_context({"text.usetex": True}):
+        assert phase in drawn(Run().grid(costs={phase: (MIB, 1024, 1024)}), tmp_path / "x.svg")

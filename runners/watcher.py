@@ -1,0 +1,91 @@
+"""The watcher of a lane: a small process between the orchestrator and the supervisor that ends what they leave.
+
+A measured process dies with its supervisor, because the kernel kills it. The processes that it started do not: they
+become children of their nearest ancestor that inherits orphans. The supervisor is the first such ancestor and the
+orchestrator the last. The watcher is between them, so that one is alive after any two of the three were killed. It
+also ends a supervisor that is stopped (SIGSTOP) when the orchestrator dies. Linux only: no other system has
+subreapers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import NoReturn
+
+from runners import processes
+
+# Seconds for the supervisor to end its attempt and write exit.json after the orchestrator's death.
+GRACE_SECONDS = 3.0
+PATIENCE_SECONDS = 10.0  # for everything below to end
+WATCHED = (signal.SIGCHLD, signal.SIGCONT, signal.SIGTERM)
+
+
+def fork_supervisor() -> None:
+    """Fork. Return in the child, which becomes the supervisor; the caller becomes its watcher and never returns."""
+    orchestrator = os.getppid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    processes.inherit_orphans()
+    processes.go_on_when_the_parent_dies()
+    supervisor = os.fork()
+    if supervisor:
+        _watch(supervisor, orchestrator)
+    processes.go_on_when_the_parent_dies()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _watch(supervisor: int, orchestrator: int) -> NoReturn:
+    """Wait for the supervisor's end, or bring it about; end what is left; end as the supervisor did.
+
+    Three signals report what happens: SIGCHLD a process that ended, SIGCONT the orchestrator's death, and SIGTERM,
+    which is passed on, is a request.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _close_standard_streams()
+    status, until = None, float("inf")
+    while status is None:
+        if os.getppid() != orchestrator and until == float("inf"):
+            until = time.monotonic() + (0.0 if processes.is_stopped(supervisor) else GRACE_SECONDS)
+        if time.monotonic() >= until:
+            processes.kill(supervisor)
+            break
+        number = _next_signal(until)
+        if number == signal.SIGTERM:
+            processes.kill(supervisor, signal.SIGTERM)
+        status = _reap(supervisor)
+    processes.end_descendants(patience=PATIENCE_SECONDS)
+    code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+    if code < 0:
+        processes.die_of(-code)
+    os._exit(code)
+
+
+def _next_signal(until: float) -> int:
+    """The number of the next signal; 0 if none arrives in time."""
+    if until == float("inf"):
+        return signal.sigwait(WATCHED)
+    found = signal.sigtimedwait(WATCHED, max(0.0, until - time.monotonic()))
+    return 0 if found is None else found.si_signo
+
+
+def _reap(supervisor: int) -> int | None:
+    """Reap every child that ended. Returns the supervisor's wait status if it is among them."""
+    found = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if pid == 0:
+            return found
+        if pid == supervisor:
+            found = status
+
+
+def _close_standard_streams() -> None:
+    """Leave the pipes to the supervisor: each end notices by them that the other has died."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1):
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
