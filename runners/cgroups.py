@@ -41,7 +41,7 @@ def oom_kills() -> int | None:
 
 def _folders() -> Iterator[tuple[Path, Files]]:
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = Path("/proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:

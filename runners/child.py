@@ -20,14 +20,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runners import facts, failure, fingerprint, libraries, processes
+from runners import facts, failure, fingerprint, launch_command, libraries, processes
 from runners.budget import Budget
 from runners.failure_trace import FailureTrace
 from runners.journal import Journal
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
 from runners.point import Attempt, AttemptFolder
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from runners.threads import Threads
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ def run_by_hand(arguments: list[str]) -> NoReturn:
     which environment, so all of it is shown first, and runs once its name follows the folder. Raises SystemExit with
     one line for that, and for a folder that has a journal already or no request that can be read.
     """
-    from runners import launch_command
-
     if not arguments:
         raise SystemExit("usage: python -m runners.child FOLDER [WHAT]")
     folder = AttemptFolder(Path(arguments[0]).resolve())
@@ -95,7 +93,11 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     except BaseException as error:  # any exception of a workload is a fact about its point
         _be_undisturbed()
         with trace.unlimited():
-            signal_number = _record(error, journal, trace)
+            try:
+                signal_number = _record(error, journal, trace)
+            except MemoryError:  # under a limit that cannot be lifted
+                failure.release(error)
+                signal_number = _record(error, journal, trace)
         if signal_number:
             processes.die_of(signal_number)
     else:
@@ -189,7 +191,9 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:
-            with budget.lifted():  # an exception that left a phase failed there, not in the stretch after it
+            # An exception that left a phase failed there, not in the stretch after it. Without memory for its end, the
+            # phase stays without one.
+            with budget.lifted(), contextlib.suppress(MemoryError):
                 phases.close(completed=any(cause is phases.raised for cause in failure.causes(error)))
             raise
     return finished
@@ -247,9 +251,7 @@ def _be_an_ordinary_process() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    folder = os.getcwd()
-    if not os.environ.get("PYTHONSAFEPATH") and folder not in sys.path:
-        sys.path.insert(0, folder)  # where `python -c` looks first; absolute, since a workload may change folder
+    launch_command.search_current_folder()
     with contextlib.suppress(Exception):
         faulthandler.enable()  # writes the Python stack of a segfault to the output and keeps the signal
 

@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from runners import facts, libraries
+from runners import facts, launch_command, libraries
 from runners.meters import cpu, nvml
 from runners.point import Attempt, Point, canonical
 
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> None:
 
     The first argument names the workloads, the second optional libraries.
     """
-    sys.path.insert(0, os.getcwd())  # where the measured process looks for a user's module first
+    launch_command.search_current_folder()
     code = {canonical(names): code_of(names) for names in json.loads(arguments[0])}
     missing = [name for name in json.loads(arguments[1]) if not libraries.is_installed(name)]
     install = libraries.installation(*missing)

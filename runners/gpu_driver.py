@@ -39,4 +39,4 @@ def initialised() -> str | None:
 
 
 def _is_loaded(library: str) -> bool:
-    return f"/{library}" in Path("/proc/self/maps").read_text()
+    return f"/{library}" in Path("/proc/self/maps").read_text(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -28,7 +29,29 @@ def command(python: str, module: str, *arguments: str) -> list[str]:
     return [python, "-c", BOOT, str(Path(__file__).resolve().parent), module, *arguments]
 
 
-def environ(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment of this process with some variables set or, with None, removed."""
+def environ(changes: Mapping[str, str | None]) -> dict[str, str | bytes]:
+    """The environment of this process with some variables set or, with None, removed.
+
+    Letters that the locale's encoding lacks are UTF-8.
+    """
     changed: dict[str, str | None] = {**os.environ, **changes}
-    return {name: value for name, value in changed.items() if value is not None}
+    return {name: _encoded(value) for name, value in changed.items() if value is not None}
+
+
+def _encoded(text: str) -> str | bytes:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape")
+    return text
+
+
+def search_current_folder() -> None:
+    """Let this process import from the current folder first, as `python -c` does, unless PYTHONSAFEPATH is set.
+
+    The path is absolute, since a workload may change folder. Every process that imports a user's module calls this, so
+    that the plan and the measurement find the same one.
+    """
+    folder = os.getcwd()
+    if not os.environ.get("PYTHONSAFEPATH") and folder not in sys.path:
+        sys.path.insert(0, folder)

@@ -285,16 +285,18 @@ def _missing_library(error: BaseException) -> str:
 
 
 def _target(target: str) -> dict[str, Any]:
-    """The parameters of `module:function`, found as the measured process finds it: in the current folder too."""
+    """The parameters of `module:function`, found as the measured process finds it."""
     module_name, colon, path = target.partition(":")
     if not (colon and module_name and path):
         return {"error": f"{target!r} is not of the form module:function"}
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    importlib.import_module("runners.launch_command").search_current_folder()
     try:
         function: Any = importlib.import_module(module_name)
     except BaseException as error:  # a module can raise anything, SystemExit included
-        return {"error": f"{module_name} cannot be imported: {root_cause(error)}{_missing_library(error)}"}
+        unsearched = ""
+        if isinstance(error, ModuleNotFoundError) and os.environ.get("PYTHONSAFEPATH"):
+            unsearched = "; PYTHONSAFEPATH is set, so the current folder is not searched: add it to PYTHONPATH"
+        return {"error": f"{module_name} cannot be imported: {root_cause(error)}{unsearched}{_missing_library(error)}"}
     try:
         for part in path.split("."):
             function = getattr(function, part)

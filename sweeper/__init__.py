@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # typing imports re, which a re.py in the current folder would hide: see __main__
 if TYPE_CHECKING:
     from sweeper.tables.loading import load as load
 

@@ -6,6 +6,7 @@ Each command imports what it needs, so that `environment` and `frontier` wait fo
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
 from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
@@ -37,11 +39,20 @@ def main() -> int:
     except BrokenPipeError:  # `| head`. What Python flushes at its end has no reader either.
         screen.discard(sys.stdout)
         return 141
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        screen.warn(f"{error.filename}: {files.why(error)}")
+        return 2
     except OSError as error:
         if error.errno != errno.ENOSPC or error.filename is not None:
             raise
         screen.discard(sys.stdout)
         screen.warn(f"the output cannot be written: {error.strerror}")
+        return 2
+    except UnicodeEncodeError as error:  # of a path: what is printed is escaped
+        letters = error.object[error.start : error.end]
+        screen.warn(f"{letters!r} cannot be written in this locale's encoding, {error.encoding}; set LC_ALL=C.UTF-8")
         return 2
     except KeyboardInterrupt:
         return 130
@@ -56,6 +67,9 @@ def _open_closed_streams() -> None:
         stream or open(number, mode, closefd=False)  # noqa: SIM115 (for as long as the process lives)
         for stream, number, mode in ((sys.stdin, 0, "r"), (sys.stdout, 1, "w"), (sys.stderr, 2, "w"))
     )
+    for output in (sys.stdout, sys.stderr):  # a letter that the locale's encoding lacks ends no command
+        if isinstance(output, io.TextIOWrapper):
+            output.reconfigure(errors="backslashreplace")
 
 
 def _exit_code(command: Callable[[], int]) -> int:
@@ -111,7 +125,7 @@ def estimate(line: CommandLine) -> int:
         from sweeper.tables import loading
         from sweeper.views import comparison_report
 
-        folder = loading.run_folder(run_of(line))
+        folder = _run(line)
         comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
         return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
     plan = _plan(line)
@@ -136,10 +150,10 @@ def effects(line: CommandLine) -> int:
     from sweeper.tables import loading
     from sweeper.views import effects_report, pictures
 
-    run, picture, at = run_of(line), line.flags.picture, line.flags.at
+    picture, at = line.flags.picture, line.flags.at
     if picture is not None:
         pictures.check(picture)
-    folder = loading.run_folder(run)
+    folder = _run(line)
     points, phases = effects_report.rows_of(loading.read(folder))
     found = effects_report.effects(points, phases, at, read_plan(folder))
     _show(line, found, effects_report.as_text)
@@ -163,8 +177,19 @@ def frontier(line: CommandLine) -> int:
     from sweeper.tables import loading
     from sweeper.views import decision_sheet
 
-    folder = loading.run_folder(run_of(line))
+    folder = _run(line)
     return _show(line, decision_sheet.decision_sheet(folder, loading.read(folder)), decision_sheet.as_text)
+
+
+def _run(line: CommandLine) -> Path:
+    """The folder of the run that the line names, or of the newest one. Raises Mistake."""
+    from sweeper.tables import loading
+
+    named = run_of(line)
+    folder = loading.newest_run() if named is None else loading.run_folder(named)
+    if named is None:
+        screen.warn(f"{line.command}: {folder}, the newest run")
+    return folder
 
 
 def _show(

@@ -22,7 +22,7 @@ import pytest
 
 from runners.point import Point
 from sweeper import load
-from tests import command_line
+from tests import command_line, other_user
 
 PROGRAM = "workload.argv=[sh,-c,'exit 0',sh,'{batch}']"
 TYPED = ["devices=[cpu]", "parallel=true", "timeout=60", "workload=command", PROGRAM, "name=run"]
@@ -249,3 +249,40 @@ def test_a_name_with_control_characters_is_shown_escaped(run: Path) -> None:
             read = command_line.run([command, name], run.parents[1])
             assert read.returncode == (0 if name == str(there) else 2)
             assert all(line.isprintable() for line in (read.stdout + read.stderr).split("\n"))
+
+
+def read_by(user: int | None, run: Path) -> dict[str, tuple[int, str, str]]:
+    """The exit code and the output of each command that reads the run."""
+    found = {}
+    for words in (*READING, ["frontier", "--json"], ["effects", "--json"], ["estimate", "--json"]):
+        read = command_line.run([words[0], str(run), *words[1:]], run.parent, user=user)
+        found[" ".join(words)] = (read.returncode, read.stdout, read.stderr)
+    return found
+
+
+@other_user.only_root
+@pytest.mark.parametrize("has_tables", [True, False], ids=["tables", "journals"])
+def test_a_run_that_may_only_be_read_is_read_by_every_command_as_by_its_owner(run: Path, has_tables: bool) -> None:
+    with other_user.shared_folder() as shared:
+        theirs = Path(shutil.copytree(run, shared / "run"))
+        for table in theirs.glob("*.parquet") if not has_tables else ():
+            table.unlink()
+        theirs.chmod(0o755)
+        before = {path: path.stat().st_mtime_ns for path in theirs.rglob("*")}
+        read = read_by(other_user.UID, theirs)
+        assert read == read_by(None, theirs)
+        assert {code for code, _, _ in read.values()} == {0}
+        assert before == {path: path.stat().st_mtime_ns for path in theirs.rglob("*")}
+
+
+@other_user.only_root
+@pytest.mark.parametrize("closed", [".", "points", "points/*"])
+def test_a_run_that_may_not_be_read_is_one_line_with_its_owner_in_every_command(run: Path, closed: str) -> None:
+    with other_user.shared_folder() as shared:
+        theirs = Path(shutil.copytree(run, shared / "outputs" / "run"))
+        for folder in theirs.glob(closed) if closed != "." else [theirs]:
+            folder.chmod(0o700)
+        for code, out, err in read_by(other_user.UID, theirs).values():
+            assert (code, out, err.count("\n")) == (2, "", 1), err
+            assert "Permission denied (" in err
+            assert "belongs to user root)" in err

@@ -9,16 +9,20 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
-from sweeper.errors import Mistake, did_you_mean
+from sweeper.cards import CONF
+from sweeper.errors import Mistake
 from sweeper.planning import hydra_keys
+from sweeper.planning.suggestions import no_such_command, no_such_flag, words_apart
 
 # Flags that show something and run nothing.
 SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # the keys of --at
+WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "--picture")  # in the next word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +54,13 @@ def read(arguments: Sequence[str]) -> CommandLine:
     """Raises Mistake for an unknown command or flag, and for a flag without its value."""
     parser, commands = _parsers()
     command, rest = _split(arguments, list(commands))
+    if command == "sweep" and "--json" in rest:
+        raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
+    _check_flags(rest, commands[command].flags, takes_keys=command in ("sweep", "estimate"))
+    if command in ("sweep", "estimate"):
+        _check_words(command, rest)
     flags, extra = parser.parse_known_args([command, *rest])
     unknown = [word for word in extra if word.startswith("-")]
-    if command == "sweep" and "--json" in unknown:
-        raise Mistake("--json comes after a command, as in sweeper frontier RUN --json; a sweep writes tables")
     if unknown:
         commands[command].error(f"no such flag: {', '.join(unknown)}")
     # argparse puts only the first positionals into `words`; those after a flag are left over.
@@ -63,11 +70,16 @@ def read(arguments: Sequence[str]) -> CommandLine:
     return line
 
 
-def run_of(line: CommandLine) -> str:
-    """The one word of a command that reads a run. Raises Mistake."""
+def run_of(line: CommandLine) -> str | None:
+    """The one word of a command that reads a run; None without a word. Raises Mistake."""
+    if not line.words:
+        return None
+    given = " ".join(line.words)
+    if line.command != "estimate" and all("=" in word and not Path(word).exists() for word in line.words):
+        searches = "design=frontier " if line.command == "frontier" else ""
+        raise Mistake(f"{line.command} {given}: takes a run, the folder of a sweep; write sweeper {searches}{given}")
     if len(line.words) != 1:
         keys_or = "keys or " if line.command == "estimate" else ""
-        given = " ".join(line.words) or "none"
         raise Mistake(f"{line.command} takes {keys_or}one run, the folder of a sweep, got {given}")
     return line.words[0]
 
@@ -89,14 +101,50 @@ def names_run(line: CommandLine) -> bool:
 
 
 def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list[str]]:
-    """The command and what follows it."""
-    if not arguments or _is_override(arguments[0]):
-        return "sweep", list(arguments)
-    command, *rest = arguments
-    if command not in commands:
-        meant = did_you_mean(command, commands) or f"; there are {', '.join(commands)}"
-        raise Mistake(f"no such command: {command}{meant}; --help shows more")
-    return command, rest
+    """The command and all other words. It may stand after flags and overrides."""
+    at = _first_word(arguments)
+    if at is not None and arguments[at] in commands:
+        return arguments[at], [*arguments[:at], *arguments[at + 1 :]]
+    if at == 0:
+        raise Mistake(no_such_command(arguments[0], arguments[1:], commands))
+    return "sweep", list(arguments)
+
+
+def _first_word(arguments: Sequence[str]) -> int | None:
+    """The place of the first word that is neither an override nor a flag nor a flag's value."""
+    before = ""
+    for at, word in enumerate(arguments):
+        is_value = before in WITH_VALUE or (before in ("--info", "-i") and word in INFOS)
+        if not is_value and not _is_override(word):
+            return at
+        before = "" if is_value else word
+    return None
+
+
+def _check_flags(words: Sequence[str], known: Sequence[str], takes_keys: bool) -> None:
+    """Raises Mistake for a flag that is none, if it is like a key or a flag. argparse reports all others."""
+    for at, word in enumerate(words):
+        found = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
+        if found is None or found[1] in known:
+            continue
+        following = words[at + 1 : at + 2]
+        is_value = following and re.match(r"-|[^=]+=", following[0]) is None
+        value = found[2] if found[2] is not None else following[0] if is_value else None
+        if message := no_such_flag(found[1], value, known, takes_keys):
+            raise Mistake(message)
+
+
+def _check_words(command: str, words: Sequence[str]) -> None:
+    """Raises Mistake for a word that is neither an override nor a flag or its value, if it is clear what it means."""
+    is_run = command == "estimate" and (len(words) == 1 or any(Path(word).is_dir() for word in words))
+    for at, word in enumerate(words):
+        of_flag = at > 0 and words[at - 1].startswith("-") and "=" not in words[at - 1]
+        is_override = _is_override(word) and not (at > 0 and word.startswith("="))
+        if is_override or of_flag or (is_run and Path(word).is_dir()):
+            continue
+        if message := words_apart(words, at, command):
+            raise Mistake(message)
+        return
 
 
 def _is_override(word: str) -> bool:
@@ -109,6 +157,10 @@ def _is_of_hydra(word: str) -> bool:
 
 class _Parser(argparse.ArgumentParser):
     """Reports a mistake as one line with the command's usage."""
+
+    @property
+    def flags(self) -> Sequence[str]:
+        return tuple(self._option_string_actions)
 
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message}; usage: {self.usage}")
@@ -126,6 +178,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         )
         if name != "sweep":
             parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+        if about is not None:
+            parser.add_argument("--version", action="store_true", help=argparse.SUPPRESS)
+        # Every command takes them, so that the words of a sweep can be typed again after another command.
+        parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
+        parser.add_argument("--config-dir", "-cd", action=_Once, type=_folder, help=argparse.SUPPRESS)
         return parser
 
     for parser in (
@@ -136,7 +193,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         _add_hydra_flags(parser)
     effects = add(
         "effects",
-        "sweeper effects RUN [--json] [--at SIZE] [--picture FILE]",
+        "sweeper effects [RUN] [--json] [--at SIZE] [--picture FILE]",
         "What each dimension of a sweep costs, which phase has the peak, and what to change first.",
     )
     effects.add_argument(
@@ -147,11 +204,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     frontier = add(
         "frontier",
-        "sweeper frontier RUN [--json]",
+        "sweeper frontier [RUN] [--json]",
         "The largest configurations of a sweep that fit, and the decision sheet.",
     )
     for parser in (effects, frontier):
-        parser.add_argument("words", nargs="*", metavar="RUN", help="the folder of a sweep, as in outputs/mine")
+        parser.add_argument(
+            "words",
+            nargs="*",
+            metavar="RUN",
+            help="the folder of a sweep, as in outputs/mine; the newest in outputs if left out",
+        )
     environment = add(
         "environment",
         "sweeper environment [python=INTERPRETER] [--json]",
@@ -180,6 +242,28 @@ def _file(text: str) -> str:
     return text
 
 
+def _folder(text: str) -> str:
+    """A folder with options of the user's, in folders that are named like the groups."""
+    if not text:
+        raise Mistake("--config-dir needs a folder, as in -cd options")
+    path = Path(text)
+    if not path.is_dir():
+        raise Mistake(f"--config-dir {text}: {'is a file; name its folder' if path.exists() else 'no such folder'}")
+    groups = sorted(each.name for each in CONF.iterdir() if each.is_dir() and each.name != "hydra")
+    if not any((path / group).is_dir() for group in groups):
+        above = path.parent if path.name and path.parent.name else path.resolve().parent
+        hint = f"; write -cd {above}" if path.resolve().name in groups else ""
+        raise Mistake(f"--config-dir {text}: has none of the folders {', '.join(groups)}{hint}")
+    return text
+
+
+class _Once(argparse.Action):
+    def __call__(self, parser: Any, flags: argparse.Namespace, value: Any, option: str | None = None) -> None:
+        if getattr(flags, self.dest) not in (None, value):
+            raise Mistake(f"{option} is given twice; add the other with 'hydra.searchpath=[FOLDER]'")
+        setattr(flags, self.dest, value)
+
+
 def _add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     """Hydra's flags, without those that would bypass sweeper's configuration."""
     parser.add_argument("--help", "-h", action="store_true")
@@ -188,9 +272,7 @@ def _add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
-    parser.add_argument("--multirun", "-m", action="store_true")  # taken and ignored: every command line is a sweep
     parser.add_argument("--shell-completion", "-sc", action="store_true")
-    parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFOS)
     for refused in REFUSED:
         parser.add_argument(refused, nargs="?", const=True, dest=f"refused {refused}")

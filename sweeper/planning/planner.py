@@ -15,7 +15,7 @@ from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.interval import Interval
 from sweeper.objective import Objective
-from sweeper.plan import Dimension, Plan, typed
+from sweeper.plan import Dimension, Plan, dotted, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
 from sweeper.planning.composer import ENV, Composer
@@ -79,7 +79,7 @@ class _Planner:
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)
-        names = devices.canonical(as_list(config["devices"]))
+        names = devices.canonical(as_list(config["devices"]), list(self.cards))
         design, options = self._design(config, listed)
         if listed:
             options["points"] = self._with_typed(listed)
@@ -139,6 +139,7 @@ class _Planner:
             found |= {key: tuple(point[key] for point in listed if key in point) for key in keys}
         for key, values in found.items():
             _check_finite(key, values)
+            _check_parts(key, values, (*self.typed.fixed, *found))
         return found
 
     def _with_typed(self, listed: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -206,6 +207,15 @@ def _check_finite(key: str, values: Sequence[Any]) -> None:
             as_text(value)
         except (TypeError, ValueError):
             raise Mistake(f"{key}={value}: must be a finite number, a word, or lists and mappings of them") from None
+
+
+def _check_parts(key: str, values: Sequence[Any], keys: Iterable[str]) -> None:
+    """Raises Mistake if a key is given by itself, and again as a part of the values of a swept key."""
+    for value in () if isinstance(values, Interval) else values:
+        for part, _ in dotted({key: value}) if isinstance(value, Mapping) else ():
+            for other in keys:
+                if other != key and f"{part}.".startswith(f"{other}.") and other.startswith(f"{key}."):
+                    raise Mistake(f"{other} is given twice, by itself and in {key}={typed(value)}; keep one")
 
 
 def _check_objective(objective: Objective, points: Sequence[Point]) -> None:

@@ -15,7 +15,7 @@ from runners.libraries import needed_by
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point, canonical
 from runners.record import attempt_in, outcome_in
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from sweeper.errors import Mistake
 from sweeper.plan import PlannedPoint, RunKeys
 from sweeper.run_folder import RunFolder
@@ -41,7 +41,7 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     needed = sorted({library for point in points for library in needed_by(point.values)})
     command = launch_command.command(python, "fingerprint", json.dumps(list(names.values())), json.dumps(needed))
     try:
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     except OSError as error:
         raise Mistake(f"python={python}: cannot be started: {processes.why_refused(error)}") from None
     try:

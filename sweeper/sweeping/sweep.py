@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import sweeper
-from runners import files
 from runners.device import Device
 from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
@@ -79,8 +78,6 @@ def sweep(plan: Plan, report: Callable[[str], None]) -> int:
                 return Local(plan.run.python, lanes, wake=signals.descriptor)
 
             return Sweep(plan, fingerprint, run, show, signals, engine).run()
-    except PermissionError as error:  # while earlier attempts are read: what is written ends the sweep by itself
-        raise Mistake(f"name={run.path.name}: {error.filename} cannot be read: {files.why(error)}") from error
     finally:
         run.close()
 

@@ -82,7 +82,7 @@ def names_in(folder: Path) -> list[str]:
     ("arguments", "line"),
     [
         (["btach=1,2"], "sweeper: no such key: btach (did you mean batch?)"),
-        (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device (did you mean cuda:0?); write cpu, cuda:0,"),
+        (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device; write devices=cuda:0\n"),
         (["batch=0"], "sweeper: batch=0: must be 1 or more"),
         (["estimat", "batch=1"], "sweeper: no such command: estimat (did you mean estimate?)"),
         (["nonsense"], "sweeper: no such command: nonsense; there are sweep, estimate, effects, frontier, environment"),
@@ -98,10 +98,13 @@ def names_in(folder: Path) -> list[str]:
         (["--cfg", "jbo"], "sweeper: argument --cfg/-c: invalid choice: 'jbo'"),
         (["--cfg"], "sweeper: argument --cfg/-c: expected one argument; usage: sweeper KEY=VALUE,..."),
         (["batch=1", "--jsn", "context=1"], "sweeper: no such flag: --jsn; usage: sweeper KEY=VALUE,..."),
-        (["--json", "effects", "x"], "sweeper: --json comes after a command, as in sweeper frontier RUN --json;"),
-        (["estimate", "--jso"], "sweeper: no such flag: --jso; usage: sweeper estimate "),
-        (["frontier", "--js", "x"], "sweeper: no such flag: --js; usage: sweeper frontier RUN [--json]"),
-        (["frontier"], "sweeper: frontier takes one run, the folder of a sweep, got none"),
+        (["--json", "batch=1"], "sweeper: --json belongs to a command, as in sweeper frontier RUN --json;"),
+        (["estimate", "--jso"], "sweeper: no such flag: --jso (did you mean --json?)\n"),
+        (["frontier", "--xy", "x"], "sweeper: no such flag: --xy; usage: sweeper frontier [RUN] [--json]\n"),
+        (
+            ["frontier"],
+            "sweeper: there is no run in outputs; name the folder of one, or measure one, as in sweeper batch=",
+        ),
         (["effects", "a", "--json", "b"], "sweeper: effects takes one run, the folder of a sweep, got a b"),
         (["estimate", "a", "b"], "sweeper: estimate takes keys or one run, the folder of a sweep, got a b"),
         (["effects", "a", "--at", "width=4"], "sweeper: --at width=4: 'width=4' is not batch or context"),
@@ -192,6 +195,26 @@ def test_flags_stand_anywhere_among_the_overrides(tmp_path: Path, typed: Typed) 
 
 def test_sweep_is_the_command_of_a_line_without_one(typed: Typed) -> None:
     assert typed("--cfg", "job", "batch=3", "-p", "batch") == typed("sweep", "batch=3", "--cfg", "job", "-p", "batch")
+
+
+def test_commands_that_read_a_run_take_the_newest_and_name_it(tmp_path: Path, typed: Typed) -> None:
+    for age, name in enumerate(("newest", "older", "not-a-run")):
+        folder = tmp_path / "outputs" / name
+        (folder / "points").mkdir(parents=True)
+        if name != "not-a-run":
+            (folder / "plan.jsonl").write_text("")
+            os.utime(folder / "plan.jsonl", (1e9 - age, 1e9 - age))
+    (tmp_path / "outputs" / "link").mkdir()
+    (tmp_path / "outputs" / "link" / "plan.jsonl").symlink_to("/dev/null")
+    for command in ("frontier", "effects"):
+        alone, named = typed(command), typed(command, "outputs/newest")
+        assert alone.returncode == named.returncode
+        assert alone.stdout == named.stdout
+        assert f"sweeper: {command}: outputs/newest, the newest run\n" in alone.stderr
+    assert "did you mean outputs/older?" in typed("frontier", "oldr").stderr
+    assert typed("frontier", "batch=1,2").stderr == (
+        "sweeper: frontier batch=1,2: takes a run, the folder of a sweep; write sweeper design=frontier batch=1,2\n"
+    )
 
 
 # --- what is only shown -----------------------------------------------------------------------------------------------
@@ -291,10 +314,10 @@ def test_cfg_shows_the_grid_of_an_experiment(typed: Typed) -> None:
     [
         (
             "effects",
-            ["usage: sweeper effects RUN", "--json", "--at SIZE", "--picture FILE", "costs"],
+            ["usage: sweeper effects [RUN]", "--json", "--at SIZE", "--picture FILE", "costs"],
         ),
         ("environment", ["usage: sweeper environment", "python=INTERPRETER", "--json"]),
-        ("frontier", ["usage: sweeper frontier RUN", "--json", "the folder of a sweep"]),
+        ("frontier", ["usage: sweeper frontier [RUN]", "--json", "the folder of a sweep"]),
     ],
 )
 def test_a_command_that_takes_no_keys_has_a_help_of_its_own(typed: Typed, command: str, words: list[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sweeper.errors import Mistake
@@ -19,10 +21,46 @@ from sweeper.planning.command_line import names_run, python_of, read, run_of
         ("sweep batch=1", "sweep"),
         ("estimate", "estimate"),
         ("frontier outputs/a=b", "frontier"),
+        ("-m estimate batch=1", "estimate"),
+        ("--json estimate batch=1", "estimate"),
+        ("batch=1 estimate -m", "estimate"),
+        ("--cfg job estimate batch=1", "estimate"),
+        ("--info defaults estimate batch=1", "estimate"),
+        ("--at batch=1 effects outputs/a", "effects"),
     ],
 )
 def test_a_first_word_that_is_no_override_is_the_command(line: str, command: str) -> None:
     assert read(line.split()).command == command
+
+
+@pytest.mark.parametrize("line", ["{} {run}", "{} -m {run} -cd {folder}", "--config-dir={folder} {} {run} --multirun"])
+@pytest.mark.parametrize("command", ["frontier", "effects", "environment", "estimate"])
+def test_every_command_takes_the_flags_of_a_sweep_in_any_place(tmp_path: Path, command: str, line: str) -> None:
+    run = tmp_path / "model"
+    run.mkdir()
+    found = read(line.format(command, folder=tmp_path, run=run).split())
+    assert (found.command, found.words) == (command, (str(run),))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["-cd", "nosuch"], "--config-dir nosuch: no such folder"),
+        (["-cd", "file"], "--config-dir file: is a file; name its folder"),
+        (["--config-dir="], "--config-dir needs a folder, as in -cd options"),
+        (["-cd", "a/model"], "--config-dir a/model: has none of the folders card, design, .*; write -cd a$"),
+        (["-cd", "a", "-cd", "b"], "-cd is given twice; add the other with 'hydra.searchpath=.FOLDER.'"),
+    ],
+)
+def test_a_folder_of_options_is_one_and_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name / "model").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(Mistake, match=f"^{message}"):
+        read([*flags, "batch=1"])
 
 
 @pytest.mark.parametrize(
@@ -33,7 +71,11 @@ def test_a_first_word_that_is_no_override_is_the_command(line: str, command: str
         "-cd=options batch=1 context=2 --cfg=job lr=-1e-3 hydra.searchpath=[]",
     ],
 )
-def test_flags_and_overrides_are_distinguished_in_any_order(line: str) -> None:
+def test_flags_and_overrides_are_distinguished_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "options" / "model").mkdir(parents=True)
     found = read(line.split())
     assert found.overrides == ("batch=1", "context=2", "lr=-1e-3")
     assert found.of_hydra == ("hydra.searchpath=[]",)
@@ -60,9 +102,10 @@ def test_a_run_may_stand_before_and_after_the_flags() -> None:
     assert run_of(read(["frontier", "outputs/a", "--json"])) == "outputs/a"
 
 
-def test_estimate_takes_a_run_or_overrides_and_the_value_of_a_flag_is_neither() -> None:
+def test_estimate_takes_a_run_or_overrides_and_the_value_of_a_flag_is_neither(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
     assert names_run(read(["estimate", "outputs/a"]))
-    assert not names_run(read(["estimate", "-cd", "options", "batch=1", "+model.config.x=1"]))
+    assert not names_run(read(["estimate", "-cd", str(tmp_path), "batch=1", "+model.config.x=1"]))
 
 
 def test_environment_takes_one_key() -> None:

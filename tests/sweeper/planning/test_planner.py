@@ -222,8 +222,8 @@ def test_run_keys_are_not_in_the_id(tmp_path: Path) -> None:
 
 REFUSED = {
     "batch=abc": "batch=abc: must be a whole number",
-    "batch=1e3": "batch=1000.0: must be a whole number (1000)",
-    "batch=1,2.0": "batch=2.0: must be a whole number (2)",
+    "batch=1e3": "batch=1e3: must be a whole number; write batch=1000",
+    "batch=1,2.0": "batch=1,2.0: must be a whole number; write batch=1,2",
     "batch=true": "batch=true: must be a whole number",
     "batch=[1,2]": "batch=[1,2]: must be a whole number",
     "batch=null": "batch=null: must be a whole number",
@@ -232,20 +232,20 @@ REFUSED = {
     "batch=": "batch=: a value is missing",
     "batch=1,": "cannot read 'batch=1,'",
     "batch==1": "cannot read 'batch==1'",
-    "batch": "cannot read 'batch'",
+    "batch": "batch: no key=value; write sweeper batch=VALUE",
     "btach=1,2": "no such key: btach (did you mean batch?)",
     "btach=1": "no such key: btach (did you mean batch?)",
     "desing=axes": "no such key: desing (did you mean design?)",
     "expermient=x": "no such key: expermient (did you mean experiment?)",
     "+extra.foo=1": "no such key: extra.foo",
     "card=x": "no such key: card",
-    "model=mpl": "model=mpl: no such model (did you mean mlp?); there are ",
+    "model=mpl": "model=mpl: no such model (did you mean mlp?); sweeper --help model lists all ",
     "model=${batch}": "model=${batch}: must be an option's name; a group cannot follow another key",
     "model=mlp,${batch}": "model=${batch}: must be an option's name; a group cannot follow another key",
     "workload=${none}": "workload=${none}: must be an option's name; a group cannot follow another key",
     "design=${batch}": "design=${batch}: must be an option's name; a group cannot follow another key",
     "model=350": "model=350: no such model; there are ",
-    "model=mlp,mpl": "model=mpl: no such model (did you mean mlp?); there are ",
+    "model=mlp,mpl": "model=mpl: no such model (did you mean mlp?); sweeper --help model lists all ",
     "model=[mlp,gpt2]": 'model=["mlp","gpt2"]: takes one option',
     "model=null": "model=null: must be one of ",
     "model={a:1}": 'model={"a":1}: takes one option',
@@ -256,7 +256,7 @@ REFUSED = {
         "no such key: model.config.hidden_sise with model=tiny-llama (did you mean model.config.hidden_size?)"
     ),
     "model.config.hidden_size=wide": "model.config.hidden_size=wide: must be a whole number; it is 256 now",
-    "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number (8); it is 256 now",
+    "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number; it is 256 now; write ",
     "model.name=x": "model.name defines model=tiny-llama and cannot be changed",
     "workload.uses=[batch]": "workload.uses defines workload=forward and cannot be changed",
     "workload.concurrency=2": "no such key: workload.concurrency; it is called workload.prompt_lengths, the number of",
@@ -335,7 +335,9 @@ def test_levers_leave_out_chunks_that_cannot_be_combined_with_a_cache() -> None:
 def test_the_actual_mistake_is_named_when_another_key_is_swept() -> None:
     assert refused("batch=1,2", "nosuch=3").startswith("no such key: nosuch")
     assert refused("batch=1,2", "model=nope").startswith("model=nope: no such model")
-    assert refused("model=mlp,tiny-llama", "model.width=64") == "no such key: model.width with model=tiny-llama"
+    assert refused("model=mlp,tiny-llama", "model.width=64") == (
+        "no such key: model.width with model=tiny-llama; write model.config.hidden_size=64"
+    )
 
 
 @pytest.mark.parametrize("second", ["batch=4", "batch=4,8", "++batch=4", "+batch=4"])
@@ -710,3 +712,54 @@ def test_our_sweeper_is_registered_once_and_others_stay() -> None:
     names = [each.__name__ for each in Plugins.instance().discover(Sweeper)]
     assert names.count("DesignSweeper") == 1
     assert "BasicSweeper" in names
+
+
+# --- parameters given together ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["workload.params={width:1},{width:2}"],
+        ["workload.params=choice({width:1},{width:2})"],
+        ["experiment=points"],
+        ["experiment=grid"],
+        ["experiment=typed"],
+    ],
+)
+def test_parameters_can_be_swept_together(mywork: Path, options: Callable[[str, str], str], words: list[str]) -> None:
+    for name, text in {
+        "points": "points: [{workload.params: {width: 1}}, {workload.params: {width: 2}}]",
+        "grid": "grid: {workload.params: [{width: 1}, {width: 2}]}",
+        "typed": "grid: {workload.params: '{width: 1},{width: 2}'}",
+    }.items():
+        folder = options(f"experiment/{name}", f"# @package _global_\n{text}\n")
+    found = plan("-cd", folder, CUSTOM, "workload.target=mywork:narrow", *words)
+    assert along(found, "workload.params.width") == [(1,), (2,)]
+    assert [each.key for each in found.dimensions] == ["workload.params"]
+
+
+def test_a_parameter_beside_those_that_are_swept_together_holds_for_all_of_them(mywork: Path) -> None:
+    words = [CUSTOM, "workload.target=mywork:threshold", "workload.params={limit:1},{limit:2}"]
+    found = plan(*words, "workload.params.other=3")
+    assert along(found, "workload.params.limit", "workload.params.other") == [(1, 3), (2, 3)]
+    expected = 'workload.params.limit is given twice, by itself and in workload.params={"limit":1}; keep one'
+    assert refused(*words, "workload.params.limit=3") == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["workload.params={width:1},{nosuch:2}"], "workload.params.nosuch: mywork:narrow takes no nosuch"),
+        (["workload.params={width:1},2"], "workload.params=2: has keys of its own, as in workload.params.KEY=2"),
+        (["workload.params.width=1", "env={A:1},{A:2}"], 'env={"A":1}: write each variable, as in env.A=1,2'),
+    ],
+)
+def test_a_mistake_in_values_given_together_names_its_key(mywork: Path, words: list[str], message: str) -> None:
+    assert refused(CUSTOM, "workload.target=mywork:narrow", *words) == message
+
+
+def test_parameters_of_a_workload_without_any_are_refused_in_a_file_too(options: Callable[[str, str], str]) -> None:
+    folder = options("experiment/mine", "# @package _global_\nworkload:\n  params: {width: 1}\n")
+    message = "workload.params.width: workload=forward takes no params; workload=custom does"
+    assert refused("-cd", folder, "experiment=mine").endswith(f"mine.yaml, line 3: {message}")
