@@ -36,7 +36,6 @@ MAKERS = {
         "hostile:spoils_the_run"
     ),
     "test_a_limit_of_open_files_that_is_too_low_is_refused_with_its_value": "ulimit -n 20",
-    "test_the_default_command_of_a_plain_installation_names_what_to_install_and_starts_nothing": "plain_python",
     "test_shared_memory_above_a_budget_that_cannot_limit_it_decides_nothing": "faulty:shares",
     "test_an_attempt_for_which_the_system_has_no_process_is_unavailable_with_the_limit": "refusals=1000",
     "test_an_attempt_that_no_supervisor_begins_is_lost_after_some_and_void": "exit 3",
