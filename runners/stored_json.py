@@ -33,15 +33,16 @@ def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
     """The content of a file. Raises FileNotFoundError, PermissionError, or Damaged for what is no file or too large."""
     try:
         with files.open_to_read(path) as file:
-            is_larger = os.fstat(file.fileno()).st_size > largest  # a hole in a file is memory once it is read
-            content = b"" if is_larger else file.read(largest + 1)
+            size = os.fstat(file.fileno()).st_size
+            # Not read(largest): that takes as many addresses as it may read, which a limit may not allow.
+            content = file.read(size) if size <= largest else None
     except (FileNotFoundError, PermissionError):
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
     except (OSError, MemoryError) as error:
         raise Damaged(f"cannot be opened ({why(error)})") from None
-    if is_larger or len(content) > largest:
+    if content is None:
         raise Damaged(f"is larger than {largest} bytes")
     return content
 

@@ -23,6 +23,8 @@ from sweeper.planning.command_line import CommandLine, names_run, python_of, rea
 if TYPE_CHECKING:
     from sweeper.plan import Plan
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for what is printed into a file
+
 Found = TypeVar("Found")
 
 
@@ -45,7 +47,7 @@ def main() -> int:
         screen.warn(f"{error.filename}: {files.why(error)}")
         return 2
     except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
+        if error.errno not in NO_ROOM or error.filename is not None:
             raise
         screen.discard(sys.stdout)
         screen.warn(f"the output cannot be written: {error.strerror}")

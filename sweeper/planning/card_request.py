@@ -81,7 +81,10 @@ def _parameters(value: str) -> int:
         count = Decimal(value)
         if 0 < count < LARGEST and count == count.to_integral_value():
             return int(count)
-    raise Mistake(f"parameters={value}: must be {KEYS['parameters']}")
+    short = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmbgt])", value.lower())  # 7B, as in the names of models
+    power = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
+    instead = f"; write parameters={short[1]}e{power[short[2]]}" if short else ""
+    raise Mistake(f"parameters={value}: must be {KEYS['parameters']}{instead}")
 
 
 def _bits(value: str) -> int:

@@ -136,6 +136,17 @@ MOST_LINES = 3  # of cards; sim:all has 42
 DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of it"
 
 
+def unmeasured(devices: Sequence[Device]) -> list[str]:
+    """A line if the resident peaks of phases cannot be measured on the cpu: their columns are null."""
+    measures_cpu = any(device.is_cpu and device.unavailable is None for device in devices)
+    if not measures_cpu or not sys.platform.startswith("linux") or os.access(cpu.CLEAR_REFS, os.W_OK):
+        return []
+    why = f"since {cpu.CLEAR_REFS} cannot be written"
+    return [
+        f"cpu: the resident peak of a phase cannot be measured, {why}: it is null; peak_tensor_bytes counts tensors"
+    ]
+
+
 def assumptions(devices: Sequence[Device], points: Iterable[Point]) -> list[str]:
     """A line for each calculated card: what is taken off its total, and how sure that is."""
     cards = [device for device in devices if device.card is not None and not device.card.is_host]

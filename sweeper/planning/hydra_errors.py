@@ -28,6 +28,8 @@ def wrong_type(key: str, value: Any, is_now: Any = None) -> str:
     text, now = typed(value), "" if is_now is None else f"; it is {typed(is_now)} now"
     if wanted == TYPE_NAMES["int"]:
         return not_whole(key, text, now)
+    if wanted == TYPE_NAMES["dict[str, Any]"]:
+        return f"{key}={text}: must be {wanted}{now}; write {key}.NAME={text}"
     is_switch = wanted == TYPE_NAMES["bool"]
     right = "true" if text.lower() in TRUE else "false" if text.lower() in FALSE else None
     return f"{key}={text}: must be {wanted}{now}" + (f"; write {key}={right}" if is_switch and right else "")

@@ -18,7 +18,7 @@ from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.planning.composer import ENV, PARAMS
 from sweeper.planning.schema import LIST_KEYS, RUN_KEYS, as_list, is_run_key
-from sweeper.planning.suggestions import ROOTS, devices, no_such_key
+from sweeper.planning.suggestions import ROOTS, assign, devices, no_such_key
 from sweeper.planning.typed_numbers import WHOLE, in_units, whole_numbers
 from sweeper.planning.typed_numbers import check as check_numbers
 
@@ -48,6 +48,8 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
         _refuse_bytes(word)
         override = _read(parser, word)
         key, text = override.key_or_group, word.partition("=")[2]
+        if not key:
+            raise Mistake(f"{word}: a key is missing; write key=value")
         if key.partition(".")[0] not in ROOTS:
             raise Mistake(no_such_key(key, text))
         if override.package is not None:
@@ -107,6 +109,12 @@ def _readable(key: str, equals: str, value: str) -> str:
     """What to write instead of an override that Hydra's grammar does not have."""
     if not equals:
         return "write key=value, or key=value,value to try several"
+    words = re.split(r"[;&\s]+(?=[A-Za-z][\w.]*=)", f"{key}={value}")
+    if len(words) > 1 and all("=" in each for each in words):
+        return f"write {' '.join(words)}"
+    name = re.sub(r"^[^A-Za-z+]+|[^\w.]+$", "", key)
+    if name in ROOTS and name != key:  # {batch=1}, batch>=1
+        return f"write {assign(name, re.sub('[^0-9A-Za-z]+$', '', value))}"
     right = whole_numbers(key, value) if key in WHOLE else None
     if key == "devices" and (near := devices(value, ())):
         right = f"devices={near[0]}"
@@ -117,6 +125,8 @@ def _readable(key: str, equals: str, value: str) -> str:
             right = right or f"'{key}={value}{closes * missing}'"
     if right is None and trimmed and trimmed != value and re.fullmatch(r"[\w.,:+-]+", trimmed):
         right = f"{key}={trimmed}"
+    if right is None and key in WHOLE:
+        return f"must be a whole number, several of them as in {key}=1,2,4"
     if right is None:
         quoted = value.replace('"', '\\"')
         right = f"""'{key}="{quoted}"' for a value with special characters, {key}=A,B to try several"""

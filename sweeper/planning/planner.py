@@ -101,7 +101,7 @@ class _Planner:
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.report, self.cards)
         devices.check_budgets(here, plan.points)
         devices.check_others(here, plan.points, str(config["budget"]).startswith("card:"))
-        for line in devices.assumptions(here, plan.points):
+        for line in (*devices.assumptions(here, plan.points), *devices.unmeasured(here)):
             self.report(line)
         devices.check_variables(here, {*config["env"], *(key.removeprefix(ENV) for key in several)})
         return replace(plan, devices=here)

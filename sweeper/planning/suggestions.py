@@ -23,8 +23,10 @@ from sweeper.units import parse_bytes
 ROOTS = (*(each.name for each in fields(Keys)), "experiment")
 GROUPS = ("model", "workload", "inputs", "design", "experiment")
 TEXTS = ("outputs", "python", "workload.argv", "inputs.file", "inputs.tokenizer", "model.path", "objective")
+SIZES = ("budget", "used_by_others", "margin")
 SWITCHES = ("workload.checkpointing", "workload.compile", "parallel", "tensors")
 TINY = "tiny-"  # models for tests, which are named only where nothing else is like the word
+OWN_KEYS = ("pretrained", "mlp")  # models that have keys besides those of a configuration
 FEW = 8  # options that a message lists in full
 LOWEST_BUDGET = 2**20
 NOT_A_SHARE = ", and not a share"
@@ -118,31 +120,37 @@ def no_such_key_of(root: str, option: str, key: str, value: str, known: Sequence
     same = next((each for each in here if each.rpartition(".")[2] in alike), None)
     # `path` again: model.config.hidden_sise is like model.config.hidden_size.
     what = f"no such key: {key}" + (f" with {root}={option}" if option else "")
+    if name in ROOTS and name not in _keys_of_options() and path == root:  # workload.batch
+        return f"{what}; {write(assign(name, value))}"
     if same is not None:
         return f"{what}; {write(assign(same, value))}"
-    if root == "workload" and (found := next(filter(None, (_of_other_options(each, value) for each in alike)), None)):
+    found = next(filter(None, (_of_other_options(each, value, f"{root}.") for each in (name, *alike))), None)
+    if root in GROUPS and found:
         return f"{what}; {write(found)}"
+    if path == "workload" and name in synonyms.KEYS:
+        return f"{what}; {write(_filled(synonyms.KEYS[name], value))}"
     beside = [each.rpartition(".")[2] for each in here if each.rpartition(".")[0] == path]
     return what + (did_you_mean(name, beside, f"{path}.") or f"; it has {some_of(beside)}" if beside else "")
 
 
-def _of_other_options(name: str, value: str) -> str | None:
-    """`workload=train workload.rank=16`: the options of other groups that have a key of this name."""
-    return either([f"{option} {assign(key, value)}" for option, key in _keys_of_options().get(name, ())][:2]) or None
+def _of_other_options(name: str, value: str, root: str = "") -> str | None:
+    """`workload=train workload.rank=16`: the options that have a key of this name, of one group or of any."""
+    found = [pair for pair in _keys_of_options().get(name, ()) if pair[1].startswith(root)]
+    return either([f"{option} {assign(key, value)}" for option, key in found[:2]]) or None
 
 
 @functools.cache
 def _keys_of_options() -> Mapping[str, Sequence[tuple[str, str]]]:
-    """By the last part of each key of workloads and inputs: the options that have it, and the whole key."""
+    """By the last part of each key of workloads, inputs and models: the options that have it, and the whole key."""
     import yaml  # type: ignore[import-untyped]
 
     found: dict[str, list[tuple[str, str]]] = {}
-    for group in ("workload", "inputs"):
-        for option in options(group):
+    for group, names in (("workload", options("workload")), ("inputs", options("inputs")), ("model", OWN_KEYS)):
+        for option in names:
             read = yaml.safe_load((CONF / group / f"{option}.yaml").read_text(encoding="utf-8"))
             values = read.get(group, read)
             for key in values:
-                if key in ("name", "defaults", "of_positions", *WORKLOAD_RULES):
+                if key in ("name", "library", "defaults", "of_positions", *WORKLOAD_RULES):
                     continue
                 others = {"name": option} | dict(values.get("only_with", {}).get(key, {}))
                 words = " ".join(
@@ -211,7 +219,11 @@ def devices(name: str, cards: Sequence[str]) -> list[str]:
         return [f"cuda:{int(found[1])}"]
     if found := re.fullmatch(r"(?:cuda|gpu)?:?([0-9]{1,2})(?:-|\.\.)([0-9]{1,2})", lower):
         return [",".join(f"cuda:{each}" for each in range(int(found[1]), int(found[2]) + 1))]
-    return [f"{SIM}{each}" for each in near_cards(re.sub(r"^(sim|card|gpu|cuda)\b[-: ]*", "", lower), cards)]
+    if re.fullmatch("cuda[:_-]o?", lower):
+        return ["cuda:0"]
+    near = near_cards(re.sub(r"^(sim|card|gpu|cuda)\b[-: ]*", "", lower), cards)
+    numbers = re.findall("[0-9]{3,}", lower)  # rtx-4070 is not rtx-4090 misspelt
+    return [f"{SIM}{each}" for each in near if all(number in each for number in numbers)]
 
 
 def near_cards(name: str, cards: Sequence[str]) -> list[str]:
@@ -222,7 +234,8 @@ def near_cards(name: str, cards: Sequence[str]) -> list[str]:
 
 def no_such_card(typed: str, name: str, cards: Sequence[str], prefix: str) -> str:
     """The message for a card without a file. `prefix`: what stands before a card's name in the value."""
-    near = [f"{prefix}{each}" for each in near_cards(name, cards)]
+    known = [*cards, ALL] if prefix == SIM else cards
+    near = [f"{prefix}{each}" for each in near_cards(name, known)]
     many = f"; sweeper --help card lists all {len(cards)}" if len(cards) > FEW else ""
     if near:
         return f"{typed}: no such card (did you mean {either(near)}?){many if len(near) > 1 else ''}"
@@ -287,6 +300,8 @@ def no_such_command(command: str, rest: Sequence[str], commands: Sequence[str]) 
     """The message for a first word that is neither a command nor an override."""
     if _begins_pair([command, *rest], 0):
         return words_apart([command, *rest], 0, "sweep") or f"no such command: {command}"
+    if not re.search(r"\w", command):
+        return f"{command!r}: write key=value, or key=value,value to try several"
     text = _of_command(command, rest, commands)
     if text:
         return f"no such command: {command}; {write(text)}"
@@ -361,6 +376,8 @@ def words_apart(words: Sequence[str], at: int, command: str) -> str | None:
     right = whole_numbers(key, value) if key in WHOLE else seconds(key, value) if key in SECONDS else None
     if right is None and (re.search(r"[=,]$", tail[0]) or tail[1][:1] in (",", "=")):
         right = "".join(tail)
+    if right is None and parse_bytes("".join(value.split())) and key.partition(".")[0] in SIZES:
+        right = "".join(tail)
     if right is None and key == "name":
         right = f"name={'-'.join(value.split())}"
     if right is None and (key in TEXTS or key.startswith(("env.", "workload.params."))):
@@ -392,14 +409,16 @@ def of_bare_word(words: Sequence[str], at: int) -> str | None:
             return f"{group}={word.lower()}"
         if group == "workload" and word.lower() in synonyms.VALUES[group]:
             return assign(group, word)
-    if near := [each for each in devices(word, options("card")) if _is_device(word, each)]:
-        return either([f"devices={each}" for each in near])
+    if found := [each for each in devices(word, options("card")) if _is_device(word, each)]:
+        return either([f"devices={each}" for each in found])
     if group_of := next((group for group in ("workload",) if _option(group, word)), None):
         return _option(group_of, word)
     if word in ROOTS:
         return f"{word}=VALUE"
     known = [each for each in options("model") if not each.startswith(TINY)]
-    return f"model={near[0]}" if (near := nearest(word, known)) and re.search("[0-9]", word) else None
+    near = nearest(word, known)
+    begins = near and len(word) > 2 and near[0].startswith(word.lower())
+    return f"model={near[0]}" if near and (begins or re.search("[0-9]", word)) else None
 
 
 def _is_device(word: str, device: str) -> bool:

@@ -58,9 +58,11 @@ def value_in_units(key: str, value: Any) -> Any:
 def check(key: str, text: str, values: Any) -> None:
     """Raise Mistake for a key whose values are not numbers, though they must be. `text`: the value as it was typed."""
     if key in WHOLE:
-        groups = text.split(",")
-        if re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", text) and any(each[0] == "0" for each in groups[1:]):
-            raise Mistake(f"{key}={text}: a comma separates values; write {key}={''.join(groups)}")
+        if zero := re.search(r"(?<![\w.])0[0-9]+", text):  # the end of 4,096
+            joined = re.fullmatch(r"[0-9]{1,3}(,[0-9]{3})+", text) is not None
+            right = text.replace(",", "") if joined else re.sub(r"(?<![\w.])0+(?=[0-9])", "", text)
+            what = "a comma separates values" if "," in text else f"{zero[0]} begins with 0"
+            raise Mistake(f"{key}={text}: {what}; write {key}={right}")
         if not all(map(_is_whole, values)):
             raise Mistake(not_whole(key, text))
     elif key in SECONDS and not all(map(_is_number, values)):
@@ -89,7 +91,7 @@ def not_whole(key: str, text: str, now: str = "") -> str:
 
 def whole_numbers(key: str, text: str) -> str | None:
     """What to type for whole numbers that were typed in another form, such as `batch=1,2` for `(1,2)`."""
-    text = text.strip().strip("'\"").strip()
+    text = re.sub(r",\s*\.{2,3}\s*,", "..", text.strip().strip("'\"").strip())
     called = re.fullmatch(r"(\w*)\s*[(\s].*|(\w+)\(.*", text)
     function = (called[1] or called[2]) if called and re.match(r"[A-Za-z]+\w*\s*[( ]", text) else None
     if function is not None and re.match("[0-9]", function) is None:

@@ -16,6 +16,8 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import Any, Protocol
 
+from pyarrow import ArrowException
+
 import sweeper
 from runners.device import Device
 from runners.engines.local import EngineFailed, Event, Local
@@ -118,11 +120,18 @@ class Sweep:
             self._measure()
             self.run_folder.check()
             self.tables.write()
-        except (EngineFailed, OSError) as error:
-            self.show.stopped(f"the sweep stopped: {error}")
-            with contextlib.suppress(OSError):  # a full disk can have room for tables; a removed folder stays removed
-                self.run_folder.check()
-                self.tables.write()
+        except (EngineFailed, OSError, MemoryError, ArrowException) as error:
+            self.show.stopped(f"the sweep stopped: {one_line(error)}")
+            try:
+                with contextlib.suppress(OSError):  # a full disk can have room for tables; a removed folder stays so
+                    self.run_folder.check()
+                    self.tables.write()
+            except (MemoryError, ArrowException) as again:
+                name = f"name={self.run_folder.path.name}"
+                self.show.stopped(
+                    f"its tables cannot be written ({one_line(again)}): the attempts are on the disk, and this command"
+                    f" with {name} makes the tables from them"
+                )
             return 3
         every_row = self.tables.rows()
         rows = [row for row in every_row if (row["point_id"], row["device"]) in self.planned]
@@ -418,3 +427,7 @@ def _in_a_name(key: str, value: Any) -> str:
     text = typed_value(key, value)
     safe = re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-")
     return safe if len(safe) <= LONGEST_VALUE else safe[:LONGEST_VALUE].rstrip("-") + ".."
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -10,6 +10,7 @@ from pathlib import Path
 
 GROUPS = ("model", "card", "workload", "inputs", "design", "experiment")
 WIDTH = 80
+CARDS = "Cards, as in devices=sim:NAME, budget=card:NAME and estimate card=NAME"
 
 HELP = """\
 Does this PyTorch workload fit on that device, and what is the largest that
@@ -94,9 +95,10 @@ With parameters=: whether a card has room to run and to train such a model.
 def options(group: str, folders: Iterable[Path]) -> str:
     """The options of a group in these folders, each with the beginning of its file's comment, within 80 columns."""
     files = {file.stem: file for folder in folders for file in sorted((folder / group).glob("*.yaml"))}
-    key = "sim:" if group == "card" else f"{group}="
+    key = "" if group == "card" else f"{group}="
     width = max((len(key + name) for name in files), default=0)
-    return "\n".join(
+    heading = [f"{CARDS}\n"] if group == "card" else []
+    rows = (
         textwrap.fill(
             _comment(file),
             WIDTH,
@@ -107,6 +109,7 @@ def options(group: str, folders: Iterable[Path]) -> str:
         or key + name
         for name, file in sorted(files.items())
     )
+    return "\n".join([*heading, *rows])
 
 
 def _comment(file: Path) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pandas as pd
 import pytest
+from pyarrow import ArrowException
 
+from sweeper import cli
+from sweeper.tables.run_tables import Tables
 from tests import command_line
 
 MODULE = """\
@@ -137,3 +143,95 @@ def test_a_path_that_the_locale_cannot_write_is_one_line(mywork: Path) -> None:
     done = started(mywork, "-cd", "c", "experiment=x", *WORDS, **ASCII)
     expected = rb"sweeper: '\xf6\xdf' cannot be written in this locale's encoding, ascii; set LC_ALL=C.UTF-8"
     assert (done.returncode, done.stdout, done.stderr.strip()) == (2, b"", expected)
+
+
+# --- limits and streams -----------------------------------------------------------------------------------------------
+
+SWEEP = ("model=mlp", "model.width=8", "context=4", "batch=1,2", "devices=cpu", "name=mine")
+
+
+INSTEAD = "and limit the workload with budget=SIZE"
+
+
+def limit(kind: int, size: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(kind, (size, size))
+
+
+@pytest.mark.parametrize(
+    ("flag", "kind", "kib", "needs"),
+    [
+        (
+            "-v",
+            resource.RLIMIT_AS,
+            400_000,
+            "524288 KiB of addresses; raise it, and limit the workload with budget=SIZE",
+        ),
+        ("-d", resource.RLIMIT_DATA, 20_000, f"196608 KiB of memory; raise it, {INSTEAD}"),
+        ("-s", resource.RLIMIT_STACK, 200, "256 KiB for its stack; raise it"),
+        ("-f", resource.RLIMIT_FSIZE, 8, "1024 KiB in a file; raise it"),
+    ],
+)
+def test_a_limit_under_which_sweeper_cannot_run_is_one_line_for_every_command(
+    tmp_path: Path, flag: str, kind: int, kib: int, needs: str
+) -> None:
+    for words in (SWEEP, ("frontier", "outputs/mine")):
+        done = started(tmp_path, *words, before=limit(kind, kib * 1024))
+        expected = f"sweeper: ulimit {flag} is {kib}: sweeper itself needs {needs}\n"
+        assert (done.returncode, done.stdout, done.stderr.decode()) == (2, b"", expected)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_under_a_limit_of_memory_has_its_tables(tmp_path: Path) -> None:
+    done = started(tmp_path, *SWEEP, before=limit(resource.RLIMIT_DATA, 300_000 * 1024))
+    assert (done.returncode, done.stderr) == (0, b"")
+    rows = points(tmp_path)
+    assert set(rows["status"]) <= {"ok", "oom"}
+    assert set(rows["budget_kind"]) == {"inherited_data_limit"}
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ArrowException("Unknown error: Failed to launch worker thread")])
+def test_tables_for_which_there_is_no_memory_are_made_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sweeper", *SWEEP])
+    with mock.patch.object(Tables, "write", side_effect=error):
+        assert cli.main() == 3
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("sweeper: the sweep stopped: ")
+    assert second.endswith("on the disk, and this command with name=mine makes the tables from them")
+    assert not (tmp_path / "outputs" / "mine" / "points.parquet").exists()
+    assert cli.main() == 0
+    assert list(points(tmp_path)["status"]) == ["ok", "ok"]
+    assert list(points(tmp_path)["attempts"]) == [1, 1]
+
+
+def test_a_sweep_whose_output_and_messages_cannot_be_written_has_its_tables(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "sweeper", *SWEEP], cwd=tmp_path, stdout=full, stderr=full)
+    assert done.returncode == 0
+    assert list(points(tmp_path)["status"]) == ["ok", "ok"]
+
+
+def test_a_current_folder_that_was_removed_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    done = started(folder, "environment", before=folder.rmdir)
+    expected = b"sweeper: the current folder was removed; change to another one\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", expected)
+
+
+def test_without_a_reset_of_the_high_water_mark_the_resident_peaks_are_null_and_a_line_says_so(tmp_path: Path) -> None:
+    read_only = "mount --bind /proc /proc && mount -o remount,bind,ro /proc"
+    mounts = ["unshare", "-m", "sh", "-c", read_only]
+    if shutil.which("unshare") is None or subprocess.run(mounts, capture_output=True, check=False).returncode:
+        pytest.skip("this process may not mount")
+    command = ["unshare", "-m", "sh", "-c", f'{read_only}; exec "$@"', "sh", sys.executable, "-m", "sweeper", *SWEEP]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(
+        "sweeper: cpu: the resident peak of a phase cannot be measured, since /proc/self/clear_"
+    )
+    rows = points(tmp_path)
+    assert rows["peak_resident_bytes"].isna().all()
+    assert rows["peak_tensor_bytes"].notna().all()

@@ -251,9 +251,11 @@ def test_each_command_has_a_help_within_80_columns(typed: Typed, monkeypatch: py
 def test_help_of_a_group_describes_each_of_its_options(typed: Typed, group: str) -> None:
     ended = typed("--help", group)
     assert (ended.returncode, ended.stderr) == (0, "")
-    found = [line.split(None, 1) for line in ended.stdout.splitlines() if not line.startswith(" ")]
-    key = "sim:" if group == "card" else f"{group}="
+    lines = ended.stdout.removeprefix(help.CARDS).strip().splitlines()
+    found = [line.split(None, 1) for line in lines if not line.startswith(" ")]
+    key = "" if group == "card" else f"{group}="
     assert [name for name, _ in found] == sorted(f"{key}{path.stem}" for path in (CONF / group).iterdir())
+    assert ended.stdout.startswith(help.CARDS) == (group == "card")
     assert max(map(len, ended.stdout.splitlines())) <= 80
 
 
