@@ -177,7 +177,7 @@ class Local:
         if not data:
             return self._handle_death(name)
         *lines, lane.unread = (lane.unread + data).split(b"\n")
-        events = []
+        events: list[Event] = []
         for line in lines:
             answer = _answer(line)
             if answer is None:  # a workload can write to this pipe, as every process of its user can
