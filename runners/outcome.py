@@ -265,6 +265,7 @@ def outcome_of(
 
     `damage` is what is wrong with these files: no figure is taken from them then.
     """
+    unsettled = exit is None
     if exit is None or exit == Exit():
         exit = Exit(lost=True)
     if damage is not None:
@@ -311,7 +312,8 @@ def outcome_of(
     if damage is not None:
         return Outcome(status=Status.LOST, void=True, error_message=f"its record is damaged: {damage}", **common)
     refusals = _refusals(attempt, phases)
-    if finished is not None:
+    # What never settled is measured again: as a result it would count twice.
+    if finished is not None and not unsettled:
         common |= _handled(refusals, phases)
         common |= {"metrics": finished.metrics or {}, "steps": finished.steps, "tokens": finished.tokens}
         return Outcome(status=Status.OK, **common)

@@ -104,7 +104,7 @@ def test_a_library_that_cannot_start_is_out_of_memory_where_the_driver_found_the
     [
         ([BASELINE, FINISHED], EXITED, "ok", None, True, True),
         ([BASELINE, FINISHED], killed(), "ok", None, True, True),  # it had reported its end before it was killed
-        ([BASELINE, FINISHED], None, "ok", None, True, True),
+        ([BASELINE, FINISHED], None, "lost", None, None, None),  # it never settled, so it is measured again
         ([BASELINE, failed(OOM)], EXITED, "oom", "device", False, False),
         ([BASELINE, failed(CPU_OOM)], EXITED, "oom", "host", False, None),
         ([BASELINE, failed(raised("MemoryError"))], EXITED, "oom", "host", False, None),
