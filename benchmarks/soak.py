@@ -17,6 +17,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -91,14 +92,18 @@ class SweepRun:
     measured: int = 0  # attempts that it reported as ended
     code: int | None = None  # None: killed
     peak_bytes: int = 0
-    descriptors: list[int] = field(default_factory=list)  # open ones, with its supervisor's, after its first attempt
+    descriptors: list[int] = field(default_factory=list)  # open ones, with its supervisor's, while an attempt runs
 
     @property
     def descriptor_growth(self) -> int:
-        """The growth in open descriptors, between maxima of many readings, because an attempt holds some."""
+        """The growth in open descriptors while an attempt runs, from the first third of the readings to the last.
+
+        Between medians: a reading while an attempt starts or settles has a few more or less.
+        """
         third = len(self.descriptors) // 3
-        # Not the minimum: an attempt that hangs through the whole last third would add its three.
-        return max(self.descriptors[-third:]) - max(self.descriptors[:third]) if third >= 5 else 0
+        if third < 5:
+            return 0
+        return statistics.median_high(self.descriptors[-third:]) - statistics.median_high(self.descriptors[:third])
 
 
 @dataclass(frozen=True)
@@ -273,14 +278,26 @@ def measured_in(output: bytes) -> int:
 
 
 def look_at(pid: int, run: SweepRun) -> None:
-    """Read the orchestrator's peak and, after its first attempt, its open descriptors and its supervisor's."""
+    """Read the orchestrator's peak and, if an attempt runs, its own and its supervisor's open descriptors.
+
+    An attempt has three of its own, so readings with and without one cannot be compared.
+    """
     try:
         run.peak_bytes = max(run.peak_bytes, peak_resident(pid))
         if run.measured:
-            (supervisor, *_) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            run.descriptors.append(sum(len(os.listdir(f"/proc/{each}/fd")) for each in (pid, supervisor)))
-    except (OSError, ValueError):
-        pass  # it or its supervisor has just ended
+            watcher = children(pid)[0]
+            supervisor = children(watcher)[0]
+            measured = children(supervisor)[:1]
+            opened = sum(len(os.listdir(f"/proc/{each}/fd")) for each in (pid, supervisor))
+            if measured and children(supervisor)[:1] == measured:
+                run.descriptors.append(opened)
+    except (OSError, IndexError):
+        pass  # one of them has just ended
+
+
+def children(pid: int) -> list[int]:
+    """The pids of a process's children, oldest first. Raises OSError if it has ended."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def peak_resident(pid: int) -> int:

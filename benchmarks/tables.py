@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 
 from runners.device import device_named  # noqa: E402
 from runners.point import Attempt, AttemptFolder, Point  # noqa: E402 (works from a checkout that is not installed)
+from runners.stored_json import checksum, sealed  # noqa: E402
 
 MIB, GIB = 2**20, 2**30
 PHASES = ("model_load", "optimizer", "inputs", "forward", "loss", "backward", "step", "zero_grad")
@@ -104,20 +105,22 @@ def write_run(folder: Path, attempts: int) -> int:
     """Write the plan and the attempt folders of a grid. Returns the bytes written."""
     folder.mkdir(parents=True)
     written = 0
-    with (folder / "plan.jsonl").open("w") as plan:
+    with (folder / "plan.jsonl").open("wb") as plan:
         for line in plan_head():
-            plan.write(json.dumps(line) + "\n")
+            plan.write(sealed(line))
         for order, values in enumerate(grid(attempts)):
             point = Point(values=values)
             line = {"kind": "asked", "id": point.id, "order": order, "device": None}
-            plan.write(json.dumps({**line, "changed_from": None, "changed": [], "values": values}) + "\n")
+            plan.write(sealed({**line, "changed_from": None, "changed": [], "values": values}))
             attempt = Attempt(point=point, device=device_named("cpu"))
             place = AttemptFolder(folder / "points" / attempt.name)
             place.path.mkdir(parents=True)
-            texts = [json.dumps(attempt.to_json()), journal_of(values), json.dumps(exit_of(order))]
-            for path, text in zip((place.request, place.journal, place.exit), texts, strict=True):
-                path.write_text(text)
-                written += len(text)
+            request, journal = sealed(attempt.to_json()), journal_of(values).encode()
+            checksums = {place.request.name: checksum(request), place.journal.name: checksum(journal)}
+            exit = sealed({**exit_of(order), "journal_bytes": len(journal), "checksums": checksums})
+            for path, content in ((place.request, request), (place.journal, journal), (place.exit, exit)):
+                path.write_bytes(content)
+                written += len(content)
     return written
 
 

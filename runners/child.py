@@ -27,7 +27,7 @@ from runners.journal import Journal
 from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
 from runners.point import Attempt, AttemptFolder
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from runners.threads import Threads
 
 if TYPE_CHECKING:
@@ -93,7 +93,11 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     except BaseException as error:  # any exception of a workload is a fact about its point
         _be_undisturbed()
         with trace.unlimited():
-            signal_number = _record(error, journal, trace)
+            try:
+                signal_number = _record(error, journal, trace)
+            except MemoryError:  # under a limit that cannot be lifted
+                failure.release(error)
+                signal_number = _record(error, journal, trace)
         if signal_number:
             processes.die_of(signal_number)
     else:
@@ -187,7 +191,9 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
                 finished: dict[str, Any] = workload.run(values, device, phases)
             phases.close(completed=True)
         except BaseException as error:
-            with budget.lifted():  # an exception that left a phase failed there, not in the stretch after it
+            # An exception that left a phase failed there, not in the stretch after it. Without memory for its end, the
+            # phase stays without one.
+            with budget.lifted(), contextlib.suppress(MemoryError):
                 phases.close(completed=any(cause is phases.raised for cause in failure.causes(error)))
             raise
     return finished

@@ -204,10 +204,6 @@ def from_json(line: Mapping[str, Any]) -> Fact:
     """
     fact: Fact = _READERS[line["kind"]](line)
     check_fields(fact)
-    if isinstance(fact, Environment):
-        check_keys(fact.record, OF_A_RECORD)
-    elif isinstance(fact, Failed) and not fact.chain:
-        raise ValueError("a failure without an exception")
     return fact
 
 
@@ -232,11 +228,12 @@ def is_known(line: Mapping[str, Any]) -> bool:
 
 
 def failed(facts: Mapping[str, Any]) -> Failed:
-    """A failure as JSON has it: chain, traceback, and exit_code or signal of a program."""
+    """A failure as JSON has it: chain, traceback, and exit_code or signal of a program. Raises as `from_json` does."""
+    chain = [Cause(cause["type"], cause.get("bases", ()), cause.get("message")) for cause in facts.get("chain") or ()]
+    if not chain:
+        raise ValueError("a failure without an exception")
     return Failed(
-        chain=[
-            Cause(cause["type"], cause.get("bases", ()), cause.get("message")) for cause in facts.get("chain") or ()
-        ],
+        chain=chain,
         traceback=facts.get("traceback"),
         exit_code=facts.get("exit_code"),
         signal=facts.get("signal"),
@@ -267,6 +264,12 @@ def _fields(fact: Any) -> dict[str, Any]:
 def _reader(kind: Any) -> Callable[[Mapping[str, Any]], Any]:
     make, fields = kind._make, kind._fields
     return lambda line: make(map(line.get, fields))
+
+
+def _environment(line: Mapping[str, Any]) -> Environment:
+    record = line.get("record")
+    check_keys(record if isinstance(record, Mapping) else {}, OF_A_RECORD)
+    return Environment._make(map(line.get, Environment._fields))
 
 
 def _model(line: Mapping[str, Any]) -> Model:
@@ -339,6 +342,7 @@ KINDS: Mapping[type[Fact], str] = {
     Unlimited: "unlimited",
 }
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) for made, kind in KINDS.items()} | {
+    "environment": _environment,
     "model": _model,
     "began": _began,
     "heartbeat": _heartbeat,

@@ -7,6 +7,7 @@ traceback and the exceptions of a group of a type of its own need code of the wo
 from __future__ import annotations
 
 import builtins
+import contextlib
 import traceback
 from collections.abc import Sequence
 from types import TracebackType
@@ -53,6 +54,16 @@ def root_cause(error: BaseException) -> str:
     """The type and the message of the first of the exceptions that led to this one."""
     last = causes(error)[-1]
     return f"{untrusted.type_name(type(last))}: {untrusted.text(last, LONGEST_MESSAGE)}"
+
+
+def release(error: BaseException) -> None:
+    """Let the frames of an exception go of what they hold, so that there is memory to describe it."""
+    for cause in causes(error):
+        trace = _trace(cause)
+        while trace is not None:
+            with contextlib.suppress(RuntimeError):  # a frame that still runs
+                trace.tb_frame.clear()
+            trace = trace.tb_next
 
 
 def _causes(error: BaseException, groups: bool = True) -> tuple[list[BaseException], bool]:

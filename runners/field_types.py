@@ -13,7 +13,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 END_OF_INT64 = 2**63
 DEEPEST = 64  # nested containers
@@ -23,10 +23,9 @@ Check = Callable[[Any], bool]
 
 def check_fields(of: Any) -> None:
     """Raises TypeError that names the first field of a NamedTuple or a dataclass with a value of another type."""
-    kind: Any = type(of)
-    for name, accepts in _fields(kind):
-        if not accepts(getattr(of, name)):
-            raise TypeError(f"{name} has a value of another type")
+    wrong = _first_wrong(of)
+    if wrong is not None:
+        raise TypeError(f"{wrong} has a value of another type")
 
 
 def check_keys(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -43,7 +42,8 @@ def check_of(kind: Any) -> Check:
         return _PLAIN[kind]
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return _any_of([check_of(each) for each in arguments])
+        checks = [check_of(each) for each in arguments]
+        return lambda value: any(accepts(value) for accepts in checks)
     if origin is Mapping:
         return _is_bytes if arguments[1] is int else _mapping_of(check_of(arguments[1]))
     if origin in (Sequence, tuple):
@@ -55,12 +55,38 @@ def check_of(kind: Any) -> Check:
     raise TypeError(f"no field has the type {kind}")
 
 
+class _Field(NamedTuple):
+    name: str
+    accepts: Check  # for a value that is not None
+    is_optional: bool
+
+
+# A run has millions of facts: None costs no call, and the values of a NamedTuple no look-up by name.
+def _first_wrong(of: Any) -> str | None:
+    kind: Any = type(of)
+    fields = _fields(kind)
+    values = of if isinstance(of, tuple) else [getattr(of, field.name) for field in fields]
+    for (name, accepts, is_optional), value in zip(fields, values, strict=True):
+        if not (is_optional if value is None else accepts(value)):
+            return name
+    return None
+
+
 @cache
-def _fields(kind: Any) -> Sequence[tuple[str, Check]]:
+def _fields(kind: Any) -> Sequence[_Field]:
     hints = get_type_hints(kind)
     names = kind._fields if hasattr(kind, "_fields") else [field.name for field in dataclasses.fields(kind)]
-    checks = [(name, check_of(hints[name])) for name in names]
-    return [(name, _size_of(check) if name.endswith("_bytes") else check) for name, check in checks]
+    found = []
+    for name in names:
+        accepts = check_of(hints[name])
+        is_optional, kinds = accepts(None), [each for each in _alternatives(hints[name]) if each is not type(None)]
+        accepts = check_of(kinds[0]) if len(kinds) == 1 else accepts
+        found.append(_Field(name, _size_of(accepts) if name.endswith("_bytes") else accepts, is_optional))
+    return found
+
+
+def _alternatives(kind: Any) -> Sequence[Any]:
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
 def _is_int(value: Any) -> bool:
@@ -72,22 +98,23 @@ def _size_of(check: Check) -> Check:
 
 
 def _is_float(value: Any) -> bool:
-    if type(value) is int:
-        return abs(value) < END_OF_INT64
-    return type(value) is float and math.isfinite(value)
+    if type(value) is float:
+        return math.isfinite(value)
+    return type(value) is int and abs(value) < END_OF_INT64
 
 
 def _is_json(value: Any, deepest: int = DEEPEST) -> bool:
     kind = type(value)
-    if kind is str or kind is int or kind is bool or value is None:
+    if kind in _SIMPLE:
         return True
     if kind is float:
         return math.isfinite(value)
-    if deepest == 0:
+    if deepest == 0 or kind not in (dict, list, tuple):
         return False
-    if kind is dict:
-        return all(_is_json(each, deepest - 1) for each in value.values())
-    return kind in (list, tuple) and all(_is_json(each, deepest - 1) for each in value)
+    for each in value.values() if kind is dict else value:
+        if type(each) not in _SIMPLE and not _is_json(each, deepest - 1):
+            return False
+    return True
 
 
 def _is_bytes(value: Any) -> bool:
@@ -101,6 +128,7 @@ def _is_bytes(value: Any) -> bool:
 
 
 _INT = {int}
+_SIMPLE = {str, int, bool, type(None)}
 _PLAIN: dict[Any, Check] = {
     int: _is_int,
     float: _is_float,
@@ -109,13 +137,6 @@ _PLAIN: dict[Any, Check] = {
     type(None): lambda value: value is None,
     Any: _is_json,
 }
-
-
-def _any_of(checks: Sequence[Check]) -> Check:
-    if len(checks) == 2 and checks[1] is _PLAIN[type(None)]:
-        first = checks[0]
-        return lambda value: value is None or first(value)
-    return lambda value: any(check(value) for check in checks)
 
 
 def _mapping_of(check: Check) -> Check:
@@ -134,7 +155,4 @@ def _sequence_of(check: Check) -> Check:
 
 
 def _fields_of(kind: Any) -> Check:
-    def check(value: Any) -> bool:
-        return isinstance(value, kind) and all(accepts(getattr(value, name)) for name, accepts in _fields(kind))
-
-    return check
+    return lambda value: isinstance(value, kind) and _first_wrong(value) is None

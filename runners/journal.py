@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from runners import facts, files, processes, stored_files, untrusted
+from runners import facts, files, processes, stored_json, untrusted
 from runners.facts import Fact
-from runners.stored_files import Damaged
+from runners.stored_json import LARGEST_OF_AN_ATTEMPT, Damaged
 
 BETWEEN = "between"
 QUALITY = "quality"  # the phase of the user's metric: not part of the workload, and in no peak of the point
@@ -23,8 +23,7 @@ QUALITY = "quality"  # the phase of the user's metric: not part of the workload,
 HIGH = 700
 DEEPEST = 20  # nested containers; one that contains itself ends here
 LARGEST_NUMBER_BITS = 1024
-# Of a journal that is read: twice what a measured process writes at most (runners.phases has its limits).
-LARGEST_BYTES = stored_files.LARGEST_OF_AN_ATTEMPT_BYTES
+# Of a journal that is read; a measured process writes less (runners.phases has its limits).
 MOST_VALUES = {b"{": 1_500_000, b"[": 1_500_000, b",": 8_000_000}  # each takes some 50 to 250 bytes of memory
 LONGEST_TEXT = 10_000  # characters of a value of no type of JSON
 
@@ -144,7 +143,7 @@ def facts_of(kept: Kept) -> tuple[list[Fact], str | None]:
             try:
                 found.append(facts.from_json(line))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                reason = stored_files.why(error)
+                reason = stored_json.why(error)
                 damage = damage or f"has lines that cannot be read, one of the kind {line['kind']}: {reason}"
     return found, damage
 
@@ -157,38 +156,37 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return kept_in(path).lines
 
 
-def kept_in(path: Path, is_journal: bool = False) -> Kept:
-    """What can be read of a .jsonl file. A missing file has no lines.
+def kept_in(path: Path) -> Kept:
+    """What can be read of a journal. A missing file has no lines.
 
-    Of a journal (`is_journal`) nothing is read that is larger than a measured process writes.
+    Nothing is read of one that is larger than a measured process writes.
     """
     try:
-        text = stored_files.content_of(path, LARGEST_BYTES if is_journal else stored_files.LARGEST_BYTES)
+        text = stored_json.content_of(path, LARGEST_OF_AN_ATTEMPT)
     except FileNotFoundError:
         return Kept([])
     except Damaged as damaged:
         return Kept([], damage=str(damaged))
-    for sign, most in MOST_VALUES.items() if is_journal else ():
-        if text.count(sign) > most:
-            return Kept([], len(text), damage="holds more values than a measured process writes")
+    if any(text.count(sign) > most for sign, most in MOST_VALUES.items()):
+        return Kept([], len(text), damage="holds more values than a measured process writes")
     lines = [line for line in text.split(b"\n") if line]
     torn, damage = False, None
     try:  # only a writer that died leaves a torn line
-        found = stored_files.parsed_lines(lines)
+        found = stored_json.parsed_lines(lines)
     except Damaged:
         found = []
         for number, line in enumerate(lines, 1):
             try:
-                found.append(stored_files.parsed(line))
+                found.append(stored_json.parsed(line))
             except Damaged as damaged:
                 is_last = number == len(lines) and not text.endswith(b"\n")
                 torn = torn or is_last
                 if not is_last or b"\0" in line:
                     damage = damage or f"has lines that cannot be read, the first is line {number}: it {damaged}"
-    damage = damage or (_displaced(lines, found) if is_journal else None)
-    found = stored_files.printable(found, text)
+    damage = damage or _displaced(lines, found)
+    found = stored_json.printable(found, text)
     kept = [line for line in found if isinstance(line, dict) and "kind" in line]
-    return Kept(kept, len(text), stored_files.checksum(text), torn, damage)
+    return Kept(kept, len(text), stored_json.checksum(text), torn, damage)
 
 
 def _displaced(lines: list[bytes], found: list[Any]) -> str | None:

@@ -38,9 +38,9 @@ def take(path: Path) -> IO[str]:
     except BlockingIOError:
         with lock:
             raise Held(lock.read(500).strip()) from None
-    except OSError:
+    except OSError as error:  # such as a file system without locks
         lock.close()
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
     return lock
 
 

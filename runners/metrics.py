@@ -12,7 +12,7 @@ from runners import untrusted
 
 LONGEST_TEXT = 2000  # characters of a value stored as text
 LARGEST_NUMBER_BITS = 1024  # of a whole number that is stored as one
-LARGEST_BYTES = 2**20  # of the JSON of one report: the result, or the metrics or the shapes of a phase
+LARGEST_BYTES = 2**18  # of the JSON of one report: the result, or the metrics or the shapes of a phase
 DEEPEST = 8  # nested containers; also ends a list that contains itself
 LEFT_OUT = "[...]"  # the key that says how many values of a mapping are left out
 

@@ -117,6 +117,7 @@ class Outcome:
     instrumented: bool | None = None
     other_processes: int | None = None  # the most that the workload had running at once; no counter has their memory
     other_processes_resident_bytes: int | None = None  # their sum: pages that they share count in each
+    record_bytes: int = 0  # size of its journal, which decides how many outcomes wait in memory
     void: bool = False  # it never began, or its record is damaged or was never written: the point is measured again
 
     @property
@@ -257,7 +258,9 @@ def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
             yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
 
 
-def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None, damage: str | None = None) -> Outcome:
+def outcome_of(
+    attempt: Attempt, journal: Sequence[Fact], exit: Exit | None, damage: str | None = None, record_bytes: int = 0
+) -> Outcome:
     """Decide how an attempt ended, from its journal and its supervisor's exit.json (None: the supervisor died).
 
     `damage` is what is wrong with these files: no figure is taken from them then.
@@ -277,6 +280,7 @@ def outcome_of(attempt: Attempt, journal: Sequence[Fact], exit: Exit | None, dam
     common: dict[str, Any] = {
         "device": attempt.device,
         "attempt": attempt.number,
+        "record_bytes": record_bytes,
         "phases": phases,
         "peak_is_partial": partial if phases else None,
         "process_baseline": {} if baseline is None else baseline.counters or {},

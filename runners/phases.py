@@ -20,7 +20,7 @@ from runners.unlisted import UNLISTED, Unlisted
 WHOLE = "whole"
 LONGEST_NAME = 200  # characters of a phase's name
 LISTED_BYTES = 2**24  # of the journal, until which every phase has its lines: some 9,000 phases on cpu
-LARGEST_NOTES_BYTES = 2**23  # of the metrics and the shapes of all phases together, as JSON
+LARGEST_NOTES_BYTES = 2**21  # of the metrics and the shapes of all phases together, as JSON
 MOST_NAMES = 1000  # of phases that get lines after LISTED_BYTES since their name is new
 MOST_HEARTBEATS = 1000  # until they become rarer: an attempt of a day has 7,000 of them and not 432,000
 OWN_FRAMES = 200
@@ -108,7 +108,7 @@ class Phases:
         self._since = clock()
         self._readings: Mapping[str, Reading] = {}
         self._room, self._model_room = Room(LARGEST_NOTES_BYTES), Room(LARGEST_NOTES_BYTES)
-        self._listed = {QUALITY}  # names of phases that the journal has; what follows the quality phase does not count
+        self._listed: set[str] = set()  # names of phases that the journal has
         self._unlisted = Unlisted()
         self._pending: facts.Began | None = None  # the beginning of the current phase, if the journal does not have it
         self._lock = threading.RLock()  # of the two above and of the current phase: the heartbeat writes them down too
@@ -147,7 +147,8 @@ class Phases:
             self._current, self._notes = (name, run_index), Notes()
             baseline = {device: reading.now for device, reading in self._readings.items()}
             began = facts.Began(name, run_index, baseline)
-            if self._journal.bytes < LISTED_BYTES or name not in self._listed:
+            # What follows the phase `quality` counts in no peak, so it is never joined with what was before.
+            if self._journal.bytes < LISTED_BYTES or name == QUALITY or name not in self._listed:
                 self._list(ended, began)
             else:
                 self._unlisted.add(ended)
@@ -220,11 +221,13 @@ class Phases:
     def heartbeat(self, seconds: float) -> AbstractContextManager[None]:
         """Append the peaks so far every `seconds`, so that a hang or a kill leaves later readings than a boundary.
 
-        After MOST_HEARTBEATS they become rarer: the time between two is a part of MOST_HEARTBEATS of all time so far.
+        After MOST_HEARTBEATS they become rarer (`pause`), and they end when the journal has twice LISTED_BYTES.
         """
         return _Heartbeat(self._beat, seconds)
 
     def _beat(self) -> None:
+        if self._journal.bytes >= 2 * LISTED_BYTES:
+            return
         current = self._current
         peaks = {device: reading.peak for device, reading in self._meter.glance().items()}
         with self._lock:
@@ -248,9 +251,14 @@ class _Heartbeat(AbstractContextManager[None]):
 
     def _run(self) -> None:
         began = clock()
-        while not self._stop.wait(max(self._seconds, (clock() - began) / MOST_HEARTBEATS)):
+        while not self._stop.wait(pause(self._seconds, clock() - began)):
             with suppress(MemoryError):  # the budget is used up: the end of the phase will show it
                 self._beat()
+
+
+def pause(seconds: float, elapsed: float) -> float:
+    """The time to the next heartbeat, in seconds: as requested, or if more, a thousandth of the time elapsed."""
+    return max(seconds, elapsed / MOST_HEARTBEATS)
 
 
 class _Phase(AbstractContextManager[Notes]):
@@ -279,6 +287,10 @@ class _Phase(AbstractContextManager[Notes]):
         set_recursion_limit(min(limit + OWN_FRAMES, LARGEST_RECURSION_LIMIT))
         try:
             self._leave(error)
+        except MemoryError:
+            if error is None:
+                raise
+            # What the workload holds leaves no room to read the boundary: its own error is the reason of the failure.
         finally:
             _restore(limit)
 

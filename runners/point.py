@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runners import files, stored_files
+from runners import files, stored_json
 from runners.device import Card, Device
 from runners.facts import Exit, exit_from_json, exit_to_json
 from runners.field_types import check_fields
-from runners.stored_files import Damaged
+from runners.stored_json import LARGEST_OF_AN_ATTEMPT, Damaged
 
 FORMAT = 1  # version of point.json, journal.jsonl and exit.json
 ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
@@ -211,13 +211,15 @@ class AttemptFolder:
         A request decides which code runs, and another user may be able to replace it in its folder.
         """
         try:
-            attempt = Attempt.from_json(stored_files.unsealed(stored_files.content_of(self.request)))
+            attempt = Attempt.from_json(
+                stored_json.unsealed(stored_json.content_of(self.request, LARGEST_OF_AN_ATTEMPT))
+            )
         except FileNotFoundError:
             raise Damaged(f"{self.request.name} is missing") from None
         except Damaged as damaged:
             raise Damaged(f"{self.request.name} cannot be read: it {damaged}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = stored_files.why(error)
+            reason = stored_json.why(error)
             raise Damaged(f"{self.request.name} cannot be read: no sweep writes it so ({reason})") from None
         if digest is not None and attempt.digest != digest:
             raise Damaged(f"{self.request} was replaced after it was written")
@@ -242,41 +244,31 @@ class AttemptFolder:
     def checksum(file: Path) -> int | None:
         """The checksum of a file; None if there is none that can be read."""
         try:
-            return stored_files.checksum(stored_files.content_of(file, stored_files.LARGEST_OF_AN_ATTEMPT_BYTES))
+            return stored_json.checksum(stored_json.content_of(file, LARGEST_OF_AN_ATTEMPT))
         except (FileNotFoundError, Damaged):
             return None
 
     def settled(self) -> Exit | None:
         """How the attempt ended, or None if its supervisor has not written it. Raises Damaged."""
         try:
-            text = stored_files.content_of(self.exit)
-            return exit_from_json(stored_files.printable(stored_files.unsealed(text), text))
+            text = stored_json.content_of(self.exit, LARGEST_OF_AN_ATTEMPT)
+            return exit_from_json(stored_json.printable(stored_json.unsealed(text), text))
         except FileNotFoundError:
             return None
         except Damaged as damaged:
             raise Damaged(f"{self.exit.name} cannot be read: it {damaged}") from None
         except (ValueError, TypeError, AttributeError) as error:
-            reason = stored_files.why(error)
+            reason = stored_json.why(error)
             raise Damaged(f"{self.exit.name} cannot be read: no supervisor writes it so ({reason})") from None
 
     @property
     def is_settled(self) -> bool:
         """Whether the supervisor has written how the attempt ended, or something lies there that cannot be read."""
-        return _size(self.exit) is not None
+        return files.kind_of(self.exit) is not None
 
     def began(self) -> bool:
         """Whether the attempt left anything: a fact, or how it ended."""
-        return self.is_settled or bool(_size(self.journal))
-
-
-def _size(path: Path) -> int | None:
-    """The size of a file; None if there is none. What cannot be looked at is there."""
-    try:
-        return os.lstat(path).st_size
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError:
-        return 1
+        return self.is_settled or (files.kind_of(self.journal) is not None and os.lstat(self.journal).st_size > 0)
 
 
 def write_aside(path: Path, value: Mapping[str, Any], lasting: bool = False) -> None:
@@ -284,7 +276,7 @@ def write_aside(path: Path, value: Mapping[str, Any], lasting: bool = False) -> 
 
     `lasting`: also after a power cut, once the folder is on the disk. Raises OSError.
     """
-    text = stored_files.sealed(value)
+    text = stored_json.sealed(value)
     aside = path.with_name(path.name + f".{os.getpid()}.tmp")
     try:
         with os.fdopen(files.create(aside), "wb") as file:

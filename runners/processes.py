@@ -27,13 +27,13 @@ getpid, leave, set_recursion_limit = os.getpid, os._exit, sys.setrecursionlimit
 LIMITS = {errno.EMFILE: ("ulimit -n", resource.RLIMIT_NOFILE), errno.EAGAIN: ("ulimit -u", resource.RLIMIT_NPROC)}
 
 
-def die_with(parent: int | None) -> None:
-    """Have the kernel kill this process when its parent dies, at once if it is dead. None turns this off.
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies, at once if it is dead.
 
     The child has to call it itself: the kernel watches the thread that forked, and a preexec_fn may run in another.
     """
-    _prctl(PR_SET_PDEATHSIG, 0 if parent is None else signal.SIGKILL)
-    if parent is not None and os.getppid() != parent:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -9,7 +9,7 @@ from runners.facts import Exit, Fact
 from runners.journal import Kept
 from runners.outcome import Outcome, outcome_of
 from runners.point import Attempt, AttemptFolder
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 
 
 def attempt_in(folder: AttemptFolder) -> Attempt:
@@ -22,13 +22,14 @@ def attempt_in(folder: AttemptFolder) -> Attempt:
 
 def outcome_in(folder: AttemptFolder, attempt: Attempt) -> Outcome:
     """The outcome of an attempt from the files in its folder."""
-    kept = journal.kept_in(folder.journal, is_journal=True)
+    kept = journal.kept_in(folder.journal)
     found, odd = journal.facts_of(kept)
     try:
         exit = folder.settled()
     except Damaged as damaged:
         return outcome_of(attempt, found, None, damage=str(damaged))
-    return outcome_of(attempt, found, exit, damage=_damage(folder, kept, found, odd, exit))
+    damage = _damage(folder, kept, found, odd, exit)
+    return outcome_of(attempt, found, exit, damage=damage, record_bytes=kept.bytes)
 
 
 def _damage(folder: AttemptFolder, kept: Kept, found: Sequence[Fact], odd: str | None, exit: Exit | None) -> str | None:

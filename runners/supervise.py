@@ -42,16 +42,16 @@ from runners import (
     contamination,
     files,
     gpu_driver,
-    journal,
     launch_command,
     locks,
     processes,
+    stored_json,
     watcher,
 )
 from runners.facts import Exit, OutsideReading
 from runners.meters import cpu
 from runners.point import Attempt, AttemptFolder, write_aside
-from runners.stored_files import Damaged, sealed
+from runners.stored_json import LARGEST_OF_AN_ATTEMPT, Damaged
 
 LONGEST_OUTPUT = 2**20  # bytes kept from the start of a workload's output
 LAST_OUTPUT = 2**16  # bytes kept from its end
@@ -60,7 +60,6 @@ READINGS_KEPT = 5  # from outside
 LOCK_EVERY = 0.2  # seconds between attempts to lock a device that another sweep holds
 MOST_REFUSALS = 10  # of a process by the system, before the attempt is unavailable: other processes may end meanwhile
 REFUSED_EVERY = 0.5  # seconds between them
-LARGEST_REQUEST = 2**24  # bytes of a point.json that is compared with what was requested
 # After these no attempt can be kept. Any other error is about the folder of one attempt, whose workload changed it.
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENFILE, errno.EMFILE, errno.ENOMEM)
 # For a process to end after it was killed: longer in an uninterruptible sleep, or traced by another.
@@ -643,7 +642,7 @@ def _restore_folder(path: Path) -> None:
 
 def _holds(request: Path, attempt: Attempt) -> bool:
     try:
-        return files.read(request, LARGEST_REQUEST) == sealed(attempt.to_json())
+        return files.read(request, LARGEST_OF_AN_ATTEMPT) == stored_json.sealed(attempt.to_json())
     except OSError:
         return False
 
@@ -658,10 +657,10 @@ def _restore(path: Path, descriptor: int) -> int:
         now = os.lstat(path)
         if os.path.samestat(was, now):
             return now.st_size
-        since = files.read(path, journal.LARGEST_BYTES) if stat.S_ISREG(now.st_mode) else b""
+        since = files.read(path, LARGEST_OF_AN_ATTEMPT) if stat.S_ISREG(now.st_mode) else b""
     except FileNotFoundError:
         since = b""
-    if was.st_size > journal.LARGEST_BYTES:
+    if was.st_size > LARGEST_OF_AN_ATTEMPT:
         raise OSError(errno.EFBIG, f"it has {was.st_size} bytes", str(path))
     lines = os.pread(descriptor, was.st_size, 0) + since
     files.write(path, lines)

@@ -23,12 +23,18 @@ WATCHED = (signal.SIGCHLD, signal.SIGCONT, signal.SIGTERM)
 
 
 def fork_supervisor() -> None:
-    """Fork. Return in the child, which becomes the supervisor; the caller becomes its watcher and never returns."""
+    """Fork. Return in the child, which becomes the supervisor; the caller becomes its watcher and never returns.
+
+    Where the system has no room for another process, the caller becomes a supervisor without a watcher.
+    """
     orchestrator = os.getppid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     processes.inherit_orphans()
     processes.go_on_when_the_parent_dies()
-    supervisor = os.fork()
+    try:
+        supervisor = os.fork()
+    except OSError:
+        supervisor = 0
     if supervisor:
         _watch(supervisor, orchestrator)
     processes.go_on_when_the_parent_dies()

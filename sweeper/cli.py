@@ -12,8 +12,10 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
 from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
@@ -39,6 +41,11 @@ def main() -> int:
     except BrokenPipeError:  # `| head`. What Python flushes at its end has no reader either.
         screen.discard(sys.stdout)
         return 141
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        screen.warn(f"{error.filename}: {files.why(error)}")
+        return 2
     except OSError as error:
         if error.errno not in NO_ROOM or error.filename is not None:
             raise
@@ -80,12 +87,25 @@ def _exit_code(command: Callable[[], int]) -> int:
 def run(arguments: Sequence[str]) -> int:
     """The exit code. Raises Mistake."""
     line = read(arguments)
+    if getattr(line.flags, "help", False):
+        return show_help(line)
     if line.shows:
         from sweeper.planning.hydra_flags import show
 
         show(line)
         return 0
     return COMMANDS[line.command](line)
+
+
+def show_help(line: CommandLine) -> int:
+    """Of the groups that follow --help, else of the command: `sweeper --help model`. Loads nothing of Hydra."""
+    from sweeper.cards import CONF
+    from sweeper.views import help
+
+    folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
+    groups = [help.options(word, folders) for word in line.words if word in help.GROUPS]
+    screen.show("\n\n".join(groups) or (help.ESTIMATE if line.command == "estimate" else help.HELP))
+    return 0
 
 
 def sweep(line: CommandLine) -> int:
@@ -107,7 +127,7 @@ def estimate(line: CommandLine) -> int:
         from sweeper.tables import loading
         from sweeper.views import comparison_report
 
-        folder = loading.run_folder(run_of(line))
+        folder = _run(line)
         comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
         return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
     plan = _plan(line)
@@ -132,10 +152,10 @@ def effects(line: CommandLine) -> int:
     from sweeper.tables import loading
     from sweeper.views import effects_report, pictures
 
-    run, picture, at = run_of(line), line.flags.picture, line.flags.at
+    picture, at = line.flags.picture, line.flags.at
     if picture is not None:
         pictures.check(picture)
-    folder = loading.run_folder(run)
+    folder = _run(line)
     points, phases = effects_report.rows_of(loading.read(folder))
     found = effects_report.effects(points, phases, at, read_plan(folder))
     _show(line, found, effects_report.as_text)
@@ -159,8 +179,19 @@ def frontier(line: CommandLine) -> int:
     from sweeper.tables import loading
     from sweeper.views import decision_sheet
 
-    folder = loading.run_folder(run_of(line))
+    folder = _run(line)
     return _show(line, decision_sheet.decision_sheet(folder, loading.read(folder)), decision_sheet.as_text)
+
+
+def _run(line: CommandLine) -> Path:
+    """The folder of the run that the line names, or of the newest one. Raises Mistake."""
+    from sweeper.tables import loading
+
+    named = run_of(line)
+    folder = loading.newest_run() if named is None else loading.run_folder(named)
+    if named is None:
+        screen.warn(f"{line.command}: {folder}, the newest run")
+    return folder
 
 
 def _show(

@@ -611,12 +611,13 @@ PHASES = (
     Column(
         "phase",
         TEXT,
-        "name of the phase; between: from the end of one phase to the start of the next",
+        "name of the phase; between: from the end of one phase to the start of the next; unlisted: later phases of a "
+        "long attempt together, with what happened between them",
         None,
         attrgetter("phase.name"),
     ),
     _phase("run_index", INT, "index of the repeat, from 0"),
-    _phase("iterations", INT, "passes in the phase", "passes"),
+    _phase("iterations", INT, "passes in the phase; of unlisted the number of phases", "passes"),
     _phase("completed", BOOL, "false if the phase did not complete: its peak is then partial"),
     _phase("elapsed_s", FLOAT, "duration, until the device had finished; null if calculated", "seconds"),
     *(_counter(moment, counter) for moment in MOMENTS for counter in COUNTERS),

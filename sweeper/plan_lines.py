@@ -1,7 +1,7 @@
 """The lines of a run's plan.jsonl, one type for each kind. Format 1.
 
 Each sweep into the folder appends one `run` line, then its searches and devices, then its points batch by batch. Each
-line ends with its checksum (runners/stored_files.py), except in runs of earlier versions.
+line ends with its checksum (runners/stored_json.py), except in runs of earlier versions.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from runners import stored_files
+from runners import stored_json
 from runners.device import device_named
 from runners.field_types import check_fields, check_keys, check_of
 from runners.point import Point
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.objective import Objective
@@ -266,7 +266,7 @@ def damage_in(folder: Path) -> str | None:
 
 def parsed(text: bytes) -> PlanLine | None:
     """The line in a text; None for a kind of a later version. Raises Damaged."""
-    content = stored_files.unsealed(text)
+    content = stored_json.unsealed(text)
     kind = content.get("kind")
     if not isinstance(kind, str):
         raise Damaged("has no kind")
@@ -277,7 +277,7 @@ def parsed(text: bytes) -> PlanLine | None:
         check_fields(line)
         _check(line)
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError, Mistake) as error:
-        raise Damaged(f"is of the kind {kind}, and no sweep writes it so ({stored_files.why(error)})") from None
+        raise Damaged(f"is of the kind {kind}, and no sweep writes it so ({stored_json.why(error)})") from None
     return line
 
 
@@ -298,7 +298,7 @@ def _check(line: PlanLine) -> None:
 
 def _why_damaged(text: bytes) -> str | None:
     try:
-        if not stored_files.is_sealed(text):
+        if not stored_json.is_sealed(text):
             parsed(text)
     except Damaged as damaged:
         return str(damaged)
@@ -310,7 +310,7 @@ def _lines(folder: Path) -> list[tuple[int, bytes]]:
 
     Raises FileNotFoundError or Damaged.
     """
-    *lines, last = stored_files.content_of(folder / PLAN).split(b"\n")
+    *lines, last = stored_json.content_of(folder / PLAN).split(b"\n")
     if last and _why_damaged(last) is None:
         lines.append(last)
     return [(number, text) for number, text in enumerate(lines, 1) if text.strip()]

@@ -14,12 +14,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO
 
-from runners import files, locks, stored_files
+from runners import files, locks, stored_json
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
 from sweeper.plan_lines import PLAN, PlanLine
-from sweeper.screen import warn
 
 POINTS = files.POINTS
 LOCK = ".lock"
@@ -44,7 +43,7 @@ class RunFolder:
         """Append lines to the plan. Raises OSError if the disk is full or the folder was removed."""
         self.check()
         for line in lines:
-            self._plan.write(stored_files.sealed(line.to_json()))
+            self._plan.write(stored_json.sealed(line.to_json()))
         self._plan.flush()
         self._unsynced = True
 
@@ -156,12 +155,10 @@ def _named_folder(path: Path) -> Path:
     if kind is None:
         path.mkdir()
         return path
-    inside = {entry.name: entry for entry in os.scandir(path)}
-    if not {PLAN, POINTS} & inside.keys() and inside.keys() - {LOCK}:
+    inside = {entry.name for entry in path.iterdir()}
+    if not inside & {PLAN, POINTS} and inside - {LOCK}:
         raise Mistake(f"name={path.name}: {path} holds files and is not a run of sweeper; choose another name")
     _check_inside(path)
-    if PLAN not in inside and POINTS in inside:
-        warn(f"{path / PLAN} is missing: the attempts in {POINTS}/ are kept, points that had none are not planned now")
     return path
 
 

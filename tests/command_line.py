@@ -23,13 +23,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests import other_user
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(
-    words: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 120
+    words: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 120, user: int | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run([sys.executable, "-m", "sweeper", *words])` returns, with the output captured as text."""
+    """What `subprocess.run([sys.executable, "-m", "sweeper", *words])` returns, with the output captured as text.
+
+    `user`: the id of another user, whom only root can become.
+    """
     template = _template()
     if template.poll() is not None:  # an engine that a test closes ends every process below the test's
         _template.cache_clear()
@@ -38,7 +43,7 @@ def run(
     assert template.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        request = {"words": list(words), "cwd": str(cwd), "env": dict(os.environ if env is None else env)}
+        request = {"words": list(words), "cwd": str(cwd), "env": dict(os.environ if env is None else env), "user": user}
         template.stdin.write(json.dumps(request | {"out": str(out), "err": str(err)}) + "\n")
         template.stdin.flush()
         if not select.select([template.stdout], [], [], timeout)[0]:
@@ -83,6 +88,7 @@ def import_everything() -> None:
     for module in pkgutil.walk_packages(sweeper.__path__, "sweeper."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    importlib.import_module("zoneinfo")  # pyarrow needs it later; another user may not read the interpreter's files
 
 
 def become(command: dict[str, Any]) -> None:
@@ -95,6 +101,8 @@ def become(command: dict[str, Any]) -> None:
         opened = os.open(path, flags)
         os.dup2(opened, descriptor)
         os.close(opened)
+    if command.get("user") is not None:
+        other_user.become(command["user"])
     os.chdir(command["cwd"])
     os.environ.clear()
     os.environ.update(command["env"])

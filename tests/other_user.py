@@ -36,10 +36,10 @@ def act(what: Callable[[], object]) -> None:
     assert not failure, failure
 
 
-def become() -> None:
+def become(uid: int = UID) -> None:
     os.setgroups([])
-    os.setresgid(UID, UID, UID)
-    os.setresuid(UID, UID, UID)
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
 
 
 @contextmanager

@@ -14,16 +14,27 @@ from runners.outcome import Status
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "what-can-go-wrong.md").read_text()
 README = (ROOT / "README.md").read_text()
-# What makes the fault, in the code of the test: a workload of faulty.py or wl.py, a script, a signal, or the bytes of a
-# file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
+# What makes the fault, in the code of the test: a workload of faulty.py, hostile.py or wl.py, a script, a signal, or
+# the bytes of a file. Two cannot be brought about here and are made of facts: the kernel's log, and a torn line.
 MAKERS = {
+    "test_the_default_command_of_a_plain_installation_names_what_to_install_and_starts_nothing": "plain_python",
     "test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_with_its_owner": "other_user.act(",
-    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": 'plan.jsonl").unlink()',
+    "test_a_run_whose_plan_was_deleted_is_continued_with_its_attempts": ".unlink()",
     "test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line": "PLANTED[kind](",
     "test_a_user_whose_folder_another_one_has_taken_gets_one_that_all_sweeps_of_the_user_share": "other_user.act(",
     "test_a_forked_child_that_comes_back_leaves_as_a_program_would_and_writes_nothing": "faulty:forks",
     "test_a_phase_called_between_is_an_error": "faulty:calls_its_phase_between",
     "test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them": "faulty:fills_its_disk",
+    "test_an_error_keeps_its_type_message_and_traceback_whatever_its_own_code_does": "hostile:raises",
+    "test_a_workload_that_replaces_what_we_call_keeps_its_own_error_and_its_result": "hostile:patches",
+    "test_a_workload_that_reports_what_cannot_be_read_still_passes": "hostile:returns",
+    "test_a_workload_that_spoils_its_own_folder_ends_as_one_row": "SPOILED",
+    "test_a_workload_that_writes_to_the_pipes_of_its_supervisor_is_lost_and_the_next_is_measured": (
+        "hostile:writes_to_the_supervisor"
+    ),
+    "test_a_run_that_a_workload_removes_or_replaces_ends_the_sweep_in_one_line_and_is_not_made_again": (
+        "hostile:spoils_the_run"
+    ),
     "test_a_limit_of_open_files_that_is_too_low_is_refused_with_its_value": "ulimit -n 20",
     "test_shared_memory_above_a_budget_that_cannot_limit_it_decides_nothing": "faulty:shares",
     "test_an_attempt_for_which_the_system_has_no_process_is_unavailable_with_the_limit": "refusals=1000",
@@ -82,6 +93,10 @@ MAKERS = {
     "test_a_torn_line_loses_only_that_line": ".read_bytes()[:-20]",
     "test_a_kill_between_two_renames_leaves_no_tables_of_two_moments": "KILLED_AT_A_RENAME",
     "test_missing_or_torn_tables_are_rebuilt_from_the_journals": ".read_bytes()[:-100]",
+    "test_a_damaged_attempt_is_one_lost_row_that_names_the_file": "change(folder_of(run, damaged) / name)",
+    "test_a_folder_of_another_point_or_run_under_this_name_is_noticed": "copytree(source, kept)",
+    "test_a_damaged_line_of_the_plan_loses_that_line_only_and_one_line_reports_it": "lines[at].replace",
+    "test_a_damaged_or_foreign_table_is_made_again_in_memory": "change(run / f'{name}.parquet')",
 }
 
 

@@ -22,7 +22,7 @@ import pytest
 
 from runners.point import Point
 from sweeper import load
-from tests import command_line
+from tests import command_line, other_user
 
 PROGRAM = "workload.argv=[sh,-c,'exit 0',sh,'{batch}']"
 TYPED = ["devices=[cpu]", "parallel=true", "timeout=60", "workload=command", PROGRAM, "name=run"]
@@ -249,3 +249,71 @@ def test_a_name_with_control_characters_is_shown_escaped(run: Path) -> None:
             read = command_line.run([command, name], run.parents[1])
             assert read.returncode == (0 if name == str(there) else 2)
             assert all(line.isprintable() for line in (read.stdout + read.stderr).split("\n"))
+
+
+def read_by(user: int | None, run: Path) -> dict[str, tuple[int, str, str]]:
+    """The exit code and the output of each command that reads the run."""
+    found = {}
+    for words in READING:
+        read = command_line.run([words[0], str(run), *words[1:]], run.parent, user=user)
+        found[" ".join(words)] = (read.returncode, read.stdout, read.stderr)
+    return found
+
+
+@other_user.only_root
+@pytest.mark.parametrize("has_tables", [True, False], ids=["tables", "journals"])
+def test_a_run_that_may_only_be_read_is_read_by_every_command_as_by_its_owner(run: Path, has_tables: bool) -> None:
+    with other_user.shared_folder() as shared:
+        theirs = Path(shutil.copytree(run, shared / "run"))
+        for table in theirs.glob("*.parquet") if not has_tables else ():
+            table.unlink()
+        theirs.chmod(0o755)
+        before = {path: path.stat().st_mtime_ns for path in theirs.rglob("*")}
+        read = read_by(other_user.UID, theirs)
+        assert read == read_by(None, theirs)
+        assert {code for code, _, _ in read.values()} == {0}
+        assert before == {path: path.stat().st_mtime_ns for path in theirs.rglob("*")}
+
+
+@other_user.only_root
+@pytest.mark.parametrize("closed", [".", "points", "points/*"])
+def test_a_run_that_may_not_be_read_is_one_line_with_its_owner_in_every_command(run: Path, closed: str) -> None:
+    with other_user.shared_folder() as shared:
+        theirs = Path(shutil.copytree(run, shared / "outputs" / "run"))
+        for folder in theirs.glob(closed) if closed != "." else [theirs]:
+            folder.chmod(0o700)
+        for code, out, err in read_by(other_user.UID, theirs).values():
+            assert (code, out, err.count("\n")) == (2, "", 1), err
+            assert "Permission denied (" in err
+            assert "belongs to user root)" in err
+
+
+@other_user.only_root
+def test_a_sweep_among_links_that_another_user_planted_writes_through_none_of_them(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    with other_user.shared_folder() as shared:
+        run, locks = shared / "outputs" / "run", shared / f"sweeper-{os.geteuid()}"
+
+        def plant() -> None:
+            run.mkdir(parents=True)
+            (run / "plan.jsonl").touch()
+            locks.mkdir()
+            (locks / "cpu.lock").symlink_to(victim)
+            for table in ("points", "attempts", "phases", "environment", "estimates", "frontier"):
+                (run / f".{table}.parquet.tmp").symlink_to(victim)
+                (run / f"{table}.parquet").symlink_to(victim)
+            (run / "followed").symlink_to(tmp_path)
+
+        other_user.act(plant)
+        typed = [word for word in TYPED if word != "parallel=true"]  # which takes no lock of the cpu
+        ended = command_line.run([*typed, "batch=1,2"], shared, {**os.environ, "TMPDIR": str(shared)})
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.startswith(
+            f"sweeper: {locks} belongs to user {other_user.UID}; the locks of devices are in"
+        )
+        assert ended.stderr.count("\n") == 1
+        assert len(load(run).points) == 2
+        assert [path for path in run.rglob("*") if path.is_symlink()] == []
+    assert victim.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [victim]

@@ -239,7 +239,7 @@ def test_markup_is_not_interpreted_on_a_terminal(tmp_path: Path) -> None:
     assert "\x1b]8;" not in written
 
 
-CONTROLS = "\x1b]0;theirs\x07\x1b[2J\r\u202e"
+CONTROLS = "\x1b]0;theirs\x07\x1b[2J\u202e"
 
 
 def test_control_characters_of_a_workload_do_not_reach_a_terminal(tmp_path: Path) -> None:

@@ -177,12 +177,12 @@ class Local:
         if not data:
             return self._handle_death(name)
         *lines, lane.unread = (lane.unread + data).split(b"\n")
-        events = []
+        events: list[Event] = []
         for line in lines:
             answer = _answer(line)
             if answer is None:  # a workload can write to this pipe, as every process of its user can
                 lane.process.kill()
-                break
+                return [*events, *self._handle_death(name)]
             if "failed" in answer:
                 raise EngineFailed(f"{answer['failed']}: {answer['error']}")
             kind = next(kind for kind in KINDS if kind in answer)

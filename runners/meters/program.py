@@ -14,7 +14,6 @@ Nothing can be read of a program before it starts and after it ends: only `used`
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
@@ -26,11 +25,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from runners import files, processes
+from runners import facts, processes, stored_json
+from runners.field_types import check_fields
 from runners.meters import cpu, nvml
 from runners.phases import Reading
+from runners.stored_json import Damaged
 
 SAMPLE_EVERY = 0.02  # seconds, or nine times the core time of the last sample: the kernel adds up Pss page by page
+LARGEST_REPORT_BYTES = 2**21  # 20 exceptions with messages of 10,000 characters, as JSON, and a traceback
 DEVICE_EVERY = 0.2  # seconds between readings of the driver
 HIGH_WATER_MARK, SAMPLES = "high_water_mark", "samples"
 
@@ -111,11 +113,13 @@ class ProgramMeter:
         return facts
 
     def reports(self) -> list[dict[str, Any]]:
-        """The hook's reports, in the order in which their processes ended, without those that are damaged."""
+        """The hook's reports, in the order in which their processes ended, without those that are damaged or larger
+        than the hook writes them."""
         found = []
         for file in self._folder.glob("*.json"):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                report = json.loads(files.read(file))
+            with suppress(OSError, Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                report = stored_json.parsed(stored_json.content_of(file, LARGEST_REPORT_BYTES))
+                check_fields(facts.report(report))
                 found.append((float(report["t"]), report))
         return [report for _, report in sorted(found, key=itemgetter(0))]
 

@@ -31,6 +31,7 @@ from runners.point import Attempt, canonical
 STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 HOOK = Path(__file__).parent / "program_hook"
 REPORTS = "SWEEPER_PROGRAM_REPORTS"  # the hook reads it
+MOST_REPORTS = 100  # that the journal keeps; the counters are of all
 STDERR_TAIL_BYTES = 2**14  # the end of a program's standard error that is stored
 # Exceptions that only report that another process failed.
 WRAPPER_EXCEPTIONS = ("CalledProcessError", "ChildFailedError", "ProcessExitedException", "ProcessRaisedException")
@@ -75,7 +76,7 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
                     code = program.wait()
                 reported = meter.reports()
                 notes.metrics = {**meter.facts(), "torch": _torch(reported)}
-                journal.write(*map(facts.report, reported))
+                journal.write(*map(facts.report, reported[:MOST_REPORTS]))
                 if code != 0:
                     raise ProgramFailed(_failure_facts(code, _failure(reported, program.pid), echo.last))
         finally:

@@ -11,6 +11,7 @@ from runners.device import Card
 from sweeper import cards
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.estimates.card_check import CARD, RANK
+from sweeper.planning.suggestions import no_such_card
 
 BITS = (4, 8, 16, 32)
 LARGEST = 10**18  # parameters
@@ -46,7 +47,7 @@ def parse_card_request(words: Iterable[str]) -> CardRequest:
     parameters, bits = _parameters(given["parameters"]), _bits(given["bits"])
     reserve = _reserve(given["reserve_gib"]) if "reserve_gib" in given else None
     if name not in known:
-        raise Mistake(f"card={name}: no such card{did_you_mean(name, known) or '; it must be ' + KEYS['card']}")
+        raise Mistake(no_such_card(f"card={name}", name, list(known), ""))
     return CardRequest(
         parameters=parameters,
         bits=bits,
@@ -80,7 +81,10 @@ def _parameters(value: str) -> int:
         count = Decimal(value)
         if 0 < count < LARGEST and count == count.to_integral_value():
             return int(count)
-    raise Mistake(f"parameters={value}: must be {KEYS['parameters']}")
+    short = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmbgt])", value.lower())  # 7B, as in the names of models
+    power = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
+    instead = f"; write parameters={short[1]}e{power[short[2]]}" if short else ""
+    raise Mistake(f"parameters={value}: must be {KEYS['parameters']}{instead}")
 
 
 def _bits(value: str) -> int:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from sweeper.cards import CONF
-from sweeper.errors import Mistake, did_you_mean
+from sweeper.errors import Mistake
 from sweeper.planning import hydra_keys
+from sweeper.planning.suggestions import no_such_command, no_such_flag, words_apart
 
 # Flags that show something and run nothing.
-SHOWS = ("version", "help", "hydra_help", "cfg", "info", "shell_completion")
+SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # the keys of --at
@@ -53,10 +54,13 @@ def read(arguments: Sequence[str]) -> CommandLine:
     """Raises Mistake for an unknown command or flag, and for a flag without its value."""
     parser, commands = _parsers()
     command, rest = _split(arguments, list(commands))
+    if command == "sweep" and "--json" in rest:
+        raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
+    _check_flags(rest, commands[command].flags, takes_keys=command in ("sweep", "estimate"))
+    if command in ("sweep", "estimate"):
+        _check_words(command, rest)
     flags, extra = parser.parse_known_args([command, *rest])
     unknown = [word for word in extra if word.startswith("-")]
-    if command == "sweep" and "--json" in unknown:
-        raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
     if unknown:
         commands[command].error(f"no such flag: {', '.join(unknown)}")
     # argparse puts only the first positionals into `words`; those after a flag are left over.
@@ -66,11 +70,16 @@ def read(arguments: Sequence[str]) -> CommandLine:
     return line
 
 
-def run_of(line: CommandLine) -> str:
-    """The one word of a command that reads a run. Raises Mistake."""
+def run_of(line: CommandLine) -> str | None:
+    """The one word of a command that reads a run; None without a word. Raises Mistake."""
+    if not line.words:
+        return None
+    given = " ".join(line.words)
+    if line.command != "estimate" and all("=" in word and not Path(word).exists() for word in line.words):
+        searches = "design=frontier " if line.command == "frontier" else ""
+        raise Mistake(f"{line.command} {given}: takes a run, the folder of a sweep; write sweeper {searches}{given}")
     if len(line.words) != 1:
         keys_or = "keys or " if line.command == "estimate" else ""
-        given = " ".join(line.words) or "none"
         raise Mistake(f"{line.command} takes {keys_or}one run, the folder of a sweep, got {given}")
     return line.words[0]
 
@@ -97,8 +106,7 @@ def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list
     if at is not None and arguments[at] in commands:
         return arguments[at], [*arguments[:at], *arguments[at + 1 :]]
     if at == 0:
-        meant = did_you_mean(arguments[0], commands) or f"; there are {', '.join(commands)}"
-        raise Mistake(f"no such command: {arguments[0]}{meant}; --help shows more")
+        raise Mistake(no_such_command(arguments[0], arguments[1:], commands))
     return "sweep", list(arguments)
 
 
@@ -113,6 +121,32 @@ def _first_word(arguments: Sequence[str]) -> int | None:
     return None
 
 
+def _check_flags(words: Sequence[str], known: Sequence[str], takes_keys: bool) -> None:
+    """Raises Mistake for a flag that is none, if it is like a key or a flag. argparse reports all others."""
+    for at, word in enumerate(words):
+        found = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
+        if found is None or found[1] in known:
+            continue
+        following = words[at + 1 : at + 2]
+        is_value = following and re.match(r"-|[^=]+=", following[0]) is None
+        value = found[2] if found[2] is not None else following[0] if is_value else None
+        if message := no_such_flag(found[1], value, known, takes_keys):
+            raise Mistake(message)
+
+
+def _check_words(command: str, words: Sequence[str]) -> None:
+    """Raises Mistake for a word that is neither an override nor a flag or its value, if it is clear what it means."""
+    is_run = command == "estimate" and (len(words) == 1 or any(Path(word).is_dir() for word in words))
+    for at, word in enumerate(words):
+        of_flag = at > 0 and words[at - 1].startswith("-") and "=" not in words[at - 1]
+        is_override = _is_override(word) and not (at > 0 and word.startswith("="))
+        if is_override or of_flag or (is_run and Path(word).is_dir()):
+            continue
+        if message := words_apart(words, at, command):
+            raise Mistake(message)
+        return
+
+
 def _is_override(word: str) -> bool:
     return "=" in word or word.startswith(("-", "+", "~"))
 
@@ -124,6 +158,10 @@ def _is_of_hydra(word: str) -> bool:
 class _Parser(argparse.ArgumentParser):
     """Reports a mistake as one line with the command's usage."""
 
+    @property
+    def flags(self) -> Sequence[str]:
+        return tuple(self._option_string_actions)
+
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message}; usage: {self.usage}")
 
@@ -134,7 +172,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     commands = whole.add_subparsers(dest="command")
 
     def add(name: str, usage: str, about: str | None = None) -> _Parser:
-        """Without `about` the command has Hydra's flags, and Hydra prints its help."""
+        """Without `about` the command has Hydra's flags, and its help is in sweeper/views/help.py."""
         parser: _Parser = commands.add_parser(
             name, usage=usage, description=about, add_help=about is not None, allow_abbrev=False
         )
@@ -155,7 +193,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         _add_hydra_flags(parser)
     effects = add(
         "effects",
-        "sweeper effects RUN [--json] [--at SIZE] [--picture FILE]",
+        "sweeper effects [RUN] [--json] [--at SIZE] [--picture FILE]",
         "What each dimension of a sweep costs, which phase has the peak, and what to change first.",
     )
     effects.add_argument(
@@ -166,11 +204,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     frontier = add(
         "frontier",
-        "sweeper frontier RUN [--json]",
+        "sweeper frontier [RUN] [--json]",
         "The largest configurations of a sweep that fit, and the decision sheet.",
     )
     for parser in (effects, frontier):
-        parser.add_argument("words", nargs="*", metavar="RUN", help="the folder of a sweep, as in outputs/mine")
+        parser.add_argument(
+            "words",
+            nargs="*",
+            metavar="RUN",
+            help="the folder of a sweep, as in outputs/mine; the newest in outputs if left out",
+        )
     environment = add(
         "environment",
         "sweeper environment [python=INTERPRETER] [--json]",
@@ -226,7 +269,7 @@ def _add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--hydra-help", action="store_true")
     parser.add_argument("--version", action="store_true")
-    parser.add_argument("--cfg", "-c", choices=["job", "hydra", "all"])
+    parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--resolve", action="store_true")
     parser.add_argument("--package", "-p")
     parser.add_argument("--shell-completion", "-sc", action="store_true")

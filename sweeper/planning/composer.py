@@ -22,13 +22,13 @@ from omegaconf.errors import (
 )
 
 from runners.point import canonical as as_text
-from sweeper.cards import Cards
-from sweeper.errors import Mistake
+from sweeper.cards import CONF, Cards
+from sweeper.errors import Mistake, some_of
 from sweeper.plan import typed
 from sweeper.planning import hydra_keys
 from sweeper.planning.config_files import ConfigFile, FileSource, several, shown
-from sweeper.planning.hydra_errors import explained, first_line, no_such_key, whole_number_hint
-from sweeper.planning.schema import TYPE_NAMES, WORKLOAD_RULES, as_list, expected_type
+from sweeper.planning.hydra_errors import explained, first_line, no_such_key, wrong_type
+from sweeper.planning.schema import TEXT_KEYS, TYPE_NAMES, WORKLOAD_RULES, as_list
 
 PLANNING_GROUPS = ("design", "experiment")  # groups that configure the sweep itself and cannot be swept
 PARAMS = "workload.params."  # takes any key
@@ -82,13 +82,13 @@ class Composer:
         """The composition as a copy that the caller may change. Raises Mistake."""
         for group, choice in choices.items():
             if choice is None and group != "experiment":
-                raise Mistake(f"{group}=null: must be one of {', '.join(self.options(group))}")
+                raise Mistake(f"{group}=null: must be one of {some_of(self.options(group), group)}")
             if any(re.search(r"\$\{[^:}]*\}", str(each)) for each in as_list(choice)):  # ${oc.env:NAME} works
                 raise Mistake(f"{group}={typed(choice)}: must be an option's name; a group cannot follow another key")
         known = as_text(dict(choices))
         if known not in self._composed:
             chosen = [(group, choice) for group, choice in choices.items() if choice is not None]
-            overrides = [f"{group}={self._option(group, choice)}" for group, choice in chosen]
+            overrides = [f"{group}={self.option(group, choice)}" for group, choice in chosen]
             for group, choice in chosen:
                 self._check_is_there(group, choice)
             try:
@@ -134,7 +134,9 @@ class Composer:
                 continue
             stem = option.removesuffix(".yaml")
             nearly = re.compile(re.escape(stem) + r"(\.ya?ml)?(\.txt)?", re.IGNORECASE)
-            for folder in (os.path.join(source.path, group) for source in self._sources):
+            own = os.path.realpath(CONF)
+            users = (source for source in self._sources if os.path.realpath(source.path) != own)
+            for folder in (os.path.join(source.path, group) for source in users):
                 for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
                     if nearly.fullmatch(name):
                         why = _why_not_an_option(os.path.join(folder, name), group, stem)
@@ -161,7 +163,8 @@ class Composer:
         self.compose(choices)
         return self._choices[as_text(dict(choices))]
 
-    def _option(self, group: str, choice: Any) -> str:
+    def option(self, group: str, choice: Any) -> str:
+        """An option of a group as it is typed in Hydra's grammar. Raises Mistake for several."""
         if isinstance(choice, list) and group in PLANNING_GROUPS:
             return "[" + ",".join(QuotedString(str(each), Quote.single).with_quotes() for each in choice) + "]"
         if isinstance(choice, (list, dict)):
@@ -180,8 +183,10 @@ class Composer:
             try:
                 self.updated(defaults, key, value, added=True)
             except Mistake as mistake:
-                hint = f"; write {several(key, value)} to try each" if isinstance(value, list) else ""
-                raise Mistake(f"{mistake}{hint}") from None
+                if not isinstance(value, list):
+                    raise
+                what, _, _ = str(mistake).partition("; write ")
+                raise Mistake(f"{what}; write {several(key, value)} to try each") from None
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
@@ -199,9 +204,9 @@ class Composer:
         try:
             OmegaConf.update(config, key, value, merge=True, force_add=free)
         except (ConfigKeyError, ConfigAttributeError) as error:
-            raise Mistake(no_such_key(key, error, self.groups)) from None
+            raise Mistake(no_such_key(key, value, error)) from None
         except ValidationError:
-            raise Mistake(f"{key}={typed(value)}: must be {expected_type(key)}{whole_number_hint(value)}") from None
+            raise Mistake(wrong_type(key, value)) from None
         except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
             raise Mistake(f"{key}={typed(value)}: {first_line(error)}") from None
 
@@ -218,13 +223,14 @@ class Composer:
     def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
         """The value converted to the type of the present one: keys of groups have no other schema. Raises Mistake."""
         root, _, rest = key.partition(".")
+        if key in TEXT_KEYS and isinstance(value, (bool, int, float)):
+            return typed(value)  # as it was typed: OmegaConf would make `True` of true
         if root not in ("model", "workload", "inputs", "quality") or (isinstance(value, str) and "${" in value):
-            # OmegaConf would make True of a word that is typed as true.
-            return typed(value) if isinstance(value, bool) and expected_type(key) == TYPE_NAMES["str"] else value
+            return value
         if not rest and root == "quality":
             raise Mistake(f"{key}={typed(value)}: has keys of its own, as in quality.target=mywork:accuracy")
         if not rest:
-            raise Mistake(f"{key}={typed(value)}: must be one of {', '.join(self.options(root))}")
+            raise Mistake(f"{key}={typed(value)}: must be one of {some_of(self.options(root), root)}")
         if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
             raise Mistake(f"{key} defines {root}={config[root].get('name')} and cannot be changed")
         with suppress(OmegaConfBaseException):
@@ -239,10 +245,7 @@ class Composer:
             if isinstance(is_now, ListConfig) and isinstance(value, (int, float)):
                 raise Mistake(f"{key}={typed(value)}: must be a list or a word; it is {typed(list(is_now))} now")
             if type(is_now).__name__ in TYPE_NAMES and value is not None and type(value) is not type(is_now):
-                wanted = TYPE_NAMES[type(is_now).__name__]
-                raise Mistake(
-                    f"{key}={typed(value)}: must be {wanted}{whole_number_hint(value)}; it is {typed(is_now)} now"
-                )
+                raise Mistake(wrong_type(key, value, is_now))
         return value
 
 

@@ -23,6 +23,7 @@ from sweeper.cards import CONF
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
 from sweeper.planning.schema import POINT_KEYS, Keys, expected_type
+from sweeper.planning.typed_numbers import value_in_units
 
 PACKAGE_LINE = "# @package _global_"
 GRID = "grid: {batch: [1, 2, 4]}"
@@ -144,7 +145,7 @@ def _parsed(text: str, name: str, group: str, option: str) -> tuple[ConfigFile, 
         )
         file = ConfigFile(name=name, group=group, option=option, package=prefix or "", root=root)
         _check_repeated(file)
-        _keep_text(file)
+        _as_typed(file)
         _check_keys(file, root)
         _check_shape(file)
         values: dict[str, Any] = loader.construct_document(root)
@@ -428,8 +429,8 @@ def _check_defaults(file: ConfigFile, node: yaml.Node) -> None:
             raise file.mistake(_line(each), f"defaults: {entry}: {chosen}: no such group{near}")
 
 
-def _keep_text(file: ConfigFile) -> None:
-    """Read the values of keys that take text as they were written: `no` is not false, and `007` is not 7."""
+def _as_typed(file: ConfigFile) -> None:
+    """Read values as a command line does: in a key that takes text, `no` is not false, and `context: 4k` is 4096."""
 
     def keep(node: yaml.Node) -> None:
         if isinstance(node, yaml.SequenceNode):
@@ -438,12 +439,21 @@ def _keep_text(file: ConfigFile) -> None:
         elif isinstance(node, yaml.ScalarNode) and str(node.tag).endswith((":int", ":float", ":bool")):
             node.tag = "tag:yaml.org,2002:str"
 
+    def take_units(key: str, node: yaml.Node) -> None:
+        if isinstance(node, yaml.ScalarNode) and str(node.tag).endswith(":str"):
+            number = value_in_units(key, node.value)
+            if not isinstance(number, str):
+                node.value, node.tag = typed(number), f"tag:yaml.org,2002:{type(number).__name__}"
+
     def visit(key: str, node: yaml.Node) -> None:
-        if key in TEXT_KEYS or re.fullmatch(r"env\.[^.]+|workload\.argv", key):
-            keep(node)
-        elif isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.MappingNode):
             for inner, value in _items(node):
                 visit(f"{key}.{inner}".lstrip("."), value)
+        elif key in TEXT_KEYS or re.fullmatch(r"env\.[^.]+|workload\.argv", key):
+            keep(node)
+        else:
+            for each in node.value if isinstance(node, yaml.SequenceNode) else [node]:
+                take_units(key, each)
 
     for key, node in _items(file.root):
         if not file.package and key == "grid" and isinstance(node, yaml.MappingNode):

@@ -15,8 +15,9 @@ from runners.meters import cpu
 from runners.point import Point
 from runners.simulation.allocator import Settings
 from sweeper.cards import ALL, Cards
-from sweeper.errors import Mistake, did_you_mean
+from sweeper.errors import Mistake
 from sweeper.plan import typed
+from sweeper.planning.suggestions import no_device, no_such_card
 from sweeper.units import format_bytes, typed_bytes
 
 # Created by the kernel driver of a GPU (NVIDIA, AMD, either of them under WSL). Without any of them the probe is not
@@ -36,36 +37,27 @@ def gpu_driver() -> bool:
     return any(driver.exists() for driver in DRIVERS)
 
 
-def canonical(names: Sequence[Any]) -> tuple[str, ...]:
-    """Each device once, in canonical form (`cuda` is `cuda:0`). Raises Mistake."""
+def canonical(names: Sequence[Any], cards: Sequence[str] = ()) -> tuple[str, ...]:
+    """Each device once, in canonical form (`cuda` is `cuda:0`). Raises Mistake. `cards`: the names of those known."""
     if not names:
         raise Mistake(f"devices=[]: there is none; {FORM}")
-    found = tuple(dict.fromkeys(_canonical(name) for name in names))
+    found = tuple(dict.fromkeys(_canonical(typed(name), list(map(typed, names)), cards) for name in names))
     if len(found) > 1 and {"auto", "all"} & set(found):
         raise Mistake(f"devices={','.join(found)}: auto and all choose the devices, and stand alone")
     return found
 
 
-def _canonical(name: Any) -> str:
-    if not isinstance(name, str):
-        raise Mistake(f"devices={typed(name)}: not a device; {FORM}")
+def _canonical(name: str, names: Sequence[str], cards: Sequence[str]) -> str:
     if name in ("auto", "all", "cpu"):
         return name
-    if name.startswith(SIM):
+    if name.startswith(SIM) and name != SIM:
         return name
     parts = ["cuda:0" if part == "cuda" else part for part in name.split("+")]
     if not all(re.fullmatch(r"cuda:(0|[1-9][0-9]{0,5})", part) for part in parts):
-        raise Mistake(f"devices={name}: not a device{_meant(name)}; {FORM}")
+        raise Mistake(no_device(name, names, cards, FORM))
     if len(set(parts)) < len(parts):
         raise Mistake(f"devices={name}: names one device twice")
     return "+".join(parts)
-
-
-def _meant(name: str) -> str:
-    lower = name.lower().strip()
-    if re.fullmatch(r"cpu|cuda(:[0-9]+)?|auto|all", lower) and lower != name:
-        return f" (did you mean {lower}?)"
-    return " (did you mean cuda:0?)" if lower in ("gpu", "nvidia", "rocm", "hip") else ""
 
 
 def resolve(names: Sequence[str], answer: Answer, report: Callable[[str], None], cards: Cards) -> tuple[Device, ...]:
@@ -99,8 +91,7 @@ def _sim(card: str, cards: Cards) -> list[Device]:
     try:
         found = cards[card]
     except KeyError:
-        near = did_you_mean(card, cards) or f"; the cards are {', '.join(cards)}"
-        raise Mistake(f"devices=sim:{card}: no such card{near}") from None
+        raise Mistake(no_such_card(f"devices={SIM}{card}", card, list(cards), SIM)) from None
     for name in UNSUPPORTED_VARIABLES:
         if name in os.environ:
             raise Mistake(f"devices=sim:{card}: {name}={os.environ[name]} is not simulated; unset it")

@@ -12,7 +12,7 @@ from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.composer import PLANNING_GROUPS
 from sweeper.planning.hydra_errors import explained
-from sweeper.planning.overrides import parse
+from sweeper.planning.overrides import Typed, parse
 from sweeper.planning.schema import RUN_KEYS
 
 
@@ -31,6 +31,16 @@ def points_of(config: DictConfig) -> list[dict[str, Any]]:
             _refuse_run_keys(str(key), "points")
         found.append({str(key): value for key, value in point.items()})
     return found
+
+
+def refuse_typed(given: Typed) -> None:
+    """Raises Mistake for keys of an experiment file on the command line, and for several experiments or designs."""
+    for key in (*given.fixed, *given.several):
+        if key.partition(".")[0] in ("grid", "points"):
+            raise Mistake(f"{key}: for experiment files; on the command line write the key, as in batch=1,2,4")
+    for key, values in given.several.items():
+        if key.partition(".")[0] in PLANNING_GROUPS:
+            raise Mistake(f"{key}={','.join(map(typed, values))}: one {key} at a time; run them in turn")
 
 
 def _values(key: str, value: Any, loader: ConfigLoader) -> Sequence[Any]:

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import Container, DictConfig, Node, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from sweeper.errors import Mistake, did_you_mean
-from sweeper.plan import typed
-from sweeper.planning.schema import expected_type
+from sweeper.errors import Mistake
+from sweeper.plan import dotted, typed
+from sweeper.planning import suggestions
+from sweeper.planning.schema import TYPE_NAMES, WORKLOAD_RULES, expected_type
+from sweeper.planning.suggestions import GROUPS, no_such_key_of, no_such_option
+from sweeper.planning.synonyms import FALSE, TRUE
+from sweeper.planning.typed_numbers import not_whole
 
 RENAMED = {"workload.concurrency": "workload.prompt_lengths, the number of different prompt lengths"}
 
 
-def whole_number_hint(value: Any) -> str:
-    """` (1000)` after 1e3 or 2.0, which Hydra reads as floats."""
-    return f" ({int(value)})" if isinstance(value, float) and value.is_integer() else ""
+def wrong_type(key: str, value: Any, is_now: Any = None) -> str:
+    """The message for a value of another type than the schema gives the key, or than the value that it has now."""
+    wanted = expected_type(key) if is_now is None else TYPE_NAMES[type(is_now).__name__]
+    text, now = typed(value), "" if is_now is None else f"; it is {typed(is_now)} now"
+    if wanted == TYPE_NAMES["int"]:
+        return not_whole(key, text, now)
+    if wanted == TYPE_NAMES["dict[str, Any]"]:
+        return f"{key}={text}: must be {wanted}{now}; write {key}.NAME={text}"
+    is_switch = wanted == TYPE_NAMES["bool"]
+    right = "true" if text.lower() in TRUE else "false" if text.lower() in FALSE else None
+    return f"{key}={text}: must be {wanted}{now}" + (f"; write {key}={right}" if is_switch and right else "")
 
 
 @contextmanager
@@ -33,25 +45,21 @@ def explained() -> Iterator[None]:
 
 
 def _explanation(error: Exception) -> str:
-    if isinstance(error, OverrideParseException):
-        form = """write key=value, key=value,value to try several, 'key="value"' if it has special characters"""
-        return f"cannot read {error.override!r}: {form}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, option = str(error.missing_cfg_file).rpartition("/")
-        options = sorted(error.options or ())
-        there = f"; there are {', '.join(options)}" if options else ""
-        return f"{group}={option}: no such {group}{did_you_mean(option, options)}{there}"
+        file = str(error.missing_cfg_file)
+        group, _, option = (
+            file.partition("/") if file.startswith(tuple(f"{each}/" for each in GROUPS)) else file.rpartition("/")
+        )
+        return no_such_option(group, option, sorted(error.options or ()))
     cause = _of_omegaconf(error)
     if cause is None or not cause.full_key:
         return first_line(error) if str(error) else first_line(cause or error)
-    file = re.match(r"In '(.+?)': ", str(error))
-    where = f"in {file[1]}.yaml: " if file else ""
+    named = re.match(r"In '(.+?)': ", str(error))
+    where = f"in {named[1]}.yaml: " if named else ""
     if isinstance(cause, (ConfigKeyError, ConfigAttributeError)):
-        return where + no_such_key(cause.full_key, cause)
+        return where + no_such_key(cause.full_key, cause.value, cause)
     if isinstance(cause, ValidationError):
-        value = _plain(cause.value)
-        wanted = f"{expected_type(cause.full_key)}{whole_number_hint(value)}"
-        return f"{where}{cause.full_key}={typed(value)}: must be {wanted}"
+        return where + wrong_type(cause.full_key, _plain(cause.value))
     return f"{where}{cause.full_key}: {first_line(cause)}"
 
 
@@ -70,17 +78,17 @@ def _of_omegaconf(error: BaseException) -> OmegaConfBaseException | None:
     return cause
 
 
-def no_such_key(key: str, error: OmegaConfBaseException, groups: Sequence[str] = ()) -> str:
+def no_such_key(key: str, value: Any, error: OmegaConfBaseException) -> str:
     if key in RENAMED:
         return f"no such key: {key}; it is called {RENAMED[key]}"
-    path, _, last = str(error.full_key or key).rpartition(".")
-    known = map(str, error.parent_node) if isinstance(error.parent_node, DictConfig) else ()
-    if not path:
-        return f"no such key: {key}{did_you_mean(last, [*groups, *known])}"
-    root = key.partition(".")[0]
-    option = error.parent_node._get_root().get(root, {}).get("name")
-    of = f" with {root}={option}" if option else ""
-    return f"no such key: {key}{of}{did_you_mean(last, known).replace('mean ', f'mean {path}.')}"
+    root, dot, _ = key.partition(".")
+    text = "null" if value is None else typed(value)
+    if not dot or not isinstance(error.parent_node, DictConfig):
+        return suggestions.no_such_key(key, text)
+    values: Any = OmegaConf.to_container(error.parent_node._get_root(), resolve=False)
+    values = values.get(root) or {}
+    known = [each for each, _ in dotted(values) if each.partition(".")[0] not in ("name", *WORKLOAD_RULES)]
+    return no_such_key_of(root, str(values.get("name") or ""), key, text, known)
 
 
 def first_line(error: BaseException) -> str:

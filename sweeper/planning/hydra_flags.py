@@ -1,25 +1,36 @@
-"""Flags that make Hydra print something instead of a sweep: --help, --cfg, --info and shell completion."""
+"""Flags that show something instead of a sweep: --version, --cfg, --info, --hydra-help and shell completion."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
 import re
-from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 import sweeper
-from runners.point import canonical
 from sweeper import screen
-from sweeper.cards import CONF
 from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import ENV, PARAMS, REFERENCE, Composer
+from sweeper.planning.composer import Composer
+from sweeper.planning.config_files import located
+from sweeper.planning.experiment import refuse_typed
 from sweeper.planning.hydra_errors import explained, first_line
-from sweeper.planning.hydra_sweeper import run_hydra
-from sweeper.planning.overrides import Typed, parse
+from sweeper.planning.hydra_sweeper import composer_of, run_hydra
+from sweeper.planning.overrides import parse
+from sweeper.planning.schema import LIST_KEYS, WORKLOAD_RULES
+
+EXPERIMENTS_ONLY = ("grid", "points")  # keys of experiment files
+# What Hydra completes and a command line may not have: names and rules of options, and Hydra's own keys.
+NOT_TYPED = re.compile(
+    rf"(workload|model|inputs|design)\.name=|workload\.({'|'.join(WORKLOAD_RULES)})\b|design\.|hydra\b"
+    rf"|({'|'.join(EXPERIMENTS_ONLY)})\b"
+)
+LISTS = (*LIST_KEYS, "workload.targets", "workload.argv")  # typed whole, as in retry=[oom]
+CARD = "card="  # a group that only `estimate` takes
 
 
 def show(line: CommandLine) -> None:
@@ -31,20 +42,16 @@ def show(line: CommandLine) -> None:
     if flags.version:
         screen.show(f"sweeper {sweeper.__version__}")
         return
+    if flags.cfg:
+        screen.show(_configuration(line))
+        return
     logging.raiseExceptions = False  # `--info | head`
     if flags.shell_completion:
-        # Hydra composes what was typed so far. It composes lists of values only after -m, and does not know
-        # `python -m`.
-        typed_so_far = os.environ.get("COMP_LINE", "")
-        called = r"^\s*(\S*python\S*\s+-m\s+)?\S+(\s+(sweep|estimate|-m|--multirun)\b)?"
-        os.environ["COMP_LINE"] = re.sub(called, "sweeper -m", typed_so_far, count=1)
-        with screen.printable_output():
-            run_hydra(["--shell-completion", *line.overrides], _never)
+        _complete(line)
         return
-    ours = (*line.overrides, "-m", "--multirun", "--json")
-    arguments = [each for each in line.arguments if each not in ours]
-    if not (flags.help or flags.hydra_help):
-        arguments += _one_configuration(line)
+    arguments = [each for each in line.arguments if each not in (*line.overrides, "-m", "--multirun", "--json")]
+    if not flags.hydra_help:
+        arguments += _composed(line)[1]  # only these decide what --info shows
     try:
         with screen.printable_output():
             run_hydra(arguments, _never)
@@ -54,35 +61,75 @@ def show(line: CommandLine) -> None:
         raise Mistake(first_line(error)) from None
 
 
-def _one_configuration(line: CommandLine) -> list[str]:
-    """The overrides as Hydra takes them for one configuration."""
+def _composed(line: CommandLine) -> tuple[DictConfig, list[str]]:
+    """The configuration that a sweep would begin with, and its options of groups as Hydra takes them.
+
+    Raises Mistake where the sweep would.
+    """
+    folder = ["--config-dir", line.flags.config_dir] if line.flags.config_dir else []
     with explained():
-        found = parse(line.overrides)
-    if found.several and line.flags.cfg:
-        key, *_ = found.several
+        composer = composer_of([*folder, *line.of_hydra])
+        found = parse(line.overrides, composer.loader)
+        refuse_typed(found)
+    fixed = found.fixed | {key: values[0] for key, values in found.several.items()}
+    groups = {key: value for key, value in fixed.items() if key in composer.groups}
+    try:
+        config = composer.compose(groups)
+        for key, value in fixed.items():
+            if key not in groups:
+                composer.update(config, key, value, key in found.added)
+        options = [f"{key}={composer.option(key, value)}" for key, value in groups.items() if value is not None]
+    except Mistake as mistake:
+        raise type(mistake)(located(str(mistake), composer.files, found.values)) from None
+    return config, options
+
+
+def _configuration(line: CommandLine) -> str:
+    """The keys of a command line with their values, as YAML: those that a command line or a file can set."""
+    with explained():
+        several = parse(line.overrides).several
+    if several:
         overrides = " ".join(line.overrides)
         raise Mistake(
-            f"--cfg shows one configuration, and {key} has several values: `sweeper estimate {overrides}` lists them"
+            f"--cfg shows one configuration, and {next(iter(several))} has several values:"
+            f" `sweeper estimate {overrides}` lists them"
         )
-    return [_override(key, found) for key in found.fixed]
+    config, _ = _composed(line)
+    OmegaConf.set_struct(config, False)
+    for rule in WORKLOAD_RULES:
+        config.workload.pop(rule, None)
+    for key in EXPERIMENTS_ONLY:
+        if not config[key]:
+            config.pop(key)
+    package = line.flags.package
+    with explained():
+        shown = config if package is None else OmegaConf.select(config, package, default=...)
+        if shown is ...:
+            raise Mistake(f"--package {package}: no such key")
+        if isinstance(shown, (DictConfig, ListConfig)):
+            return OmegaConf.to_yaml(shown, resolve=line.flags.resolve).rstrip("\n")
+    return typed(shown)
 
 
-def _override(key: str, found: Typed) -> str:
-    prefix = "++" if key.startswith((PARAMS, ENV, REFERENCE)) else "+" if key in found.added else ""
-    value = found.fixed[key]
-    if (CONF / key).is_dir() and isinstance(value, (int, float)):
-        value = typed(value)  # an option with a name like a number
-    return f"{prefix}{key}={_in_hydras_grammar(value)}"
+def _complete(line: CommandLine) -> None:
+    """Print the completions of the words typed so far, or a shell's code that asks for them.
 
-
-def _in_hydras_grammar(value: Any) -> str:
-    if isinstance(value, str):
-        return QuotedString(value, Quote.single).with_quotes()
-    if isinstance(value, list):
-        return "[" + ",".join(map(_in_hydras_grammar, value)) + "]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_in_hydras_grammar(each)}" for key, each in value.items()) + "}"
-    return canonical(value)
+    Hydra composes what was typed. It composes lists of values only after -m, and does not know `python -m`.
+    """
+    typed_so_far = os.environ.get("COMP_LINE", "")
+    called = r"^\s*(\S*python\S*\s+-m\s+)?\S+(\s+(sweep|estimate|-m|--multirun)\b)?"
+    os.environ["COMP_LINE"] = re.sub(called, "sweeper -m", typed_so_far, count=1)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        run_hydra(["--shell-completion", *line.overrides], _never)
+    if not any(word.startswith("query=") for word in line.overrides):
+        screen.show(printed.getvalue().rstrip("\n"))
+        return
+    between = "\n" if "\n" in printed.getvalue().strip() else " "
+    words = [word for word in printed.getvalue().split() if not NOT_TYPED.match(word)]
+    words = [f"{word[:-1]}=" if word[:-1] in LISTS else word for word in words]
+    is_estimate = re.match(r"^\s*(\S*python\S*\s+-m\s+)?\S+\s+estimate\b", typed_so_far) is not None
+    screen.show(between.join(word for word in words if is_estimate or not word.startswith(CARD)))
 
 
 def _never(composer: Composer) -> None:

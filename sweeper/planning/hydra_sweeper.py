@@ -11,6 +11,7 @@ from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
@@ -73,6 +74,7 @@ def run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> Non
             warnings.filterwarnings("error", "provider=", UserWarning)  # of a missing folder
             hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(task)()
     finally:
+        HydraConfig.instance().cfg = None  # --info sets it, and ${hydra:...} has no value in a sweep
         sys.argv = argv
         os.environ.pop("HYDRA_FULL_ERROR")
         if full is not None:

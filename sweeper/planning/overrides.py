@@ -12,11 +12,15 @@ from typing import Any
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, Quote, QuotedString, RangeSweep, ValueType
+from hydra.errors import OverrideParseException
 
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.planning.composer import ENV, PARAMS
 from sweeper.planning.schema import LIST_KEYS, RUN_KEYS, as_list, is_run_key
+from sweeper.planning.suggestions import ROOTS, assign, devices, no_such_key
+from sweeper.planning.typed_numbers import WHOLE, in_units, whole_numbers
+from sweeper.planning.typed_numbers import check as check_numbers
 
 MAXIMUM_EXACT = 2**53  # of the whole numbers that a float represents exactly
 
@@ -29,15 +33,25 @@ class Typed:
     several: dict[str, Sequence[Any]] = field(default_factory=dict)  # in the order typed
     added: set[str] = field(default_factory=set)  # typed with +
 
+    @property
+    def values(self) -> dict[str, Sequence[Any]]:
+        """The values of each key; none of an interval."""
+        found: dict[str, Sequence[Any]] = {key: (value,) for key, value in self.fixed.items()}
+        return found | {key: () if isinstance(each, Interval) else tuple(each) for key, each in self.several.items()}
+
 
 def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed:
     """Raises Mistake for an override that cannot be parsed, and for a key that is given twice."""
     found = Typed()
-    for each in overrides:
-        _refuse_bytes(each)
-    words = [_quoted(_as_words(_as_letters(each))) for each in overrides]
-    for override in OverridesParser.create(config_loader=loader).parse_overrides(words):
-        key = override.key_or_group
+    parser = OverridesParser.create(config_loader=loader)
+    for word in overrides:
+        _refuse_bytes(word)
+        override = _read(parser, word)
+        key, text = override.key_or_group, word.partition("=")[2]
+        if not key:
+            raise Mistake(f"{word}: a key is missing; write key=value")
+        if key.partition(".")[0] not in ROOTS:
+            raise Mistake(no_such_key(key, text))
         if override.package is not None:
             raise Mistake(f"{override.input_line}: a group cannot be put elsewhere; write {key}=OPTION")
         if override.is_delete():
@@ -53,6 +67,9 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Typed
             found.several[key] = _several(override)
         else:
             found.fixed[key] = _one(override)
+        values = found.several[key] if key in found.several else (found.fixed[key],)
+        if not isinstance(values, Interval):
+            check_numbers(key, text, values)
     return found
 
 
@@ -77,6 +94,43 @@ def _as_letters(override: str) -> str:
         return str(QuotedString(found[0].rstrip(), Quote.single).with_quotes())
 
     return key + equals + re.sub(quoted_or_word, quote, value)
+
+
+def _read(parser: OverridesParser, word: str) -> Override:
+    """Raises Mistake."""
+    key, equals, value = word.partition("=")
+    try:
+        return parser.parse_overrides([_quoted(_as_words(_as_letters(f"{key}{equals}{in_units(key, value)}")))])[0]
+    except OverrideParseException:
+        raise Mistake(f"cannot read {word!r}: {_readable(key, equals, value)}") from None
+
+
+def _readable(key: str, equals: str, value: str) -> str:
+    """What to write instead of an override that Hydra's grammar does not have."""
+    if not equals:
+        return "write key=value, or key=value,value to try several"
+    words = re.split(r"[;&\s]+(?=[A-Za-z][\w.]*=)", f"{key}={value}")
+    if len(words) > 1 and all("=" in each for each in words):
+        return f"write {' '.join(words)}"
+    name = re.sub(r"^[^A-Za-z+]+|[^\w.]+$", "", key)
+    if name in ROOTS and name != key:  # {batch=1}, batch>=1
+        return f"write {assign(name, re.sub('[^0-9A-Za-z]+$', '', value))}"
+    right = whole_numbers(key, value) if key in WHOLE else None
+    if key == "devices" and (near := devices(value, ())):
+        right = f"devices={near[0]}"
+    trimmed = re.sub(",+", ",", value).strip("=, ")
+    for opens, closes in ("[]", "{}", "()"):
+        missing = value.count(opens) - value.count(closes)
+        if missing > 0:
+            right = right or f"'{key}={value}{closes * missing}'"
+    if right is None and trimmed and trimmed != value and re.fullmatch(r"[\w.,:+-]+", trimmed):
+        right = f"{key}={trimmed}"
+    if right is None and key in WHOLE:
+        return f"must be a whole number, several of them as in {key}=1,2,4"
+    if right is None:
+        quoted = value.replace('"', '\\"')
+        right = f"""'{key}="{quoted}"' for a value with special characters, {key}=A,B to try several"""
+    return f"write {right}"
 
 
 def _as_words(override: str) -> str:
@@ -158,7 +212,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, IntervalSweep):
-        raise Mistake("an interval cannot be combined with other values; write 'batch=interval(1,512)'")
+        raise Mistake("an interval cannot be combined with other values; write design=frontier 'batch=interval(1,512)'")
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):

@@ -18,10 +18,10 @@ from sweeper.objective import Objective
 from sweeper.plan import Dimension, Plan, dotted, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import ENV, PLANNING_GROUPS, Composer
+from sweeper.planning.composer import ENV, Composer
 from sweeper.planning.config_files import located
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
-from sweeper.planning.experiment import grid_of, points_of
+from sweeper.planning.experiment import grid_of, points_of, refuse_typed
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.overrides import parse
@@ -43,9 +43,7 @@ def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) ->
         with explained():
             return planner.plan()
     except Mistake as mistake:
-        given = {key: (value,) for key, value in planner.typed.fixed.items()}
-        given |= {key: () if isinstance(each, Interval) else tuple(each) for key, each in planner.typed.several.items()}
-        raise type(mistake)(located(str(mistake), planner.composer.files, given)) from None
+        raise type(mistake)(located(str(mistake), planner.composer.files, planner.typed.values)) from None
 
 
 class _Planner:
@@ -57,7 +55,7 @@ class _Planner:
         self.configurations = Configurations(composer, self.typed)
 
     def plan(self) -> Plan:
-        self._refuse_planning_keys()
+        refuse_typed(self.typed)
         first = self.composer.compose(self.configurations.fixed_groups)
         grid = grid_of(first, self.composer.loader)
         listed = [{key: each[key] for key in each if not self._is_typed(key)} for each in points_of(first)]
@@ -81,7 +79,7 @@ class _Planner:
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)
-        names = devices.canonical(as_list(config["devices"]))
+        names = devices.canonical(as_list(config["devices"]), list(self.cards))
         design, options = self._design(config, listed)
         if listed:
             options["points"] = self._with_typed(listed)
@@ -125,15 +123,6 @@ class _Planner:
                 if point.get(key) != first.get(key):
                     follows = f"this one follows {' or '.join(keys)}, which has several"
                     raise Mistake(f"{key}={typed(text)}: a key of the run has one value for all points, and {follows}")
-
-    def _refuse_planning_keys(self) -> None:
-        for key in (*self.typed.fixed, *self.typed.several):
-            if key.partition(".")[0] in ("grid", "points"):
-                raise Mistake(f"{key}: for experiment files; on the command line write the key, as in batch=1,2,4")
-        for key in self.typed.several:
-            if key.partition(".")[0] in PLANNING_GROUPS:
-                values = ",".join(map(typed, self.typed.several[key]))
-                raise Mistake(f"{key}={values}: one {key} at a time; run them in turn")
 
     def _is_typed(self, key: str) -> bool:
         """Whether the command line has the key, which then overrides an experiment's."""

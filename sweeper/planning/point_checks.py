@@ -27,13 +27,11 @@ from sweeper.planning.schema import (
     REFUSED_VARIABLES,
     TYPE_NAMES,
     WORKLOAD_KEYS,
-    at_least,
-    one_of,
-    positive_seconds,
-    size_in_bytes,
 )
+from sweeper.planning.suggestions import instead_of, no_such_card
+from sweeper.planning.value_checks import at_least, one_of, positive_seconds, size_in_bytes
 from sweeper.prompt_chunks import refused_chunk
-from sweeper.units import SIZE, format_bytes, typed_bytes
+from sweeper.units import format_bytes, typed_bytes
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 DTYPE_ALIASES = {
@@ -104,7 +102,8 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     values["quality"] = {"target": _quality(values, uses, rules)}
     others = values["used_by_others"]
     if others is not None:
-        values["used_by_others"] = others = size_in_bytes("used_by_others", others, 0)
+        least = MINIMUM_BUDGET_BYTES if isinstance(others, int) and others > 0 else 0  # 1 was meant in another unit
+        values["used_by_others"] = others = size_in_bytes("used_by_others", others, least)
     if values["budget"] is not None:
         values["budget"] = _budget(values["budget"], rules.cards, others or 0)
     for key in WORKLOAD_KEYS:
@@ -195,7 +194,7 @@ def _dtype(key: str, value: str) -> str:
     name = value.removeprefix("torch.")
     name = DTYPE_ALIASES.get(name, name)
     if name not in DTYPES:
-        near = did_you_mean(value, [*DTYPES, *DTYPE_ALIASES])
+        near = instead_of(key, value, [*DTYPES, *DTYPE_ALIASES])
         raise Mistake(f"{key}={value}: must be one of {', '.join(DTYPES)}{near}")
     return name
 
@@ -216,20 +215,20 @@ def _budget(value: Any, cards: Mapping[str, Card], others: int) -> int:
     if isinstance(value, str) and value.startswith("card:"):
         card = value.removeprefix("card:")
         if card not in cards:
-            raise Mistake(f"budget={value}: no such card{did_you_mean(card, cards) or f'; give a size, as in {SIZE}'}")
+            raise Mistake(no_such_card(f"budget={value}", card, list(cards), "card:"))
         usable = cards[card].usable_bytes
         if usable - others < MINIMUM_BUDGET_BYTES:
             left = f"leaves too little of the {format_bytes(usable)} of budget={value}"
             raise Mistake(f"used_by_others={typed_bytes(others)}: {left}; give less")
         return usable - others
-    return size_in_bytes("budget", value, MINIMUM_BUDGET_BYTES)
+    return size_in_bytes("budget", value, MINIMUM_BUDGET_BYTES, list(cards))
 
 
 def _check_choices(workload: Mapping[str, Any], choices: Mapping[str, Collection[Any]]) -> None:
     for key, possible in choices.items():
         words = list(map(typed, possible))  # compared as text: 1 == True
         if typed(workload[key]) not in words:
-            near = did_you_mean(typed(workload[key]), words)
+            near = instead_of(f"workload.{key}", typed(workload[key]), words)
             raise Mistake(f"workload.{key}={typed(workload[key])}: must be {' or '.join(words)}{near}")
 
 

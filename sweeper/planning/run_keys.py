@@ -13,11 +13,13 @@ from typing import Any
 from runners.outcome import Status
 from sweeper import quality
 from sweeper.confirm import Confirm
-from sweeper.errors import Mistake, did_you_mean
+from sweeper.errors import Mistake
 from sweeper.frontier.margins import WORDS
 from sweeper.objective import Objective
 from sweeper.plan import RunKeys, dotted, typed
-from sweeper.planning.schema import as_list, at_least, one_of, positive_seconds, size_in_bytes
+from sweeper.planning.schema import as_list
+from sweeper.planning.suggestions import instead_of
+from sweeper.planning.value_checks import at_least, one_of, positive_seconds, size_in_bytes
 from sweeper.units import SIZE
 
 MAXIMUM_NAME_LENGTH = 200
@@ -51,7 +53,9 @@ def _run_name(name: str | None) -> str | None:
     if name is not None and len(name) > MAXIMUM_NAME_LENGTH:
         raise Mistake(f"name={name[:20]}...: must be {MAXIMUM_NAME_LENGTH} letters or less, and has {len(name)}")
     if name is not None and (not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name in (".", "..")):
-        raise Mistake(f"name={name}: must be letters, digits, '.', '_' and '-', and is a folder's name in outputs")
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
+        write = f"; write name={plain}" if plain else ""
+        raise Mistake(f"name={name}: must be letters, digits, '.', '_' and '-': a folder's name in outputs{write}")
     return name
 
 
@@ -78,7 +82,10 @@ def _margin_term(name: str, value: Any) -> int | str:
 
 
 def _confirm(text: str) -> str:
-    Confirm.parse(text)
+    try:
+        Confirm.parse(text)
+    except Mistake as mistake:
+        raise Mistake(f"{mistake}{instead_of('confirm', text, ())}") from None
     return text
 
 
@@ -86,7 +93,7 @@ def _retry(statuses: Iterable[Any]) -> tuple[str, ...]:
     named = [typed(status) for status in statuses]
     for status in named:
         if status not in (*RETRYABLE, "all"):
-            near = did_you_mean(status, RETRYABLE)
+            near = instead_of("retry", status, RETRYABLE)
             raise Mistake(f"retry={status}: must be all, or statuses out of {', '.join(RETRYABLE)}{near}")
     return RETRYABLE if "all" in named else tuple(dict.fromkeys(named))
 

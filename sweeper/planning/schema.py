@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from sweeper import quality
-from sweeper.errors import Mistake, did_you_mean
-from sweeper.plan import typed
-from sweeper.units import SIZE, parse_bytes
 
 
 @dataclass
@@ -114,6 +110,10 @@ def expected_type(key: str) -> str:
     return TYPE_NAMES.get(types.get(key, "").partition(" | ")[0], "another kind of value")
 
 
+# Keys whose values are words.
+TEXT_KEYS = tuple(each.name for each in fields(Keys) if str(each.type).startswith("str"))
+
+
 def is_run_key(key: str) -> bool:
     """Whether a dotted key configures the run. Such a key is not part of a point."""
     return key.partition(".")[0] in RUN_KEYS or ".".join(key.split(".")[:2]) in quality.RUN_KEYS
@@ -124,34 +124,3 @@ def as_list(value: Any) -> list[Any]:
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-# --- checks of a single value: each returns it, or raises Mistake -----------------------------------------------------
-
-
-def at_least(key: str, value: int) -> int:
-    if not MINIMUM[key] <= value <= MAXIMUM:
-        limit = ", and at most 2^63-1" if value > MAXIMUM else ""
-        raise Mistake(f"{key}={value}: must be {MINIMUM[key]} or more{limit}")
-    return value
-
-
-def one_of(key: str, value: str) -> str:
-    if value not in CHOICES[key]:
-        raise Mistake(f"{key}={value}: must be {' or '.join(CHOICES[key])}{did_you_mean(value, CHOICES[key])}")
-    return value
-
-
-def positive_seconds(key: str, value: float) -> float:
-    if not (math.isfinite(value) and value > 0):
-        raise Mistake(f"{key}={value:g}: must be a number of seconds above 0")
-    return value
-
-
-def size_in_bytes(key: str, value: Any, minimum: int) -> int:
-    size = parse_bytes(value)
-    if size is None:
-        raise Mistake(f"{key}={typed(value)}: must be a size, as in {SIZE}")
-    if size < minimum:
-        raise Mistake(f"{key}={value}: that is {size} bytes; write {SIZE}")
-    return size

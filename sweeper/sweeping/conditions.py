@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -55,7 +54,8 @@ def check_locks(devices: Iterable[Device], report: Callable[[str], None]) -> Non
         for path in opened:
             os.close(files.open_to_write(Path(path), os.O_RDWR | os.O_CREAT, locks.PRIVATE_FILE))
     except OSError as error:
-        raise Mistake(f"TMPDIR={tempfile.gettempdir()}: {error.filename} cannot be locked: {error.strerror}") from None
+        place = f"{error.filename} cannot be locked: " if error.filename else ""
+        raise Mistake(f"TMPDIR={os.environ.get('TMPDIR', '')}: {place}{files.why(error)}") from None
     elsewhere = opened and locks.why_not_usual(Path(next(iter(opened))).parent)
     if elsewhere:
         report(elsewhere)

@@ -15,7 +15,7 @@ from runners.libraries import needed_by
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, Point, canonical
 from runners.record import attempt_in, outcome_in
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from sweeper.errors import Mistake
 from sweeper.plan import PlannedPoint, RunKeys
 from sweeper.run_folder import RunFolder

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from pyarrow import ArrowException
 
 import sweeper
-from runners import files
 from runners.device import Device
 from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
@@ -81,8 +80,6 @@ def sweep(plan: Plan, report: Callable[[str], None]) -> int:
                 return Local(plan.run.python, lanes, wake=signals.descriptor)
 
             return Sweep(plan, fingerprint, run, show, signals, engine).run()
-    except PermissionError as error:  # while earlier attempts are read: what is written ends the sweep by itself
-        raise Mistake(f"name={run.path.name}: {error.filename} cannot be read: {files.why(error)}") from error
     finally:
         run.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from runners import files
+from runners import files, stored_json
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
-from runners.stored_files import Damaged, opened
+from runners.stored_json import Damaged
 from sweeper.columns import DECLARED, PANDAS, SCHEMA, TABLES, VERSION, WITH_SWEPT, Column, schema_of, with_swept
-from sweeper.errors import Mistake
+from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
@@ -27,6 +26,7 @@ from sweeper.units import format_count
 if TYPE_CHECKING:
     import pandas as pd
 
+OUTPUTS = "outputs"  # where runs go unless the user names another folder
 READS = 3  # times that the files are opened, until all are of one writing
 
 
@@ -54,23 +54,27 @@ def read(run: str | Path) -> dict[str, pa.Table]:
 
     Nothing in the run's folder is written. A line on stderr reports what is rebuilt, and what of the plan is damaged.
     """
-    folder = run_folder(run)
-    try:
-        found = _files(folder)
-        behind = _behind(folder, found)
-    except (FileNotFoundError, Damaged) as error:
-        behind = str(error) if isinstance(error, Damaged) else f"are missing ({Path(error.filename).name})"
-    if behind is None:
-        damage = damage_in(folder)
-        if damage is not None:
-            warn(f"{folder}: {damage}")
-        return {name: stored.table for name, stored in found.items()}
-    lost = _attempts_without_a_journal(folder)
-    if lost:
-        missing = f"the journals of {format_count(lost, 'attempt')} in {POINTS}/ are missing, so they cannot be rebuilt"
-        raise Mistake(f"{run}: the tables {behind}, and {missing}")
-    warn(f"the tables of {folder} {behind}: rebuilt from its journals")
-    return Tables(folder, unsettled=False).arrow()
+    with _permitted(run):
+        folder = run_folder(run)
+        try:
+            found = _files(folder)
+            behind = _behind(folder, found)
+        except FileNotFoundError as error:
+            behind = f"are missing ({Path(error.filename).name})"
+        except Damaged as damaged:
+            behind = str(damaged)
+        if behind is None:
+            damage = damage_in(folder)
+            if damage is not None:
+                warn(f"{folder}: {damage}")
+            return {name: stored.table for name, stored in found.items()}
+        lost = _attempts_without_a_journal(folder)
+        if lost:
+            attempts = format_count(lost, "attempt")
+            missing = f"the journals of {attempts} in {POINTS}/ are missing, so they cannot be rebuilt"
+            raise Mistake(f"{run}: the tables {behind}, and {missing}")
+        warn(f"the tables of {folder} {behind}: rebuilt from its journals")
+        return Tables(folder, unsettled=False).arrow()
 
 
 @contextlib.contextmanager
@@ -97,8 +101,8 @@ def _files(folder: Path) -> dict[str, Stored]:
     """
     found: dict[str, Stored] = {}
     for _ in range(READS):
-        with contextlib.ExitStack() as all_opened:  # all of them before any is read, which takes longer
-            tables = {name: all_opened.enter_context(_opened(folder, name)) for name in TABLES}
+        with contextlib.ExitStack() as opened:  # all of them before any is read, which takes longer
+            tables = {name: opened.enter_context(_opened(folder, name)) for name in TABLES}
             found = {name: _stored(name, file) for name, file in tables.items()}
         if len(_of_each(found, GENERATION)) == 1:
             break
@@ -108,11 +112,11 @@ def _files(folder: Path) -> dict[str, Stored]:
 def _opened(folder: Path, name: str) -> IO[bytes]:
     path = table_file(folder, name)
     try:
-        return opened(path)
-    except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, "no such file", str(path)) from None
-    except Damaged as damaged:
-        raise Damaged(f"cannot be used: {path.name} {damaged}") from None
+        return files.open_to_read(path)
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise Damaged(f"cannot be used: {path.name} cannot be read ({stored_json.why(error)})") from None
 
 
 def _stored(name: str, file: IO[bytes]) -> Stored:
@@ -121,7 +125,9 @@ def _stored(name: str, file: IO[bytes]) -> Stored:
     Raises Damaged, also if its columns are not those of the table.
     """
     try:
-        table = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True).read()
+        file_in_memory = pq.ParquetFile(pa.BufferReader(file.read()), page_checksum_verification=True)
+        # In a fork, a process that ended soon after a read with threads was aborted by them in 1 of 20 runs.
+        table = file_in_memory.read(use_threads=False)
     except (OSError, pa.ArrowException, ValueError, MemoryError) as error:
         raise Damaged(f"cannot be used: {name}.parquet cannot be read ({' '.join(str(error).split())})") from None
     metadata = {
@@ -155,9 +161,7 @@ def run_folder(run: str | Path) -> Path:
         if folder.is_symlink():  # what is in a run is opened without following links
             folder = folder.resolve()
         if not folder.is_dir():
-            nearby = Path("outputs") / folder
-            hint = f"; did you mean {nearby}?" if nearby.is_dir() else ""
-            raise Mistake(f"{run}: no such folder{hint}")
+            raise Mistake(f"{run}: no such folder{did_you_mean(folder.name, _runs(), f'{OUTPUTS}/')}")
         if files.kind_of(folder / PLAN) == files.FILE:
             files.open_to_read(folder / PLAN).close()
         if not (folder / PLAN).exists() and not (folder / POINTS).is_dir():
@@ -165,6 +169,22 @@ def run_folder(run: str | Path) -> Path:
         if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
             raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
     return folder
+
+
+def newest_run() -> Path:
+    """The run in the folder `outputs` whose plan was written last. Raises Mistake if there is none."""
+    found = max(((path.stat().st_mtime_ns, name) for name, path in _runs().items()), default=None)
+    if found is None:
+        raise Mistake(
+            f"there is no run in {OUTPUTS}; name the folder of one, or measure one, as in sweeper batch=1,2,4"
+        )
+    return Path(OUTPUTS) / found[1]
+
+
+def _runs() -> dict[str, Path]:
+    """The plan of each run in the folder `outputs`, by the run's name."""
+    plans = sorted(Path(OUTPUTS).glob(f"*/{PLAN}"))
+    return {path.parent.name: path for path in plans if files.kind_of(path) == files.FILE}
 
 
 def _behind(folder: Path, found: Mapping[str, Stored]) -> str | None:

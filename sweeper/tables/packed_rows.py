@@ -34,11 +34,11 @@ class PackedRows:
         self._pending.append(source)
         self._count += 1
         if len(self._pending) >= self._most_pending:
-            self._pack()
+            self.pack()
 
     def slices(self) -> Iterator[pa.Table]:
         """All rows, about a row group at a time."""
-        self._pack()
+        self.pack()
         together = SLICE // self._most_pending
         for start in range(0, len(self._packed), together):
             batches = [batch for buffer in self._packed[start : start + together] for batch in _unpacked(buffer)]
@@ -48,7 +48,8 @@ class PackedRows:
         """All rows at once."""
         return pa.concat_tables([self._schema.empty_table(), *self.slices()]).combine_chunks()
 
-    def _pack(self) -> None:
+    def pack(self) -> None:
+        """Pack the rows that wait."""
         if not self._pending:
             return
         arrays = [

@@ -32,7 +32,7 @@ from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.record import attempt_in, outcome_in
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 from sweeper import columns, quality, run_folder
 from sweeper.columns import Column
 from sweeper.frontier.edges import HEADROOM_NEEDS, NEEDS, frontier, headroom, limit_bytes
@@ -58,6 +58,7 @@ from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of
 from sweeper.units import format_count
 
 PENDING_ATTEMPTS = 64  # attempts that wait to be packed: each holds its whole outcome
+PENDING_BYTES = 2**24  # of the journals of attempts that wait: as objects they take six times as much
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # these repeat exactly
 REST = 9  # pause between writes, in durations of the last one: a small run grows by a tenth with every attempt
 # Keys in the metadata of every file: the writing it belongs to, the size of plan.jsonl that it was written from, and
@@ -82,6 +83,7 @@ class Tables:
         self.searched: list[SearchedValues] = []
         self._plan, self._results = PackedRows(columns.PLAN), PackedRows(columns.RESULT, PENDING_ATTEMPTS)
         self._phases, self._estimates = PackedRows(columns.PHASES), PackedRows(columns.ESTIMATES)
+        self._pending_bytes = 0
         self._plan_rows: dict[tuple[str, str | None], int] = {}  # point and device (None: all devices) -> row of _plan
         self._set: dict[str, list[Any]] = {}  # key without a column of its own -> its value in each row of _plan
         self._devices: dict[str, DeviceLine] = {}
@@ -102,16 +104,7 @@ class Tables:
                 found = AttemptFolder(path)
                 if found.began() if unsettled else found.is_settled:
                     self._read(found)
-        self._report_damage(len(self._plan) - planned)
-
-    def _report_damage(self, unplanned: int) -> None:
-        """Print a line for what is damaged of the plan, and for attempts at points that the plan does not have."""
-        damage = damage_in(self.folder)
-        if damage is not None:
-            warn(f"{self.folder}: {damage}")
-        if unplanned:
-            points = format_count(unplanned, "point")
-            warn(f"{self.folder}: {PLAN} does not have {points} with attempts in {run_folder.POINTS}/; they are kept")
+        _report_damage(Path(folder), len(self._plan) - planned)
 
     def planned(self, line: PlanLine) -> None:
         """Add a line of plan.jsonl."""
@@ -151,6 +144,11 @@ class Tables:
         self._results.add(SettledAttempt(attempt, outcome, environment))
         for position, phase in enumerate(outcome.phases):
             self._phases.add(MeasuredPhase(id, attempt, position, phase))
+        self._pending_bytes += outcome.record_bytes
+        if self._pending_bytes > PENDING_BYTES:
+            self._results.pack()
+            self._phases.pack()
+            self._pending_bytes = 0
 
     def write_if_grown(self) -> None:
         """Write the files if a tenth was added since the last time. Writing takes a tenth of the time at most."""
@@ -491,6 +489,16 @@ class PointRow(NamedTuple):
 
     def with_attempt(self, attempt: AttemptRow) -> PointRow:
         return self._replace(attempt=attempt, counts=attempt == self.attempt)
+
+
+def _report_damage(run: Path, unplanned: int) -> None:
+    """Print a line for what is damaged of a run's plan, and for attempts at points that the plan does not have."""
+    damage = damage_in(run)
+    if damage is not None:
+        warn(f"{run}: {damage}")
+    if unplanned:
+        points = format_count(unplanned, "point")
+        warn(f"{run}: {PLAN} does not have {points} with attempts in {run_folder.POINTS}/; they are kept")
 
 
 def _limits(

@@ -190,13 +190,14 @@ def reads_stdin(*, phase, mib=64, **_):
     return {"bytes": kept.numel() * 4, "read": read}
 
 
-def removes_folder(*, folder, phase, mib=64, **_):
+def removes_folder(*, phase, mib=64, **_):
     import shutil
+
+    from hostile import own_folder
 
     with phase("before"):
         kept = touch(mib)
-    for path in folder.split(":"):
-        shutil.rmtree(path)
+    shutil.rmtree(own_folder())
     with phase("after"):
         pass
     return {"bytes": kept.numel() * 4}

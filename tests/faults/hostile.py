@@ -612,3 +612,18 @@ def spoils_the_run(*, phase: Any, batch: int, at: int, how: str, **_: Any) -> No
             if how == "replaced":
                 run.mkdir()
                 (run / "plan.jsonl").touch()
+
+
+def raises_without_memory(*, phase: Any, **_: Any) -> None:
+    """Takes all the address space that it is allowed, to the last kilobyte, and raises an error of its own."""
+    import resource
+
+    taken = []
+    with phase("work"):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 32 * 2**20, resource.RLIM_INFINITY))
+        for size in (2**20, 2**16, 2**12, 2**9):
+            with contextlib.suppress(MemoryError):
+                while True:
+                    taken.append(bytearray(size))
+        raise ValueError("mine")

@@ -324,7 +324,7 @@ def test_retry_measures_a_status_again_and_keeps_both_attempts(tmp_path: Path) -
 def test_a_device_is_left_alone_after_the_same_error_as_often_as_stop_after_same_error_says(tmp_path: Path) -> None:
     ended = swept(tmp_path, *custom("faulty:raises", "batch=1,2,3,4,5", "stop_after_same_error=2"))
     assert ended.returncode == 3
-    assert "stops here: the first 2 ended with ValueError" in ended.stdout
+    assert "stops here: the first 2 attempts ended with ValueError" in ended.stdout
     assert counts(table(tmp_path, "points")) == {"not_run": 3, "error": 2}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,7 @@ def test_a_workload_that_reads_stdin_finds_it_empty(lab: Lab) -> None:
 
 
 def test_a_workload_that_removes_its_own_folder_loses_nothing(lab: Lab) -> None:
-    # The folder's name depends on the point's values, so the workload is given the folder above it.
-    measured = lab.measure("faulty:removes_folder", {"folder": str(lab.root)})
+    measured = lab.measure("faulty:removes_folder")
     assert_ended(measured, Status.OK, True, None, 64)
     assert [phase.name for phase in measured.outcome.phases if phase.name != "between"] == ["before", "after"]
     assert measured.folder.request.exists()
@@ -380,3 +380,35 @@ def test_a_process_that_stops_its_supervisor_ends_at_its_deadline_all_the_same(l
     assert time.monotonic() - began < 1.0 + 10.0
     assert outcome.status is Status.TIMEOUT
     assert outcome.error_message == "not done after timeout=1 seconds; its supervisor did not end it"
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    """A cgroup whose processes, once frozen, are in an uninterruptible sleep: no signal ends them."""
+    folder = Path("/sys/fs/cgroup/freezer", f"sweeper-tests-{os.getpid()}")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("needs root and the freezer of cgroups version 1")
+    yield folder
+    (folder / "freezer.state").write_text("THAWED")
+    while (folder / "cgroup.procs").read_text():
+        time.sleep(0.01)
+    folder.rmdir()
+
+
+@pytest.mark.slow
+def test_an_attempt_settles_although_its_process_sleeps_uninterruptibly(
+    lab: Lab, tmp_path: Path, freezer: Path
+) -> None:
+    attempt = lab.start("faulty:withstands", {"how": "allows tracers", "folder": str(tmp_path)}, timeout=1.0)
+    lab.wait_for("began")
+    while not (tmp_path / "pid").exists():
+        lab.engine.wait(0.01)
+    (freezer / "cgroup.procs").write_text((tmp_path / "pid").read_text())
+    (freezer / "freezer.state").write_text("FROZEN")
+    measured = lab.settle(attempt)
+    assert measured.outcome.status is Status.TIMEOUT
+    assert measured.exit["duration_s"] < 1.0 + 10.0
+    assert "did not end within 3 seconds after it was killed" in (measured.outcome.error_message or "")
+    assert lab.left_over() == [int((tmp_path / "pid").read_text())]

@@ -92,6 +92,13 @@ def test_what_a_workload_raises_in_our_own_code_is_an_error_with_its_message(
     assert "in patches" in (outcome.traceback or "")
 
 
+def test_an_error_is_not_hidden_by_memory_that_the_workload_still_holds(lab: Lab) -> None:
+    outcome = lab.measure("hostile:raises_without_memory").outcome
+    assert (outcome.status, outcome.error_type, outcome.error_message) == (Status.ERROR, "ValueError", "mine")
+    assert (outcome.fits, outcome.failed_phase, outcome.peak_is_partial) == (None, "work", True)
+    assert "in raises_without_memory" in (outcome.traceback or "")
+
+
 # What a value becomes, besides `kept`.
 BECOMES = {
     "huge number": {"number": "<a whole number of 16610 bits>"},

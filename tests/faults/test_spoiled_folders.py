@@ -31,7 +31,7 @@ SPOILED: list[tuple[str, bool, str | None]] = [
     ("above removed", False, "No such file or directory"),
     ("without permission", False, None),
     ("truncated", False, CHANGED),
-    ("stretched", False, "and at most 67108864 are read"),
+    ("stretched", False, "journal.jsonl is larger than 67108864 bytes"),
     ("overwritten", False, "has lines that cannot be read"),
     ("forged", False, CHANGED),
     ("many lines", False, "holds more values than a measured process writes"),

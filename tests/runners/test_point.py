@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runners.device import Device
 from runners.facts import Exit
 from runners.point import Attempt, AttemptFolder, Point, canonical, write_aside
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 
 VALUES: dict[str, Any] = {
     "model": {"name": "tiny-llama", "library": "transformers", "config": {"num_hidden_layers": 8}},

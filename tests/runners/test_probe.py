@@ -256,6 +256,7 @@ def test_a_standard_module_that_the_folder_shadows_does_not_affect_the_probe(her
     [
         ("nomodule:run", "nomodule"),
         ("lacks:run", "not_there"),
+        ("trains:run", 'pip install "sweeper[examples]" installs lightning'),
         ("wraps:run", "not_there"),
         ("quits:run", "SystemExit: config"),
         ("torn:run", "torn.py, line 1"),
@@ -273,6 +274,7 @@ def test_a_function_that_cannot_be_used_is_one_line_with_the_root_cause(here: Pa
     (here / "wraps.py").write_text(
         "try:\n    import not_there\nexcept ImportError as error:\n    raise RuntimeError('no luck') from error\n"
     )
+    (here / "trains.py").write_text("raise ModuleNotFoundError(\"No module named 'lightning'\", name='lightning')\n")
     (here / "quits.py").write_text("raise SystemExit('config')\n")
     (here / "torn.py").write_text("def run(:\n")
     (here / "mywork.py").write_text(

@@ -99,13 +99,6 @@ def test_a_child_whose_parent_is_dead_already_dies_at_once() -> None:
     assert (printed, child.returncode) == ("", -signal.SIGKILL)
 
 
-def test_a_process_that_no_longer_dies_with_its_parent_lives_on() -> None:
-    code = "import os; from runners import processes as p; p.die_with(os.getppid()); p.die_with(None); print('alive')"
-    with python(code) as child:
-        printed, _ = child.communicate(timeout=30)
-    assert (printed, child.returncode) == ("alive\n", 0)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_a_process_ends_by_the_signal_that_ended_its_own(number: signal.Signals) -> None:
     code = (
@@ -144,3 +137,39 @@ def test_a_process_between_vfork_and_exec_borrows_its_parents_memory() -> None:
     with python(code) as parent:
         printed, _ = parent.communicate(timeout=30)
     assert printed == "True\n"
+
+
+HAS_OTHERS = """
+import os, subprocess, sys, time
+from runners import processes
+processes.inherit_orphans()
+nested = "import subprocess; print(subprocess.Popen(['sleep', '3600'], stdout=-3).pid, flush=True)"
+before = subprocess.Popen([sys.executable, "-S", "-c", nested + "; input()"], stdin=-1, stdout=-1, text=True)
+first = int(before.stdout.readline())
+others = processes.Present()
+before.communicate("\\n")  # it ends, and its child becomes ours
+late = subprocess.Popen(["sleep", "3600"])  # in our session
+ours = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+print(sorted(others.now()) == sorted([first, late.pid]))
+print(processes.end_descendants(spare=others.now()) == {ours.pid})
+print(sorted(processes.descendants_of(os.getpid())) == sorted([first, late.pid]))
+print(processes.end_descendants() == {first, late.pid}, processes.descendants_of(os.getpid()))
+"""
+
+
+def test_descendants_that_were_there_before_are_known_by_their_session_when_they_are_orphans() -> None:
+    with python(HAS_OTHERS) as root:
+        printed, _ = root.communicate(timeout=30)
+    assert printed.splitlines() == ["True", "True", "True", "True []"]
+
+
+def test_a_killed_group_takes_with_it_who_replaces_itself_all_the_time() -> None:
+    hops = "import os, sys; sys.stdout.write('.'); sys.stdout.flush()\nwhile not os.fork(): pass"
+    code = (
+        "import os, subprocess, sys\nfrom runners import processes\nprocesses.inherit_orphans()\n"
+        "hops = subprocess.Popen([sys.executable, '-S', '-c', sys.argv[1]], stdout=-1, start_new_session=True)\n"
+        "hops.stdout.read(1)\nprocesses.end_descendants()\nprint(processes.descendants_of(os.getpid()))"
+    )
+    with python(code, hops) as root:
+        printed, _ = root.communicate(timeout=30)
+    assert printed == "[]\n"

@@ -18,7 +18,7 @@ from runners.journal import Journal
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, write_aside
 from runners.record import attempt_in, outcome_in
-from runners.stored_files import Damaged
+from runners.stored_json import Damaged
 
 HELD = {"cpu": facts.Counters({"resident": 5}, {"resident": 6}, {"resident": 2**20}, None, None)}
 ATTEMPT = Attempt(point=Point(values={"workload": {"name": "custom"}, "batch": 1}), device=device_named("cpu"))

@@ -6,9 +6,11 @@ folder on the path, the modules it loads.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,9 +21,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from runners.point import canonical
 from sweeper import cli
+from sweeper.cards import CONF
 from sweeper.errors import Mistake
+from sweeper.plan import dotted
+from sweeper.planning.schema import Keys
+from sweeper.views import help
 
 ROOT = Path(__file__).parents[2]
 NO_RUN = ["estimate", "devices=cpu"]
@@ -74,7 +82,7 @@ def names_in(folder: Path) -> list[str]:
     ("arguments", "line"),
     [
         (["btach=1,2"], "sweeper: no such key: btach (did you mean batch?)"),
-        (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device (did you mean cuda:0?); write cpu, cuda:0,"),
+        (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device; write devices=cuda:0\n"),
         (["batch=0"], "sweeper: batch=0: must be 1 or more"),
         (["estimat", "batch=1"], "sweeper: no such command: estimat (did you mean estimate?)"),
         (["nonsense"], "sweeper: no such command: nonsense; there are sweep, estimate, effects, frontier, environment"),
@@ -83,14 +91,20 @@ def names_in(folder: Path) -> list[str]:
             "sweeper: --cfg shows one configuration, and batch has several values: ",
         ),
         (["--cfg", "job", "btach=1"], "sweeper: no such key: btach (did you mean batch?)"),
-        (["--cfg", "job", "-p", "nosuch"], "package 'nosuch' not found in config"),
+        (["--cfg", "job", "-p", "nosuch"], "sweeper: --package nosuch: no such key"),
+        (["--cfg", "hydra"], "sweeper: argument --cfg/-c: invalid choice: 'hydra'"),
+        (["--cfg", "job", "grid.batch=[1]"], "sweeper: grid.batch: for experiment files; "),
+        (["--cfg", "job", "workload.choices={}"], "sweeper: workload.choices defines workload=forward"),
         (["--cfg", "jbo"], "sweeper: argument --cfg/-c: invalid choice: 'jbo'"),
         (["--cfg"], "sweeper: argument --cfg/-c: expected one argument; usage: sweeper KEY=VALUE,..."),
         (["batch=1", "--jsn", "context=1"], "sweeper: no such flag: --jsn; usage: sweeper KEY=VALUE,..."),
         (["--json", "batch=1"], "sweeper: --json belongs to a command, as in sweeper frontier RUN --json;"),
-        (["estimate", "--jso"], "sweeper: no such flag: --jso; usage: sweeper estimate "),
-        (["frontier", "--js", "x"], "sweeper: no such flag: --js; usage: sweeper frontier RUN [--json]"),
-        (["frontier"], "sweeper: frontier takes one run, the folder of a sweep, got none"),
+        (["estimate", "--jso"], "sweeper: no such flag: --jso (did you mean --json?)\n"),
+        (["frontier", "--xy", "x"], "sweeper: no such flag: --xy; usage: sweeper frontier [RUN] [--json]\n"),
+        (
+            ["frontier"],
+            "sweeper: there is no run in outputs; name the folder of one, or measure one, as in sweeper batch=",
+        ),
         (["effects", "a", "--json", "b"], "sweeper: effects takes one run, the folder of a sweep, got a b"),
         (["estimate", "a", "b"], "sweeper: estimate takes keys or one run, the folder of a sweep, got a b"),
         (["effects", "a", "--at", "width=4"], "sweeper: --at width=4: 'width=4' is not batch or context"),
@@ -183,15 +197,116 @@ def test_sweep_is_the_command_of_a_line_without_one(typed: Typed) -> None:
     assert typed("--cfg", "job", "batch=3", "-p", "batch") == typed("sweep", "batch=3", "--cfg", "job", "-p", "batch")
 
 
+def test_commands_that_read_a_run_take_the_newest_and_name_it(tmp_path: Path, typed: Typed) -> None:
+    for age, name in enumerate(("newest", "older", "not-a-run")):
+        folder = tmp_path / "outputs" / name
+        (folder / "points").mkdir(parents=True)
+        if name != "not-a-run":
+            (folder / "plan.jsonl").write_text("")
+            os.utime(folder / "plan.jsonl", (1e9 - age, 1e9 - age))
+    (tmp_path / "outputs" / "link").mkdir()
+    (tmp_path / "outputs" / "link" / "plan.jsonl").symlink_to("/dev/null")
+    for command in ("frontier", "effects"):
+        alone, named = typed(command), typed(command, "outputs/newest")
+        assert alone.returncode == named.returncode
+        assert alone.stdout == named.stdout
+        assert f"sweeper: {command}: outputs/newest, the newest run\n" in alone.stderr
+    assert "did you mean outputs/older?" in typed("frontier", "oldr").stderr
+    assert typed("frontier", "batch=1,2").stderr == (
+        "sweeper: frontier batch=1,2: takes a run, the folder of a sweep; write sweeper design=frontier batch=1,2\n"
+    )
+
+
 # --- what is only shown -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help", "batch=1,2"], ["estimate", "--help"], ["estimate", "-h", "x"]])
-def test_help_lists_the_commands_the_groups_and_the_keys(typed: Typed, arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help", "batch=1,2"], ["sweep", "-h"], ["model=mlp", "--help"]])
+def test_help_fits_a_terminal_and_names_each_command_key_and_option(typed: Typed, arguments: list[str]) -> None:
     ended = typed(*arguments)
     assert (ended.returncode, ended.stderr) == (0, "")
-    for word in ("estimate", "environment", "frontier", "model: ", "tiny-llama", "workload: ", "devices=", "budget="):
-        assert word in ended.stdout
+    lines = ended.stdout.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    assert lines == [line.rstrip() for line in lines]
+    commands = [command for command in cli.COMMANDS if command != "sweep"]
+    keys = [each.name for each in dataclasses.fields(Keys) if each.name not in ("grid", "points")]
+    options = [
+        path.stem for group in ("workload", "inputs", "design", "experiment") for path in (CONF / group).iterdir()
+    ]
+    for word in (*commands, *keys, *options, "sim:rtx-4090", "sim:all", "interval", "--json", "card:NAME"):
+        assert re.search(rf"(?<![\w-]){re.escape(word)}(?![\w])", ended.stdout), word
+    assert f"({len(list((CONF / 'model').iterdir()))})" in ended.stdout
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_each_command_has_a_help_within_80_columns(typed: Typed, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = typed(command, "--help")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"sweeper {'' if command == 'sweep' else command}" in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("group", help.GROUPS)
+def test_help_of_a_group_describes_each_of_its_options(typed: Typed, group: str) -> None:
+    ended = typed("--help", group)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = ended.stdout.removeprefix(help.CARDS).strip().splitlines()
+    found = [line.split(None, 1) for line in lines if not line.startswith(" ")]
+    key = "" if group == "card" else f"{group}="
+    assert [name for name, _ in found] == sorted(f"{key}{path.stem}" for path in (CONF / group).iterdir())
+    assert ended.stdout.startswith(help.CARDS) == (group == "card")
+    assert max(map(len, ended.stdout.splitlines())) <= 80
+
+
+def test_help_of_a_group_has_the_users_own_options(tmp_path: Path, typed: Typed) -> None:
+    (tmp_path / "options" / "model").mkdir(parents=True)
+    (tmp_path / "options" / "model" / "mine.yaml").write_text("# My model: as trained.\nname: mine\n")
+    (tmp_path / "options" / "model" / "bare.yaml").write_text("name: bare\n")
+    lines = typed("--help", "model", "-cd", "options").stdout.splitlines()
+    assert "model=bare" in lines
+    assert f"{'model=mine':<25}  My model" in lines
+
+
+def test_every_key_that_help_shows_with_a_value_is_accepted(tmp_path: Path, typed: Typed) -> None:
+    """Each `key=value` with a value that can be typed as it stands."""
+    shown = re.findall(r"(?:^|  )([a-z_.]+=[a-z0-9|-]+)(?=\s|$)", help.HELP, re.M)
+    words = [word.partition("|")[0] for word in shown]
+    assert {"batch=1", "start=cold", "seed=0", "design=grid", "resume=same"} <= set(words)
+    once = {word.partition("=")[0]: word for word in words}.values()
+    assert typed("--cfg", "job", *once)[::2] == (0, "")
+
+
+@pytest.mark.parametrize("workload", ["forward", "train", "generate"])
+def test_every_key_that_cfg_shows_can_be_typed_back(tmp_path: Path, typed: Typed, workload: str) -> None:
+    shown = typed("--cfg", "job", f"workload={workload}").stdout
+    found = dict(dotted(yaml.safe_load(shown)))
+    names = {key: value for key, value in found.items() if key.endswith(".name")}
+    assert names == {
+        "model.name": "tiny-llama", "workload.name": workload, "inputs.name": "synthetic", "design.name": "grid",
+    }  # fmt: skip
+    words = [f"{key}={canonical(value)}" for key, value in found.items() if key not in names and value != {}]
+    assert len(words) > 40
+    assert typed("--cfg", "job", f"workload={workload}", *words).stdout == shown
+
+
+def test_cfg_refuses_the_file_that_a_sweep_would_refuse(tmp_path: Path, typed: Typed) -> None:
+    (tmp_path / "options" / "experiment").mkdir(parents=True)
+    file = tmp_path / "options" / "experiment" / "mine.yaml"
+    file.write_text("# @package _global_\nhydra:\n  run:\n    dir: elsewhere\n")
+    words = ("experiment=mine", "-cd", "options")
+    swept = typed(*words)
+    assert (swept.returncode, swept.stdout) == (2, "")
+    where = "sweeper: options/experiment/mine.yaml, line 4: hydra.run.dir"
+    assert swept.stderr.startswith(f"{where}: sweeper does not use it")
+    for flags in (("--cfg", "job"), ("--info", "defaults")):
+        assert typed(*flags, *words) == swept
+
+
+def test_cfg_shows_the_grid_of_an_experiment(typed: Typed) -> None:
+    shown = yaml.safe_load(typed("--cfg", "job", "experiment=small_training").stdout)
+    assert shown["grid"]
+    assert "points" not in shown
 
 
 @pytest.mark.parametrize(
@@ -199,10 +314,10 @@ def test_help_lists_the_commands_the_groups_and_the_keys(typed: Typed, arguments
     [
         (
             "effects",
-            ["usage: sweeper effects RUN", "--json", "--at SIZE", "--picture FILE", "costs"],
+            ["usage: sweeper effects [RUN]", "--json", "--at SIZE", "--picture FILE", "costs"],
         ),
         ("environment", ["usage: sweeper environment", "python=INTERPRETER", "--json"]),
-        ("frontier", ["usage: sweeper frontier RUN", "--json", "the folder of a sweep"]),
+        ("frontier", ["usage: sweeper frontier [RUN]", "--json", "the folder of a sweep"]),
     ],
 )
 def test_a_command_that_takes_no_keys_has_a_help_of_its_own(typed: Typed, command: str, words: list[str]) -> None:
@@ -252,6 +367,27 @@ def test_a_shell_completes_keys_and_options(
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert offered in typed("-sc", "query=bash").stdout.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_offers_only_what_may_be_typed(typed: Typed, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    def offered(line: str) -> list[str]:
+        monkeypatch.setenv("COMP_LINE", line)
+        monkeypatch.setenv("COMP_POINT", str(len(line)))
+        return typed("-sc", f"query={shell}").stdout.split()
+
+    for workload in ("forward", "train", "generate", "custom", "command") if shell == "bash" else ("train",):
+        shown = yaml.safe_load(typed("--cfg", "job", f"workload={workload}").stdout)["workload"]
+        keys = {key: "." if isinstance(value, dict) else "=" for key, value in shown.items() if key != "name"}
+        of_workload = offered(f"sweeper workload={workload} workload.")
+        assert sorted(of_workload) == sorted(f"workload.{key}{end}" for key, end in keys.items())
+    every = offered("sweeper ")
+    groups = {group for group in help.GROUPS if group != "card"}
+    keys_of_runs = {each.name for each in dataclasses.fields(Keys) if each.name not in ("grid", "points")}
+    assert {re.split("[.=]", word)[0] for word in every} == groups | keys_of_runs
+    assert "retry=" in every
+    assert offered("sweeper hydra") == []
+    assert "card=rtx-4090" in offered("sweeper estimate card=rtx-40")
 
 
 # --- how a command ends -----------------------------------------------------------------------------------------------
@@ -315,6 +451,8 @@ def test_no_command_loads_torch_and_those_without_a_plan_load_no_hydra(tmp_path:
     assert loaded("estimate", "parameters=7", "bits=16") == []
     assert loaded("frontier", "nosuch") == []
     assert loaded("effects", "--help") == []
+    assert loaded("--help") == []
+    assert loaded("--help", "card", "-cd", "nosuch") == []
     assert loaded("environment", "pyton=x") == []
     assert loaded("nonsense") == []
 

@@ -166,7 +166,7 @@ def failure() -> dict[str, Any] | None:
 
     try:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
-    except Exception:
+    except BaseException:
         lines = []
     return {
         "chain": [described(cause) for cause in causes(error)],
@@ -183,16 +183,23 @@ def causes(error: BaseException) -> list[BaseException]:
         if cause is None or any(cause is one for one in seen):
             continue
         seen.append(cause)
-        waiting += [cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
-        waiting += getattr(cause, "exceptions", ())
+        try:  # its own properties may raise
+            waiting += [cause.__cause__, None if cause.__suppress_context__ else cause.__context__]
+            group = getattr(cause, "exceptions", ())
+        except BaseException:
+            continue
+        if isinstance(group, (list, tuple)):  # of a group; others may have something else under the name
+            waiting += [each for each in group if isinstance(each, BaseException)]
     return seen
 
 
 def described(error: BaseException) -> dict[str, Any]:
     try:
-        message = str(error)[:LONGEST_MESSAGE]
-    except Exception:
-        message = f"<{type(error).__name__} that cannot be printed>"
+        message = str(error)
+    except BaseException as raised:
+        message = f"<{name(type(error))}, whose str() raised {name(type(raised))}>"
+    if len(message) > LONGEST_MESSAGE:
+        message = f"{message[:LONGEST_MESSAGE]} [... {len(message) - LONGEST_MESSAGE} characters left out ...]"
     names = [name(kind) for kind in type(error).__mro__[:-1]]
     return {"type": names[0], "bases": names[1:], "message": message}
 

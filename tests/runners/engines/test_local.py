@@ -24,9 +24,12 @@ from runners.point import Attempt, Point
 from runners.record import outcome_in
 from tests.measuring import SETTLED, Lab
 
+OTHERS: set[int] = set()  # the children of other tests: an engine leaves them alone
+
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[Lab]:
+    OTHERS.update(processes.descendants_of(os.getpid()))
     lab = Lab(tmp_path / "attempts", tmp_path)
     yield lab
     lab.engine.close()
@@ -269,4 +272,5 @@ def test_an_attempt_that_was_begun_anew_does_not_settle(lab: Lab) -> None:
 
 
 def running() -> list[int]:
-    return [pid for pid in processes.descendants_of(os.getpid()) if processes._state(pid) != "Z"]
+    found = processes.descendants_of(os.getpid())
+    return [pid for pid in found if pid not in OTHERS and processes._state(pid) != "Z"]

@@ -32,3 +32,15 @@ def test_the_reports_of_a_program_that_ended_before_any_sample_are_read(
     after = meter.boundary()["cuda:0"]
     assert meter.facts()["processes"] is None
     assert (after.peak["allocated"], after.alloc_retries, after.num_ooms, after.refusals) == (64 * MIB, 1, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"[]", b"\xff", b"[" * 100_000, b'{"pid": "7", "t": 1.0, "devices": []}', b'{"pid": 7, "devices": []}'],
+    ids=["empty", "list", "bytes", "deep", "type", "no time"],
+)
+def test_a_report_that_is_damaged_hides_no_other(tmp_path: Path, damaged: bytes) -> None:
+    (tmp_path / "1.json").write_bytes(damaged)
+    (tmp_path / "7.json").write_text(json.dumps(report(7)))
+    (tmp_path / "8.json").mkdir()
+    assert [each["pid"] for each in ProgramMeter(("cuda:0",), (), tmp_path).reports()] == [7]

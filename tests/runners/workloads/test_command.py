@@ -210,6 +210,20 @@ def test_an_exception_of_a_python_program_is_reported(run: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("exceptions = ('one', 'two')", "a bug"),
+        ("exceptions = property(lambda self: 1 / 0)", "a bug"),
+        ("def __str__(self): raise SystemExit", "<__main__.Odd, whose str() raised SystemExit>"),
+        ("def __str__(self): return 'x' * 10**6", "x" * 10_000 + " [... 990000 characters left out ...]"),
+    ],
+)
+def test_an_exception_of_a_program_is_reported_whatever_its_own_code_does(run: Any, body: str, message: str) -> None:
+    outcome = run(f"class Odd(Exception):\n    {body}\ndef f(): raise Odd('a bug')\nf()").outcome
+    assert (outcome.status, outcome.error_type, outcome.error_message) == (Status.ERROR, "__main__.Odd", message)
+
+
+@pytest.mark.parametrize(
     ("number", "status"),
     [(signal.SIGKILL, Status.KILLED), (signal.SIGSEGV, Status.CRASHED), (signal.SIGTERM, Status.CRASHED)],
 )

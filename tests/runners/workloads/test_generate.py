@@ -514,4 +514,6 @@ def test_a_missing_library_makes_a_point_unavailable(tmp_path: Any, decoder: dic
     finally:
         lab.engine.close()
     assert measured.outcome.status == "unavailable"
-    assert "optimum.quanto cannot be imported" in (measured.outcome.error_message or "")
+    message = measured.outcome.error_message or ""
+    assert message.startswith("optimum.quanto is not installed: ")
+    assert message.endswith('pip install "sweeper[quantize]"')

@@ -513,6 +513,7 @@ def test_a_wrong_command_is_a_mistake(arguments: list[str], tmp_path: Path, monk
 
 def test_a_run_named_without_its_folder_is_suggested_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "outputs" / "bill").mkdir(parents=True)
+    (tmp_path / "outputs" / "bill" / "plan.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake, match="did you mean outputs/bill"):
         cli.run(["frontier", "bill"])

@@ -26,7 +26,6 @@ from sweeper.planning.command_line import names_run, python_of, read, run_of
         ("batch=1 estimate -m", "estimate"),
         ("--cfg job estimate batch=1", "estimate"),
         ("--info defaults estimate batch=1", "estimate"),
-        ("batch=1 outputs/a", "sweep"),
         ("--at batch=1 effects outputs/a", "effects"),
     ],
 )
@@ -34,12 +33,13 @@ def test_a_first_word_that_is_no_override_is_the_command(line: str, command: str
     assert read(line.split()).command == command
 
 
-@pytest.mark.parametrize("line", ["{} x", "{} -m x -cd {folder}", "--config-dir={folder} {} x --multirun"])
+@pytest.mark.parametrize("line", ["{} {run}", "{} -m {run} -cd {folder}", "--config-dir={folder} {} {run} --multirun"])
 @pytest.mark.parametrize("command", ["frontier", "effects", "environment", "estimate"])
 def test_every_command_takes_the_flags_of_a_sweep_in_any_place(tmp_path: Path, command: str, line: str) -> None:
-    (tmp_path / "model").mkdir()
-    found = read(line.format(command, folder=tmp_path).split())
-    assert (found.command, found.words) == (command, ("x",))
+    run = tmp_path / "model"
+    run.mkdir()
+    found = read(line.format(command, folder=tmp_path, run=run).split())
+    assert (found.command, found.words) == (command, (str(run),))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "keys": ("batch: {a: 1}", 2, 'batch={"a":1}: must be a whole number'),
     "nothing": ("batch:", 2, "batch=null: must be a whole number"),
     "missing": ("batch: ???", 2, "batch=???: give it a value"),
-    "float": ("context: 8\nbatch: 1e3", 3, "batch=1000.0: must be a whole number (1000)"),
+    "float": ("context: 8\nbatch: 1e3", 3, "batch=1000.0: must be a whole number; write batch=1000"),
     "range": ("context: 8\n\nbatch: 0", 4, "batch=0: must be 1 or more"),
     "choice": ("start: wram", 2, "start=wram: must be cold or warm (did you mean warm?)"),
     "dtype-16": ("dtype: 16", 2, "dtype=16: must be one of float32, "),

@@ -178,7 +178,7 @@ def test_sim_all_is_every_card_once() -> None:
 
 
 def test_an_unknown_card_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(Mistake, match=r"devices=sim:h10: no such card \(did you mean h100\?\)"):
+    with pytest.raises(Mistake, match=r"devices=sim:h10: no such card \(did you mean sim:h100\?\)"):
         devices.resolve(("sim:h10",), never, print, CARDS)
 
 

@@ -222,8 +222,8 @@ def test_run_keys_are_not_in_the_id(tmp_path: Path) -> None:
 
 REFUSED = {
     "batch=abc": "batch=abc: must be a whole number",
-    "batch=1e3": "batch=1000.0: must be a whole number (1000)",
-    "batch=1,2.0": "batch=2.0: must be a whole number (2)",
+    "batch=1e3": "batch=1e3: must be a whole number; write batch=1000",
+    "batch=1,2.0": "batch=1,2.0: must be a whole number; write batch=1,2",
     "batch=true": "batch=true: must be a whole number",
     "batch=[1,2]": "batch=[1,2]: must be a whole number",
     "batch=null": "batch=null: must be a whole number",
@@ -232,20 +232,20 @@ REFUSED = {
     "batch=": "batch=: a value is missing",
     "batch=1,": "cannot read 'batch=1,'",
     "batch==1": "cannot read 'batch==1'",
-    "batch": "cannot read 'batch'",
+    "batch": "batch: no key=value; write sweeper batch=VALUE",
     "btach=1,2": "no such key: btach (did you mean batch?)",
     "btach=1": "no such key: btach (did you mean batch?)",
     "desing=axes": "no such key: desing (did you mean design?)",
     "expermient=x": "no such key: expermient (did you mean experiment?)",
     "+extra.foo=1": "no such key: extra.foo",
     "card=x": "no such key: card",
-    "model=mpl": "model=mpl: no such model (did you mean mlp?); there are ",
+    "model=mpl": "model=mpl: no such model (did you mean mlp?); sweeper --help model lists all ",
     "model=${batch}": "model=${batch}: must be an option's name; a group cannot follow another key",
     "model=mlp,${batch}": "model=${batch}: must be an option's name; a group cannot follow another key",
     "workload=${none}": "workload=${none}: must be an option's name; a group cannot follow another key",
     "design=${batch}": "design=${batch}: must be an option's name; a group cannot follow another key",
     "model=350": "model=350: no such model; there are ",
-    "model=mlp,mpl": "model=mpl: no such model (did you mean mlp?); there are ",
+    "model=mlp,mpl": "model=mpl: no such model (did you mean mlp?); sweeper --help model lists all ",
     "model=[mlp,gpt2]": 'model=["mlp","gpt2"]: takes one option',
     "model=null": "model=null: must be one of ",
     "model={a:1}": 'model={"a":1}: takes one option',
@@ -256,7 +256,7 @@ REFUSED = {
         "no such key: model.config.hidden_sise with model=tiny-llama (did you mean model.config.hidden_size?)"
     ),
     "model.config.hidden_size=wide": "model.config.hidden_size=wide: must be a whole number; it is 256 now",
-    "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number (8); it is 256 now",
+    "model.config.hidden_size=8.0": "model.config.hidden_size=8.0: must be a whole number; it is 256 now; write ",
     "model.name=x": "model.name defines model=tiny-llama and cannot be changed",
     "workload.uses=[batch]": "workload.uses defines workload=forward and cannot be changed",
     "workload.concurrency=2": "no such key: workload.concurrency; it is called workload.prompt_lengths, the number of",
@@ -335,7 +335,9 @@ def test_levers_leave_out_chunks_that_cannot_be_combined_with_a_cache() -> None:
 def test_the_actual_mistake_is_named_when_another_key_is_swept() -> None:
     assert refused("batch=1,2", "nosuch=3").startswith("no such key: nosuch")
     assert refused("batch=1,2", "model=nope").startswith("model=nope: no such model")
-    assert refused("model=mlp,tiny-llama", "model.width=64") == "no such key: model.width with model=tiny-llama"
+    assert refused("model=mlp,tiny-llama", "model.width=64") == (
+        "no such key: model.width with model=tiny-llama; write model.config.hidden_size=64"
+    )
 
 
 @pytest.mark.parametrize("second", ["batch=4", "batch=4,8", "++batch=4", "+batch=4"])

@@ -250,7 +250,7 @@ TRAIN: dict[str, Any] = {
         ({"dropout": -0.5}, "workload.dropout=-0.5: must be a number, 0 or more"),
         ({"evaluation": {"batch": 0}}, "workload.evaluation.batch=0: must be a whole number, 1 or more"),
         ({"compile": 1}, "workload.compile=1: must be false or true"),
-        ({"precision": "bf16"}, "workload.precision=bf16: must be null or bfloat16 (did you mean bfloat16?)"),
+        ({"precision": "bf16"}, "workload.precision=bf16: must be null or bfloat16; write workload.precision=bfloat16"),
     ],
 )
 def test_a_workloads_keys_are_checked_by_the_rules_of_its_file(wrong: dict[str, Any], message: str) -> None:

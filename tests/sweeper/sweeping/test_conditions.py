@@ -96,6 +96,30 @@ def test_a_device_has_a_lock_for_each_of_its_parts_and_a_calculated_one_has_none
     ]
 
 
+def test_locks_elsewhere_than_usual_are_reported_and_one_that_leads_elsewhere_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    reported: list[str] = []
+    check_locks([SIM], reported.append)
+    assert list(tmp_path.iterdir()) == []
+    check_locks([CPU, SIM, PAIR], reported.append)
+    usual = tmp_path / f"sweeper-{os.geteuid()}"
+    assert {path.name for path in usual.iterdir()} == {"cpu.lock", "GPU-1.lock", "GPU-2.lock"}
+    assert reported == []
+    (usual / "cpu.lock").unlink()
+    (usual / "cpu.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(Mistake, match=f"TMPDIR={tmp_path}: {usual}/cpu.lock cannot be locked: it is a symbolic link"):
+        check_locks([CPU], reported.append)
+    assert not (tmp_path / "victim").exists()
+    usual.rename(tmp_path / "moved")
+    usual.touch()
+    check_locks([CPU], reported.append)
+    (line,) = reported
+    assert line.startswith(f"{usual} is a file; the locks of devices are in {usual}-")
+
+
 def _points(*models: str) -> list[Point]:
     built_with = {"mlp": "torch"}
     return [
@@ -128,24 +152,8 @@ def test_a_library_that_some_points_need_is_reported_once_and_the_others_are_mea
     assert capsys.readouterr().out == ""
 
 
-def test_locks_elsewhere_than_usual_are_reported_and_one_that_leads_elsewhere_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    reported: list[str] = []
-    check_locks([SIM], reported.append)
-    assert list(tmp_path.iterdir()) == []
-    check_locks([CPU, SIM, PAIR], reported.append)
-    usual = tmp_path / f"sweeper-{os.geteuid()}"
-    assert {path.name for path in usual.iterdir()} == {"cpu.lock", "GPU-1.lock", "GPU-2.lock"}
-    assert reported == []
-    (usual / "cpu.lock").unlink()
-    (usual / "cpu.lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(Mistake, match=f"TMPDIR={tmp_path}: {usual}/cpu.lock cannot be locked: it is a symbolic link"):
-        check_locks([CPU], reported.append)
-    assert not (tmp_path / "victim").exists()
-    usual.rename(tmp_path / "moved")
-    usual.touch()
-    check_locks([CPU], reported.append)
-    (line,) = reported
-    assert line.startswith(f"{usual} is a file; the locks of devices are in {usual}-")
+def test_a_machine_without_a_folder_for_temporary_files_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
+    with pytest.raises(Mistake, match=r"TMPDIR=.*: No usable temporary directory found in \['/nowhere'\]"):
+        check_locks([CPU], print)

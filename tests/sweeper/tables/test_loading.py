@@ -14,7 +14,7 @@ import pytest
 import sweeper
 from sweeper.columns import TABLES
 from sweeper.errors import Mistake
-from sweeper.tables.loading import Frames, load, read
+from sweeper.tables.loading import Frames, load, read, run_folder
 from sweeper.tables.run_tables import Tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -168,3 +168,9 @@ def test_sweeper_load_gives_data_frames(written: Any) -> None:
     Tables(run.folder).write()
     for frame, again in zip(frames, load(run.folder), strict=True):
         pd.testing.assert_frame_equal(frame, again)
+
+
+def test_a_link_to_a_run_is_read_as_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run" / "points").mkdir(parents=True)
+    (tmp_path / "latest").symlink_to("run")
+    assert run_folder(tmp_path / "latest") == run_folder(tmp_path / "run") == tmp_path / "run"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -408,6 +409,20 @@ def test_an_attempt_that_is_added_twice_counts_once(written: Any) -> None:
     known.settled(attempt, outcome_of(attempt, journal.read(folder.journal), folder.settled()))
     assert known.arrow()["points"]["attempts"].to_pylist() == [1]
     assert len(known.arrow()["attempts"]) == 1
+
+
+def test_attempts_with_long_journals_do_not_wait_in_memory_until_there_are_many(written: Any) -> None:
+    run = written({"batch": [1, 2, 4]})
+    known, waiting = Tables(run.folder), []
+    for batch, size in ((1, 1000), (2, 1000), (4, 2**25)):
+        attempt = run.passes(run.ask(batch=batch))
+        folder = AttemptFolder(run.folder / "points" / attempt.name)
+        outcome = outcome_of(attempt, journal.read(folder.journal), folder.settled(), record_bytes=size)
+        known.settled(attempt, outcome)
+        waiting.append(weakref.ref(outcome))
+        del outcome
+        assert sum(each() is not None for each in waiting) == {1: 1, 2: 2, 4: 0}[batch]
+    assert known.arrow()["points"]["status"].to_pylist() == ["ok", "ok", "ok"]
 
 
 def test_an_extended_run_keeps_its_rows_and_gives_a_new_key_its_column(written: Any) -> None:

@@ -1,4 +1,4 @@
-"""Files of a run, any of which may be damaged: their JSON is a value, or `Damaged` with the reason.
+"""JSON in the files of a run, any of which may be damaged: read as a value, or as `Damaged` with the reason.
 
 A disk, a copy or an editor can change any byte, and a changed digit is still valid JSON. Each object that sweeper
 writes therefore ends with the CRC-32 of the text before it: `{"code": 0, "crc32": 2841232310}`. An object without one
@@ -14,13 +14,14 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from runners import files
 
 CHECKSUM = "crc32"
 LARGEST_BYTES = 2**30  # of a file that is read
-LARGEST_OF_AN_ATTEMPT_BYTES = 2**26  # of a file in an attempt's folder, where a workload may leave anything
+# Of a file of an attempt: its journal has a third of it at most (runners.phases has the limits).
+LARGEST_OF_AN_ATTEMPT = 2**26
 _SEAL = re.compile(rb', "crc32": (\d{1,10})\}\s*\Z')
 
 
@@ -28,27 +29,22 @@ class Damaged(Exception):
     """A file or a line that is missing, or holds something else than its writer wrote. The message is the reason."""
 
 
-def opened(path: Path) -> IO[bytes]:
-    """A regular file that is no link. Raises FileNotFoundError, or Damaged for anything else that has its name."""
+def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
+    """The content of a file. Raises FileNotFoundError, PermissionError, or Damaged for what is no file or too large."""
     try:
-        return files.open_to_read(path)
-    except FileNotFoundError:
+        with files.open_to_read(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            # Not read(largest): that takes as many addresses as it may read, which a limit may not allow.
+            content = file.read(size) if size <= largest else None
+    except (FileNotFoundError, PermissionError):
         raise
     except NotADirectoryError as error:
         raise FileNotFoundError(*error.args) from None
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise Damaged(f"cannot be opened ({why(error)})") from None
-
-
-def content_of(path: Path, largest: int = LARGEST_BYTES) -> bytes:
-    """The bytes of a regular file. Raises as `opened` does, and Damaged if it has more than `largest` bytes."""
-    with opened(path) as file:
-        try:
-            if os.fstat(file.fileno()).st_size > largest:
-                raise Damaged(f"is larger than {largest} bytes")
-            return file.read()  # read(largest) would take a GiB of addresses, which a limit may not allow
-        except (OSError, MemoryError) as error:
-            raise Damaged(f"cannot be read ({why(error)})") from None
+    if content is None:
+        raise Damaged(f"is larger than {largest} bytes")
+    return content
 
 
 def parsed(text: bytes) -> Any:
@@ -100,7 +96,7 @@ def is_sealed(text: bytes) -> bool:
 def unsealed(text: bytes) -> dict[str, Any]:
     """The object in a text, without its checksum. Raises Damaged, also if the checksum is that of another text."""
     has_seal = is_sealed(text)
-    value = parsed(text)
+    value = _decoded(text, _FAST if has_seal else _STRICT)  # a sealed text is what `sealed` has written
     if not isinstance(value, dict):
         raise Damaged("is not a JSON object")
     if value.pop(CHECKSUM, None) is not None and not has_seal:
