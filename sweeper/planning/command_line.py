@@ -56,7 +56,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
     command, rest = _split(arguments, list(commands))
     if command == "sweep" and "--json" in rest:
         raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
-    _check_flags(rest, commands[command].flags, takes_keys=command in ("sweep", "estimate"))
+    _check_flags(rest, commands[command], takes_keys=command in ("sweep", "estimate"))
     if command in ("sweep", "estimate"):
         _check_words(command, rest)
     flags, extra = parser.parse_known_args([command, *rest])
@@ -121,16 +121,16 @@ def _first_word(arguments: Sequence[str]) -> int | None:
     return None
 
 
-def _check_flags(words: Sequence[str], known: Sequence[str], takes_keys: bool) -> None:
+def _check_flags(words: Sequence[str], parser: _Parser, takes_keys: bool) -> None:
     """Raises Mistake for a flag that is none, if it is like a key or a flag. argparse reports all others."""
     for at, word in enumerate(words):
         found = re.fullmatch(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
-        if found is None or found[1] in known:
+        if found is None or found[1] in parser.flags:
             continue
         following = words[at + 1 : at + 2]
         is_value = following and re.match(r"-|[^=]+=", following[0]) is None
         value = found[2] if found[2] is not None else following[0] if is_value else None
-        if message := no_such_flag(found[1], value, known, takes_keys):
+        if message := no_such_flag(found[1], value, parser.shown_flags, takes_keys):
             raise Mistake(message)
 
 
@@ -162,6 +162,11 @@ class _Parser(argparse.ArgumentParser):
     def flags(self) -> Sequence[str]:
         return tuple(self._option_string_actions)
 
+    @property
+    def shown_flags(self) -> Sequence[str]:
+        """Those that have an effect."""
+        return tuple(flag for flag, each in self._option_string_actions.items() if each.help != argparse.SUPPRESS)
+
     def error(self, message: str) -> NoReturn:
         raise Mistake(f"{message}; usage: {self.usage}")
 
@@ -181,8 +186,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         if about is not None:
             parser.add_argument("--version", action="store_true", help=argparse.SUPPRESS)
         # Every command takes them, so that the words of a sweep can be typed again after another command.
-        parser.add_argument("--multirun", "-m", action="store_true", help=argparse.SUPPRESS)
-        parser.add_argument("--config-dir", "-cd", action=_Once, type=_folder, help=argparse.SUPPRESS)
+        ignored = argparse.SUPPRESS if about is not None else None
+        parser.add_argument("--multirun", "-m", action="store_true", help=ignored)
+        parser.add_argument("--config-dir", "-cd", action=_Once, type=_folder, help=ignored)
         return parser
 
     for parser in (

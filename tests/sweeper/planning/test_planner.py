@@ -356,7 +356,7 @@ def test_two_options_of_the_same_name_are_refused(options: Callable[[str, str], 
 
 
 def test_a_missing_folder_of_options_is_refused() -> None:
-    assert "not found" in refused("-cd", "/nosuch")
+    assert refused("-cd", "/nosuch") == "--config-dir /nosuch: no such folder"
 
 
 def test_an_interval_is_never_listed_and_both_ends_are_checked() -> None:
