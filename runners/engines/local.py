@@ -61,8 +61,8 @@ class Local:
     """An engine: `start` an attempt in a lane, `wait` for events, `cancel` what runs, `close`.
 
     A lane runs one attempt at a time. There are no threads: the orchestrator waits in `wait` only, and a byte written
-    to the descriptor `wake` (such as a signal's number) ends the waiting. Children that this
-    process had before are left alone.
+    to the descriptor `wake` (such as a signal's number) ends the waiting. Children that this process had before are
+    left alone.
     """
 
     name = "local"
@@ -181,6 +181,8 @@ class Local:
         for line in lines:
             answer = _answer(line)
             if answer is None:  # a workload can write to this pipe, as every process of its user can
+                for pid in processes.family_of(lane.process.pid):  # the supervisor too, or it settles the attempt first
+                    processes.kill(pid)
                 lane.process.kill()
                 return [*events, *self._handle_death(name)]
             if "failed" in answer:

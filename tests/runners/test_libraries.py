@@ -77,7 +77,9 @@ def test_a_library_is_found_without_being_imported(tmp_path: Path, monkeypatch: 
     (tmp_path / "optimum").mkdir()
     (tmp_path / "broken.py").write_text("raise RuntimeError('imported')")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if not k.startswith("optimum")})
+    monkeypatch.setattr(
+        sys, "modules", {k: v for k, v in sys.modules.items() if not k.startswith(("optimum", "transformers"))}
+    )
     assert not is_installed("optimum.quanto")
     (tmp_path / "optimum" / "quanto.py").write_text("raise RuntimeError('imported')")
     importlib.invalidate_caches()

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import traceback
@@ -565,11 +566,12 @@ def test_no_flipped_bit_of_a_page_is_read_as_another_number(copied: Any) -> None
 def test_the_tables_of_another_run_are_not_taken_for_those_of_this_one(copied: Any, capsys: Any, runs: Any) -> None:
     run, whole = copied(tables=True)
     with contextlib.redirect_stdout(io.StringIO()):
-        sweep(run.parent / "other", "grid")  # the same sweep: the same points, and a plan of the same size
+        sweep(run.parent / "other", "grid")  # the same sweep, so the same points
     for name in TABLES:
         shutil.copy(run.parent / "other" / "run" / f"{name}.parquet", run / f"{name}.parquet")
     assert rows_of(run) == whole
-    assert "are of another run" in capsys.readouterr().err
+    # The plans can have the same size, or differ by the digits of a checksum.
+    assert re.search("are (of another run|behind its plan)", capsys.readouterr().err)
 
 
 def test_a_table_that_cannot_be_made_again_ends_a_command_in_one_line(copied: Any) -> None:

@@ -544,9 +544,9 @@ def test_families_that_differ_in_a_key_that_was_not_swept_are_both_shown() -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "takes one run, the folder of a sweep, got none"),
+        ([], "there is no run in outputs; name the folder of one, or measure one, as in sweeper batch=1,2,4"),
         (["a", "b"], "got a b"),
-        (["a", "--csv"], "no such flag: --csv; usage: sweeper effects RUN [--json] [--at SIZE] [--picture FILE]"),
+        (["a", "--csv"], "no such flag: --csv; usage: sweeper effects [RUN] [--json] [--at SIZE] [--picture FILE]"),
         (["a", "--at"], "--at: expected one argument"),
         (["a", "--at", "batch=0"], "'batch=0' is not batch or context and a number"),
         (["a", "--at", "width=4"], "'width=4' is not batch or context"),
@@ -554,7 +554,10 @@ def test_families_that_differ_in_a_key_that_was_not_swept_are_both_shown() -> No
         (["nowhere"], "no such folder"),
     ],
 )
-def test_a_mistake_is_one_line_with_a_remedy(arguments: list[str], message: str) -> None:
+def test_a_mistake_is_one_line_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(Mistake) as mistake:
         cli.run(["effects", *arguments])
     assert message in str(mistake.value)

@@ -342,6 +342,7 @@ def test_points_that_a_named_run_has_measured_are_marked(tmp_path: Path) -> None
     words = ("batch=1,2", "devices=cpu", "name=mine", "--json")
     first, second = json.loads(run(*words, cwd=tmp_path).stdout)["points"]
     points = tmp_path / "outputs" / "mine" / "points"
+    points.mkdir(parents=True)
     for point, settled in ((first, True), (second, False)):  # the second was cut off
         attempt = Attempt(point=Point(values=point["values"]), device=device_named("cpu"))
         folder = AttemptFolder(points / attempt.name)
