@@ -171,6 +171,8 @@ def _check_inside(path: Path) -> None:
     if files.kind_of(path / POINTS) == files.FOLDER:
         folders += sorted((path / POINTS).iterdir())
     expected = {path / LOCK: files.FILE, path / PLAN: files.FILE} | dict.fromkeys(folders, files.FOLDER)
+    # A new table takes the place of anything but a folder.
+    expected |= {table: files.FILE for table in path.glob("*.parquet") if files.kind_of(table) == files.FOLDER}
     for place, right in expected.items():
         kind = files.kind_of(place)
         if kind not in (None, right):

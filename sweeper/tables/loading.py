@@ -68,6 +68,9 @@ def read(run: str | Path) -> dict[str, pa.Table]:
             if damage is not None:
                 warn(f"{folder}: {damage}")
             return {name: stored.table for name, stored in found.items()}
+        kind = files.kind_of(folder / POINTS)
+        if kind not in (None, files.FOLDER):
+            raise Mistake(f"{run}: the tables {behind}, and {POINTS} is {kind}, so they cannot be rebuilt")
         lost = _attempts_without_a_journal(folder)
         if lost:
             attempts = format_count(lost, "attempt")

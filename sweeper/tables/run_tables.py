@@ -584,6 +584,6 @@ def table_file(folder: Path, name: str) -> Path:
 
 def file_size(path: Path) -> int:
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
+        return path.lstat().st_size
+    except (FileNotFoundError, NotADirectoryError):
         return 0

@@ -300,7 +300,8 @@ def _of_folder(random: random.Random, run: Path, other: Path) -> Damage:
                 f"{id}.{device}.{'9' * 30}",
             ]
         )
-    shutil.copytree(source, folder.with_name(name), dirs_exist_ok=True)
+    if name != source.name:
+        shutil.copytree(source, folder.with_name(name), dirs_exist_ok=True)
     return Damage("folder", f"{source.name} copied to {name}", frozenset({name, folder.name}))
 
 

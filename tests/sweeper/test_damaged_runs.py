@@ -585,6 +585,29 @@ def test_a_table_that_cannot_be_made_again_ends_a_command_in_one_line(copied: An
         assert ended.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", ["a file", "a pipe"])
+def test_tables_that_something_in_place_of_the_attempts_keeps_from_being_made_again_end_in_one_line(
+    copied: Any, kind: str
+) -> None:
+    run, _ = copied(tables=False)
+    shutil.rmtree(run / "points")
+    (run / "points").touch() if kind == "a file" else os.mkfifo(run / "points")
+    for name in COMMANDS:
+        ended = command(cli.run, [name, str(run)])
+        assert (ended.code, ended.out) == (2, "")
+        assert ended.err.endswith(f", and points is {kind}, so they cannot be rebuilt\n")
+
+
+def test_tables_are_read_although_the_plan_is_a_link_to_itself(copied: Any) -> None:
+    run, _ = copied(tables=True)
+    (run / "plan.jsonl").unlink()
+    (run / "plan.jsonl").symlink_to("plan.jsonl")
+    for name in COMMANDS:
+        ended = command(cli.run, [name, str(run)])
+        assert ended.code in (0, 2)
+        assert "plan.jsonl" in ended.err
+
+
 # --- reading is reading -----------------------------------------------------------------------------------------------
 
 

@@ -140,6 +140,7 @@ PLANTED: dict[str, Callable[[Path, Path], object]] = {
         ("plan.jsonl", ["a symbolic link", "a pipe", "a folder"]),
         ("points", ["a symbolic link", "a pipe", "a file"]),
         ("points/ab", ["a symbolic link", "a pipe", "a file"]),
+        ("points.parquet", ["a folder"]),
     ],
 )
 def test_something_else_in_place_of_a_part_of_a_run_is_refused_in_one_line(
