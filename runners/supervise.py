@@ -413,7 +413,8 @@ class Supervisor:
         now = time.monotonic()  # before the reading, so that one across the start of a phase does not count for it
         peak = cpu.read_status(running.pid).peak.get("resident")
         if peak is not None:
-            running.outside = [*running.outside[1 - READINGS_KEPT :], OutsideReading(now, peak)]
+            reading = OutsideReading(now, peak, time.monotonic())
+            running.outside = [*running.outside[1 - READINGS_KEPT :], reading]
         others = processes.family_of(running.pid)
         if others:
             resident = sum(cpu.read_status(pid).now.get("resident", 0) for pid in others)
