@@ -101,6 +101,7 @@ class Outcome:
     skipped_because: str | None = None
     phases: tuple[Phase, ...] = ()
     peak_is_partial: bool | None = None
+    gaps: frozenset[str] = frozenset()  # counters that a phase of the measured process has no peak of, and others have
     process_baseline: Mapping[str, int] = field(default_factory=dict)
     available_memory_bytes: int | None = None
     available_memory_end_bytes: int | None = None
@@ -162,11 +163,10 @@ class Outcome:
         readings of earlier phases, and nothing was read of the unfinished one. Where it is not, a counter that a phase
         has no reading of is left out: the peak may have been in that phase.
         """
-        counting = [phase for phase in self.phases if phase.counts]
-        peaks = peaks_of(counting)
+        peaks = peaks_of(phase for phase in self.phases if phase.counts)
         if self.peak_is_partial:
             return {counter: peak for counter, peak in peaks.items() if peak}
-        return {counter: peak for counter, peak in peaks.items() if not _is_missing(counter, counting)}
+        return {counter: peak for counter, peak in peaks.items() if counter not in self.gaps}
 
     @property
     def budget_used_bytes(self) -> int | None:
@@ -273,12 +273,13 @@ def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
             yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
 
 
-def _is_missing(counter: str, phases: Sequence[Phase]) -> bool:
-    """Whether a phase has no peak of a counter of which another phase of its device has one."""
-    if counter in AT_BOUNDARIES:
-        return False
-    devices = {phase.device for phase in phases if counter in phase.peak}
-    return any(phase.device in devices and counter not in phase.peak for phase in phases)
+def _gaps(phases: Sequence[Phase]) -> frozenset[str]:
+    """The counters of which a phase has no peak and another phase of its device has one."""
+    read: dict[str, set[str]] = {}  # by device
+    for phase in phases:
+        read.setdefault(phase.device, set()).update(phase.peak)
+    missing = {counter for phase in phases for counter in read[phase.device] - phase.peak.keys()}
+    return frozenset(missing.difference(AT_BOUNDARIES))
 
 
 def outcome_of(
@@ -299,13 +300,13 @@ def outcome_of(
     failed, finished = _last(last, facts.Failed), _last(last, facts.Finished)
     is_of_program = baseline is not None and _is_of_program(baseline)
     phases = tuple(_counting(attempt, _phases(attempt, journal, exit)))
+    gaps: frozenset[str] = frozenset()
     if not is_of_program and not attempt.device.is_calculated:
         phases = _with_mark_at_death(phases, exit, ended_alone=finished is not None)
-        counting, counter = [phase for phase in phases if phase.counts], attempt.device.deciding_counter
-        has_gap = any(phase.is_partial for phase in counting) or _is_missing(counter, counting)
-    else:
-        has_gap = False
-    partial = has_gap or any(not phase.completed for phase in phases)
+        gaps = _gaps([phase for phase in phases if phase.counts])
+    partial = attempt.device.deciding_counter in gaps or any(
+        not phase.completed or (phase.is_partial and phase.counts) for phase in phases
+    )
     available = None if baseline is None else baseline.available_memory_bytes
     before = [device.used_bytes_before for device in exit.devices if device.used_bytes_before is not None]
     common: dict[str, Any] = {
@@ -314,6 +315,7 @@ def outcome_of(
         "record_bytes": record_bytes,
         "phases": phases,
         "peak_is_partial": partial if phases else None,
+        "gaps": gaps,
         "process_baseline": {} if baseline is None else baseline.counters or {},
         "available_memory_bytes": exit.available_memory_bytes_start if available is None else available,
         "available_memory_end_bytes": exit.available_memory_bytes_end,

@@ -574,3 +574,13 @@ def resets_the_mark(*, phase, how, **_):
             _fill(20)
     with phase("small"):
         pass
+
+
+def lowers_its_limit(*, phase, then, **_):
+    resource.setrlimit(resource.RLIMIT_DATA, (2**31, 2**31))
+    with phase("work"):
+        _fill(20)
+    if then == "raises":
+        raise KeyError("mine")
+    if then == "allocates":
+        bytearray(2**32)

@@ -286,6 +286,18 @@ def test_a_workload_that_resets_the_mark_itself_is_held_to_the_readings_before(l
     assert 200 * MIB <= risen < 230 * MIB
 
 
+@pytest.mark.parametrize(
+    ("then", "status", "error"),
+    [("returns", Status.OK, None), ("raises", Status.ERROR, "KeyError"), ("allocates", Status.OOM, "MemoryError")],
+)
+def test_a_workload_that_lowers_its_own_hard_limit_keeps_its_own_end(
+    lab: Lab, then: str, status: Status, error: str | None
+) -> None:
+    found = lab.measure("faulty:lowers_its_limit", {"then": then}).outcome
+    assert (found.status, found.error_type) == (status, error)
+    assert [phase.name for phase in found.phases if phase.completed and phase.name != "between"] == ["work"]
+
+
 def test_a_phase_in_a_phase_is_an_error(lab: Lab) -> None:
     measured = lab.measure("faulty:nests")
     assert_ended(measured, Status.ERROR, None, "outer", None)
