@@ -12,6 +12,8 @@ from runners.facts import ADDRESS_LIMIT, ALLOCATOR, CGROUP, DATA_LIMIT, GUARD, I
 from runners.meters import cpu
 from runners.point import Attempt
 
+getrlimit, setrlimit = resource.getrlimit, resource.setrlimit  # the workload may replace them
+
 
 class Budget:
     """On cpu, a limit of the data segment (RLIMIT_DATA) above what the process holds when it is imposed. On CUDA, the
@@ -51,16 +53,16 @@ class Budget:
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:
-        """Lift the limit while a failure is written down."""
-        if self._limits is None:
-            yield
-            return
-        soft, hard = self._limits
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+        """Lift the limits of memory, the workload's own too, as far as they can be while facts are written down."""
+        # As they are now: the workload may have lowered them for good.
+        limits = {each: getrlimit(each) for each in (resource.RLIMIT_DATA, resource.RLIMIT_AS)}
+        for each, (_, hard) in limits.items():
+            setrlimit(each, (hard, hard))
         try:
             yield
         finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+            for each, found in limits.items():
+                setrlimit(each, found)
 
     def decide(self, held: int | None, address_space: int = 0) -> list[facts.Budget]:
         """Decide the limit on cpu above the bytes of data held (0 for a program that starts), which is imposed.

@@ -359,6 +359,7 @@ class OutsideReading(NamedTuple):
 
     t: float  # seconds on the machine's monotonic clock, before the reading
     resident: int | None  # VmHWM, bytes
+    until: float | None = None  # after the reading: one across the end of a phase may be of the next
 
 
 class DeviceUse(NamedTuple):

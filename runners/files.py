@@ -86,7 +86,8 @@ def read(path: Path, largest: int | None = None) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if largest is not None and size > largest:
             raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {largest} are read", str(path))
-        return file.read() if largest is None else file.read(largest)
+        # Not read(largest): that takes as many addresses as it may read, which a limit may not allow.
+        return file.read() if largest is None else file.read(size)
 
 
 def replace(path: Path, new: Path) -> None:

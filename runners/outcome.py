@@ -20,8 +20,12 @@ from runners.refusals import Refusal, gave_up, large_segment_bytes, refusal_in
 F = TypeVar("F", bound=Fact)
 
 OUR_OWN_BYTES = 2**20  # the most that writing our own lines takes between two phases
+RESIDENT = "resident"
 AT_BOUNDARIES = ("used", "graph_pools")  # counters without a peak
 UNCERTAIN_BYTES = 2**20  # that a figure of the budget may be too high
+# How far the kernel's high-water mark may lag behind a reading: it counts pages for each processor, in batches, and
+# sets the mark from an approximate sum (include/linux/percpu_counter.h).
+MARK_LAGS_BYTES = 2**24
 START = "start"  # the failed phase of an attempt that did not reach its baseline: the interpreter and the imports
 
 UNAVAILABLE = "runners.phases.Unavailable"  # the qualified name: a user's class may have the same short one
@@ -70,6 +74,10 @@ class Phase:
     shapes: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     counts: bool = True  # false for a phase outside the workload: the point's peaks leave it out
+    # Of a phase that completed: whether the peak of the deciding counter may be higher than the one that was read.
+    is_partial: bool = False
+    # Marks that this phase or one before it reached, since no reading is between them. They count for the point only.
+    marks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots, for the cached property
@@ -93,6 +101,7 @@ class Outcome:
     skipped_because: str | None = None
     phases: tuple[Phase, ...] = ()
     peak_is_partial: bool | None = None
+    gaps: frozenset[str] = frozenset()  # counters that a phase of the measured process has no peak of, and others have
     process_baseline: Mapping[str, int] = field(default_factory=dict)
     available_memory_bytes: int | None = None
     available_memory_end_bytes: int | None = None
@@ -150,11 +159,14 @@ class Outcome:
     def peaks(self) -> Mapping[str, int]:
         """The point's peak of each counter in bytes: the highest of all phases that count.
 
-        With several devices it is the highest of any one of them. If a phase did not complete, zeros are left out:
-        they are readings of earlier phases, and nothing was read of the unfinished one.
+        With several devices it is the highest of any one of them. If it is partial, zeros are left out: they are
+        readings of earlier phases, and nothing was read of the unfinished one. Where it is not, a counter that a phase
+        has no reading of is left out: the peak may have been in that phase.
         """
         peaks = peaks_of(phase for phase in self.phases if phase.counts)
-        return {counter: peak for counter, peak in peaks.items() if peak} if self.peak_is_partial else peaks
+        if self.peak_is_partial:
+            return {counter: peak for counter, peak in peaks.items() if peak}
+        return {counter: peak for counter, peak in peaks.items() if counter not in self.gaps}
 
     @property
     def budget_used_bytes(self) -> int | None:
@@ -237,6 +249,8 @@ class Outcome:
         if peak is None:
             return None
         counting = [phase for phase in self.phases if phase.counts and counter in phase.peak]
+        if all(phase.peak[counter] < peak for phase in counting):
+            return None  # it is a mark that more than one phase may have reached
         named = [phase for phase in counting if phase.name != BETWEEN]
         top = max(named, key=lambda phase: phase.peak[counter], default=None)
         return BETWEEN if top is None or top.peak[counter] + OUR_OWN_BYTES < peak else top.name
@@ -254,8 +268,18 @@ def peaks_of(phases: Iterable[Phase]) -> dict[str, int]:
 def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
     for phase in phases:
         yield phase.peak
+        yield phase.marks
         for reading in (phase.baseline, phase.end):
             yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
+
+
+def _gaps(phases: Sequence[Phase]) -> frozenset[str]:
+    """The counters of which a phase has no peak and another phase of its device has one."""
+    read: dict[str, set[str]] = {}  # by device
+    for phase in phases:
+        read.setdefault(phase.device, set()).update(phase.peak)
+    missing = {counter for phase in phases for counter in read[phase.device] - phase.peak.keys()}
+    return frozenset(missing.difference(AT_BOUNDARIES))
 
 
 def outcome_of(
@@ -274,8 +298,15 @@ def outcome_of(
     baseline, environment = _last(last, Baseline), _last(last, facts.Environment)
     budget, model, unlimited = _last(last, facts.Budget), _last(last, facts.Model), _last(last, facts.Unlimited)
     failed, finished = _last(last, facts.Failed), _last(last, facts.Finished)
+    is_of_program = baseline is not None and _is_of_program(baseline)
     phases = tuple(_counting(attempt, _phases(attempt, journal, exit)))
-    partial = any(not phase.completed for phase in phases)
+    gaps: frozenset[str] = frozenset()
+    if not is_of_program and not attempt.device.is_calculated:
+        phases = _with_mark_at_death(phases, exit, ended_alone=finished is not None)
+        gaps = _gaps([phase for phase in phases if phase.counts])
+    partial = attempt.device.deciding_counter in gaps or any(
+        not phase.completed or (phase.is_partial and phase.counts) for phase in phases
+    )
     available = None if baseline is None else baseline.available_memory_bytes
     before = [device.used_bytes_before for device in exit.devices if device.used_bytes_before is not None]
     common: dict[str, Any] = {
@@ -284,6 +315,7 @@ def outcome_of(
         "record_bytes": record_bytes,
         "phases": phases,
         "peak_is_partial": partial if phases else None,
+        "gaps": gaps,
         "process_baseline": {} if baseline is None else baseline.counters or {},
         "available_memory_bytes": exit.available_memory_bytes_start if available is None else available,
         "available_memory_end_bytes": exit.available_memory_bytes_end,
@@ -306,7 +338,7 @@ def outcome_of(
         "signal": exit.signal,
         "exit_code": exit.code,
     }
-    if baseline is None or not _is_of_program(baseline):  # the counters are those of a program's processes
+    if not is_of_program:  # the counters are those of a program's processes
         common["other_processes"] = exit.other_processes
         common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
     if damage is not None:
@@ -471,14 +503,27 @@ def _phases(attempt: Attempt, journal: Sequence[Fact], exit: Exit) -> Iterator[P
     current: Began | Ended | Baseline | None = None  # after Baseline and Ended the phase `between` is under way
     seen: list[Heartbeat] = []  # of the current phase
     reported = False  # whether the process itself reported how it ended
-    of_program = False
+    of_program = observed = False  # observed: the process has read its own resident memory
+    is_lost = False  # whether it could not, at the last boundary
+    first = attempt.device.parts[0]  # the process's own memory is in its counters
+    # Where the kernel does not reset the mark, it is that of the process.
+    has_marks = any(
+        RESIDENT in fact.counters[first].peak for fact in journal if isinstance(fact, Ended) and first in fact.counters
+    )
     for fact in journal:
         if isinstance(fact, Ended):
             for device, counters in fact.counters.items():
-                yield _ended_phase(fact, device, counters)
+                phase = _ended_phase(fact, device, counters)
+                is_own = observed and device == first
+                outside = _outside_of(current, fact, exit) if is_own and has_marks else []
+                phase = _with_readings(phase, attempt.device, outside, seen, is_own)
+                yield _unplaced(phase) if is_lost and device == first else phase
+            is_lost = observed and first in fact.counters and RESIDENT not in fact.counters[first].end
         if isinstance(fact, (Baseline, Began, Ended)):
             current, seen = fact, []
-            of_program = of_program or (isinstance(fact, Baseline) and _is_of_program(fact))
+            if isinstance(fact, Baseline):
+                of_program = of_program or _is_of_program(fact)
+                observed = not (of_program or attempt.device.is_calculated) and RESIDENT in (fact.counters or {})
         elif isinstance(fact, Heartbeat) and current is not None and _is_of(fact, current):
             seen.append(fact)
         elif isinstance(fact, (facts.Failed, facts.Finished)):
@@ -490,7 +535,8 @@ def _phases(attempt: Attempt, journal: Sequence[Fact], exit: Exit) -> Iterator[P
         return
     # Readings from outside are of a process in which nothing is measured where a program is, or a device is calculated.
     elsewhere = of_program or attempt.device.is_calculated
-    yield from _unfinished(attempt, current, seen, Exit() if elsewhere else exit)
+    for phase in _unfinished(attempt, current, seen, Exit() if elsewhere else exit):
+        yield _unplaced(phase) if is_lost and phase.device == first else phase
 
 
 def _counting(attempt: Attempt, phases: Iterable[Phase]) -> Iterator[Phase]:
@@ -525,6 +571,63 @@ def _unfinished(
         )
 
 
+def _with_readings(
+    phase: Phase, device: Device, outside: Sequence[int], seen: Sequence[Heartbeat], is_own: bool
+) -> Phase:
+    """A phase that ended, with the readings inside it: its peak is at least each of them.
+
+    A workload can reset the counters itself, and then the counter at the end is below an earlier reading. `is_own`: the
+    process's own memory is among the counters.
+    """
+    read = highest(
+        [*(heartbeat.peak.get(phase.device, {}) for heartbeat in seen), *({RESIDENT: each} for each in outside)]
+    )
+    is_lost = is_own and RESIDENT not in phase.end
+    peak = dict(phase.peak)
+    for counter, bytes_read in read.items():
+        if counter in peak or (is_lost and counter == RESIDENT):
+            peak[counter] = max(bytes_read, peak.get(counter, 0))
+    counter = device.deciding_counter
+    lag = MARK_LAGS_BYTES if counter == RESIDENT else 0
+    is_above = counter in phase.peak and peak[counter] > phase.peak[counter] + lag
+    is_partial = is_above or (is_lost and counter == RESIDENT)
+    return replace(phase, peak=peak, is_partial=is_partial)
+
+
+def _unplaced(phase: Phase) -> Phase:
+    """A phase without a resident peak of its own: nothing was read as it began, so its mark may be an earlier one."""
+    if RESIDENT not in phase.peak:
+        return phase
+    peak = {counter: value for counter, value in phase.peak.items() if counter != RESIDENT}
+    return replace(phase, peak=peak, marks={RESIDENT: phase.peak[RESIDENT]})
+
+
+def _with_mark_at_death(phases: tuple[Phase, ...], exit: Exit, ended_alone: bool) -> tuple[Phase, ...]:
+    """The phases with the process's mark at its death, if nothing was read at the end of the last one.
+
+    See `_resident_from_outside` for when that mark is the process's own.
+    """
+    if not phases or not phases[-1].is_partial or not all(phase.counts for phase in phases):
+        return phases
+    at_death = _at_death(exit)
+    if at_death is None or not (ended_alone or exit.signal is not None):
+        return phases
+    *others, last = phases
+    return (*others, replace(last, marks=highest([last.marks, {RESIDENT: at_death}])))
+
+
+def _outside_of(current: Began | Ended | Baseline | None, ended: Ended, exit: Exit) -> list[int]:
+    """The readings of the supervisor that were taken within a phase that ended, in bytes."""
+    if current is None or current.t is None or ended.t is None:
+        return []
+    return [
+        reading.resident
+        for reading in exit.outside
+        if reading.resident is not None and reading.until is not None
+        if current.t <= reading.t and reading.until <= ended.t
+    ]
+
+
 def _is_of(heartbeat: Heartbeat, current: Began | Ended | Baseline) -> bool:
     """Whether a heartbeat belongs to the phase under way: it can be written just after its own phase ended."""
     under_way = (current.phase, current.run_index) if isinstance(current, Began) else (BETWEEN, None)
@@ -549,10 +652,16 @@ def _resident_from_outside(began: Began, exit: Exit) -> int | None:
     """
     since = began.t or 0.0
     readings = [reading.resident for reading in exit.outside if reading.resident is not None and reading.t >= since]
-    at_death, started_at = exit.maxrss_bytes, exit.supervisor_resident_bytes or 0
-    if at_death is not None and exit.signal is not None and at_death > started_at:
+    at_death = _at_death(exit)
+    if at_death is not None and exit.signal is not None:
         readings.append(at_death)
     return max(readings, default=None)
+
+
+def _at_death(exit: Exit) -> int | None:
+    """The process's own high-water mark at its death, in bytes; None where it may be the supervisor's."""
+    at_death, started_at = exit.maxrss_bytes, exit.supervisor_resident_bytes or 0
+    return at_death if at_death is not None and at_death > started_at else None
 
 
 def _ended_phase(ended: Ended, device: str, counters: facts.Counters) -> Phase:

@@ -72,7 +72,12 @@ def main(arguments: list[str]) -> None:
     """Serve one lane until stdin closes. The argument is the number of lanes that run at once (default 1)."""
     if sys.platform == "linux":
         watcher.fork_supervisor()
-    Supervisor(lanes=int(arguments[0]) if arguments else 1).serve()
+    try:
+        Supervisor(lanes=int(arguments[0]) if arguments else 1).serve()
+    except Exception as error:  # its attempt is then lost; a traceback would be among the lines of the sweep
+        with contextlib.suppress(OSError):
+            os.write(2, f"sweeper: a supervisor ended: {type(error).__name__}: {error}\n".encode())
+        os._exit(1)
 
 
 @dataclass
@@ -413,7 +418,8 @@ class Supervisor:
         now = time.monotonic()  # before the reading, so that one across the start of a phase does not count for it
         peak = cpu.read_status(running.pid).peak.get("resident")
         if peak is not None:
-            running.outside = [*running.outside[1 - READINGS_KEPT :], OutsideReading(now, peak)]
+            reading = OutsideReading(now, peak, time.monotonic())
+            running.outside = [*running.outside[1 - READINGS_KEPT :], reading]
         others = processes.family_of(running.pid)
         if others:
             resident = sum(cpu.read_status(pid).now.get("resident", 0) for pid in others)
@@ -490,6 +496,9 @@ class Supervisor:
             why = f"{error.filename or running.folder.path} cannot be written: {error.strerror}"
             how = "failed" if error.errno in DISK_FAILURES else "unkept"
             answer = {how: str(running.folder.path), "error": why}
+        except MemoryError:
+            why = f"{running.folder.path} cannot be written: the supervisor has no memory left"
+            answer = {"failed": str(running.folder.path), "error": why}
         running.close_files()
         running.release_locks()
         self._running = None
@@ -643,7 +652,7 @@ def _restore_folder(path: Path) -> None:
 def _holds(request: Path, attempt: Attempt) -> bool:
     try:
         return files.read(request, LARGEST_OF_AN_ATTEMPT) == stored_json.sealed(attempt.to_json())
-    except OSError:
+    except (OSError, MemoryError):
         return False
 
 

@@ -5,7 +5,7 @@ Every peak is in it, so the peaks of the attempt are those that all lines would 
 
 from __future__ import annotations
 
-from runners.facts import Counters, Ended, highest
+from runners.facts import Bytes, Counters, Ended, highest
 from runners.journal import BETWEEN
 
 UNLISTED = "unlisted"  # the name of the phases together
@@ -59,13 +59,19 @@ def _of_both(first: Counters | None, then: Counters | None) -> Counters:
     return Counters(
         baseline=first.baseline,
         end={**then.end, **ends},
-        peak=highest([first.peak, then.peak]),
+        peak=_peaks_of_both(first.peak, then.peak),
         alloc_retries=_sum(first.alloc_retries, then.alloc_retries),
         num_ooms=_sum(first.num_ooms, then.num_ooms),
         refused=then.refused or first.refused,
         refusals=_known(first.refusals, then.refusals),
         refused_bytes=max((each for each in (first.refused_bytes, then.refused_bytes) if each), default=None),
     )
+
+
+def _peaks_of_both(first: Bytes, then: Bytes) -> Bytes:
+    """The highest of each counter. One that was not read of both is left out: its peak may be in the other."""
+    peaks = highest([first, then])
+    return {name: peak for name, peak in peaks.items() if (name in first and name in then) or name in AT_BOUNDARIES}
 
 
 def _sum(first: int | None, then: int | None) -> int | None:

@@ -380,7 +380,9 @@ PEAKS = (
         lambda settled: settled.outcome.process_baseline.get("resident"),
     ),
     _outcome("peak_phase", TEXT, "first phase that reached the peak (of allocated; on cpu of resident)"),
-    _outcome("peak_is_partial", BOOL, "whether a phase did not complete: the true peak may be higher"),
+    _outcome(
+        "peak_is_partial", BOOL, "whether the true peak may be higher: a phase did not complete, or was not read whole"
+    ),
     Column(
         "beyond_training",
         TEXT,

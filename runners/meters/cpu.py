@@ -24,7 +24,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from runners import cgroups, facts
+from runners import cgroups, facts, processes
+from runners.journal import HIGH
 from runners.phases import Reading
 from runners.refusals import RefusalCount
 from runners.threads import Threads
@@ -37,9 +38,10 @@ SAMPLED = ("mapped", "data_and_shared")
 NO_ACCESS = 0  # PROT_NONE, mmap(2)
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 NEVER_OVERCOMMIT = "2"
+LARGEST_STATUS_BYTES = 2**16
 
 # The workload may replace them.
-open_, open_descriptor, write, close = open, os.open, os.write, os.close
+open_, open_descriptor, fstat, pread, write, close = open, os.open, os.fstat, os.pread, os.write, os.close
 
 
 class CpuMeter:
@@ -52,7 +54,10 @@ class CpuMeter:
     def __init__(self, device: str = "cpu", tensors: TensorBytes | None = None, threads: Threads | None = None) -> None:
         self.device = device
         self._tensors, self._threads = tensors, threads
-        self.resets = _reset()  # False where the kernel refuses: peaks are then the process's, not the phase's
+        self._status = _KeptOpen(STATUS, os.O_RDONLY)
+        self._clear_refs = _KeptOpen(CLEAR_REFS, os.O_WRONLY)
+        self.resets = self._reset()  # False where the kernel refuses: peaks are then the process's, not the phase's
+        self._was_reset = self.resets  # at the last boundary
         self._held: int | None = None  # resident at the last boundary
         self._most = dict.fromkeys(SAMPLED, 0)  # since the last boundary
 
@@ -64,8 +69,8 @@ class CpuMeter:
             now, most = reading.now[counter], self._most[counter]
             reading.now[counter], self._most[counter] = max(now, most), now
         self._held = reading.now.get("resident")
-        if self.resets:
-            _reset()
+        if self._held is not None:  # else the mark is still to be read: the next reading has it
+            self._was_reset = self.resets and self._reset()
         reading.refusals, reading.refused_bytes = self._take_refusals()
         if self._tensors is not None:
             reading.refused = self._tensors.take_refused()
@@ -87,8 +92,8 @@ class CpuMeter:
         return {self.device: reading}
 
     def _read(self) -> Reading:
-        reading = read_status()
-        if not self.resets:  # it is not the peak of a phase
+        reading = read_status("self", self._status)
+        if not self._was_reset:  # it is not the peak of a phase
             reading.peak.pop("resident", None)
         elif self._held is not None and "resident" in reading.peak:
             # Linux 6.2 and later count pages for each processor, in batches of 32 (include/linux/percpu_counter.h).
@@ -99,6 +104,53 @@ class CpuMeter:
         if self._tensors is not None and self._tensors.valid:
             reading.now["tensor"], reading.peak["tensor"] = self._tensors.live, self._tensors.peak
         return reading
+
+    def _reset(self) -> bool:
+        if sys.platform != "linux":
+            return False
+        try:
+            write(self._clear_refs.descriptor(), RESET_HIGH_WATER_MARK)
+        except OSError:
+            return False
+        return True
+
+
+class _KeptOpen:
+    """A file of /proc/self that stays open: a workload may use up all descriptors, change its root or hide /proc.
+
+    A fork of this process would read or reset this process with it.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._path, self._flags = path, flags | os.O_CLOEXEC
+        self._descriptor, self._identity = -1, (0, 0)
+        with contextlib.suppress(OSError):
+            self._open()
+
+    def descriptor(self) -> int:
+        """The descriptor, opened again if the workload closed it. Raises OSError."""
+        try:
+            if _identity(self._descriptor) == self._identity:
+                return self._descriptor
+        except OSError:
+            pass
+        self._open()
+        return self._descriptor
+
+    def _open(self) -> None:
+        low = open_descriptor(self._path, self._flags)
+        try:
+            self._descriptor = processes.duplicate(low, HIGH)
+        except OSError:  # it was the last one
+            self._descriptor = low
+        else:
+            close(low)
+        self._identity = _identity(self._descriptor)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    found = fstat(descriptor)
+    return found.st_dev, found.st_ino
 
 
 class TensorBytes:
@@ -140,9 +192,12 @@ class TensorBytes:
         self.peak = self.live
 
 
-def read_status(pid: int | str = "self") -> Reading:
-    """The memory lines of /proc/PID/status in bytes, or an empty reading where there is none (macOS, a zombie)."""
-    lines = status_lines(pid)
+def read_status(pid: int | str = "self", kept: _KeptOpen | None = None) -> Reading:
+    """The memory lines of /proc/PID/status in bytes, or an empty reading where there is none (macOS, a zombie).
+
+    `kept` is the file, if it is open already.
+    """
+    lines = status_lines(pid, kept)
     now, peak = {}, {}
     if "VmRSS" in lines:
         now["resident"] = lines["VmRSS"]
@@ -171,11 +226,14 @@ def reserve_to_the_mark() -> mmap.mmap | None:
     return mmap.mmap(-1, gap, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=NO_ACCESS)
 
 
-def status_lines(pid: int | str = "self") -> dict[str, int]:
+def status_lines(pid: int | str = "self", kept: _KeptOpen | None = None) -> dict[str, int]:
     """The lines of /proc/PID/status that are in kB, in bytes; none if the process is gone."""
     try:
-        with open_(STATUS if pid == "self" else f"/proc/{pid}/status", "rb", buffering=0) as file:
-            text = file.read()
+        if kept is not None:
+            text = pread(kept.descriptor(), LARGEST_STATUS_BYTES, 0)
+        else:
+            with open_(STATUS if pid == "self" else f"/proc/{pid}/status", "rb", buffering=0) as file:
+                text = file.read()
     except OSError:
         return {}
     lines = {}
@@ -238,22 +296,6 @@ def _meminfo(field: str) -> int | None:
 def guard_reserve_bytes(available: int) -> int:
     """The bytes that a cpu attempt without a budget leaves free: a refusal then ends it, not the OOM killer."""
     return max(512 * 2**20, available // 50)
-
-
-def _reset() -> bool:
-    if sys.platform != "linux":
-        return False
-    try:
-        descriptor = open_descriptor(CLEAR_REFS, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        write(descriptor, RESET_HIGH_WATER_MARK)
-    except OSError:
-        return False
-    finally:
-        close(descriptor)
-    return True
 
 
 def name() -> str | None:

@@ -178,7 +178,7 @@ def why_not(row: Row, column: str = "") -> str | None:
         phase = f" in {row['failed_phase']}" if row["failed_phase"] else ""
         return f"{row['status']}{phase}" + (": its peak is partial" if row["peak_is_partial"] else "")
     if row["peak_is_partial"]:
-        return "a phase did not complete: its peak is partial"
+        return "a phase did not complete or was not read whole: its peak is partial"
     if row["handled_refusals"]:
         return "the workload was refused memory and continued"
     if row["flaky"]:

@@ -24,7 +24,7 @@ OF_TENSORS = ("tensor", "requested")  # bytes of tensors before any rounding
 COMPARED = ("tensor", "requested", "allocated", "reserved")
 ESTIMATED = "estimate"
 UNLIMITED = "with unlimited memory"
-PARTIAL = "partial: the attempt did not finish"
+PARTIAL = "partial: the attempt did not finish, or was not read whole"
 NEEDS = (
     *(
         "point_id",

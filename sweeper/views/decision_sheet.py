@@ -263,7 +263,9 @@ def _load_lines(load: Mapping[str, Any]) -> list[str]:
     counters = [[name, format_bytes(count), f"({count:,} bytes)"] for name, count in load["counters"].items()]
     details += table(counters, "<><")
     if load["peak_phase"]:
-        partial = " (a partial peak: a phase did not complete)" if load["peak_is_partial"] else ""
+        partial = (
+            " (a partial peak: a phase did not complete, or was not read whole)" if load["peak_is_partial"] else ""
+        )
         details.append(f"peak in {load['peak_phase']}{partial}")
     return [f"{load['is']}: {what} {assignments(load['at'])}: {load['status']}", *indent(details, 4)]
 

@@ -1,7 +1,9 @@
 """Workloads that end badly, each in its own way. Those that touch memory first touch `mib` MiB."""
 
 import os
+import resource
 import sys
+import time
 
 MIB = 2**20
 
@@ -532,3 +534,53 @@ def waits_for_a_vfork():
     stack = ctypes.create_string_buffer(2**16)
     entry = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(("pause", libc))
     libc.clone(entry, ctypes.c_void_p(ctypes.addressof(stack) + 2**16 - 64), CLONE_VM | CLONE_VFORK | SIGCHLD, None)
+
+
+def _fill(mib):
+    return bytearray(b"x") * (mib * MIB)
+
+
+def takes_away(*, phase, how, **_):
+    """Take away what is needed to open a file, in the last phase."""
+    with phase("small"):
+        _fill(50)
+    with phase("large"):
+        _fill(300)
+        if how == "descriptors":
+            try:
+                while True:
+                    os.open(os.devnull, os.O_RDONLY)
+            except OSError:
+                pass
+        elif how == "root":
+            os.chroot(os.path.dirname(__file__))
+        else:
+            if how == "counters":
+                for name in os.listdir("/proc/self/fd"):
+                    place = f"/proc/self/fd/{name}"
+                    if os.path.exists(place) and os.readlink(place).endswith(("/status", "/clear_refs")):
+                        os.close(int(name))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
+def resets_the_mark(*, phase, how, **_):
+    with phase("large"):
+        kept = _fill(200)
+        time.sleep(0.5)  # several heartbeats
+        del kept
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
+        if how == "inside":
+            _fill(20)
+    with phase("small"):
+        pass
+
+
+def lowers_its_limit(*, phase, then, **_):
+    resource.setrlimit(resource.RLIMIT_DATA, (2**31, 2**31))
+    with phase("work"):
+        _fill(20)
+    if then == "raises":
+        raise KeyError("mine")
+    if then == "allocates":
+        bytearray(2**32)

@@ -260,6 +260,44 @@ def test_a_thread_that_cannot_start_under_a_budget_is_a_crash_with_its_last_line
     assert "Thread creation failed" in (measured.outcome.error_message or "")
 
 
+@pytest.mark.parametrize("how", ["descriptors", "limit", "root"])
+def test_the_peak_is_read_although_the_workload_leaves_no_way_to_open_a_file(lab: Lab, how: str) -> None:
+    if how == "root" and os.geteuid() != 0:
+        pytest.skip("changing the root folder needs root")
+    found = lab.measure("faulty:takes_away", {"how": how}).outcome
+    assert (found.status, found.fits, found.peak_phase) == (Status.OK, True, "large")
+    assert found.peak_is_partial is False
+    risen = (found.peak("resident") or 0) - found.process_baseline["resident"]
+    assert 299 * MIB <= risen < 330 * MIB
+
+
+def test_a_peak_whose_counters_cannot_be_read_is_a_lower_bound(lab: Lab) -> None:
+    found = lab.measure("faulty:takes_away", {"how": "counters"}).outcome
+    assert (found.status, found.fits, found.peak_is_partial) == (Status.OK, True, True)
+    assert found.peak_phase in ("large", None), "the phase is known if it was read from outside"
+    assert (found.peak("resident") or 0) >= found.process_baseline["resident"] + 299 * MIB
+
+
+@pytest.mark.parametrize("how", ["inside", "at the end"])
+def test_a_workload_that_resets_the_mark_itself_is_held_to_the_readings_before(lab: Lab, how: str) -> None:
+    found = lab.measure("faulty:resets_the_mark", {"how": how}).outcome
+    assert (found.status, found.peak_is_partial, found.peak_phase) == (Status.OK, True, "large")
+    risen = (found.peak("resident") or 0) - found.process_baseline["resident"]
+    assert 199 * MIB <= risen < 230 * MIB
+
+
+@pytest.mark.parametrize(
+    ("then", "status", "error"),
+    [("returns", Status.OK, None), ("raises", Status.ERROR, "KeyError"), ("allocates", Status.OOM, "MemoryError")],
+)
+def test_a_workload_that_lowers_its_own_hard_limit_keeps_its_own_end(
+    lab: Lab, then: str, status: Status, error: str | None
+) -> None:
+    found = lab.measure("faulty:lowers_its_limit", {"then": then}).outcome
+    assert (found.status, found.error_type) == (status, error)
+    assert [phase.name for phase in found.phases if phase.completed and phase.name != "between"] == ["work"]
+
+
 def test_a_phase_in_a_phase_is_an_error(lab: Lab) -> None:
     measured = lab.measure("faulty:nests")
     assert_ended(measured, Status.ERROR, None, "outer", None)

@@ -136,6 +136,18 @@ def test_memory_above_the_budget_is_refused_until_the_budget_is_lifted() -> None
     assert printed == ["256", "True False", "True", "False"]
 
 
+def test_a_limit_that_the_workload_lowers_is_lifted_as_far_as_it_can_be_and_kept() -> None:
+    printed = run(
+        "budget.impose()\n"
+        "for each in (resource.RLIMIT_DATA, resource.RLIMIT_AS):\n"
+        "    for lowered in ((32 * MIB, 8192 * MIB), (8192 * MIB, 8192 * MIB)):\n"
+        "        resource.setrlimit(each, lowered)\n"
+        "        with budget.lifted(): print(resource.getrlimit(each)[0] // MIB)\n"
+        "        print(resource.getrlimit(each) == lowered)\n"
+    )
+    assert printed == ["8192", "True"] * 4
+
+
 def test_a_hard_limit_below_the_budget_is_the_budget_that_is_reported() -> None:
     printed = run(
         "held = cpu.status_lines()['VmData']\n"

@@ -116,13 +116,13 @@ def test_an_exit_has_every_key_of_a_measured_process_and_those_that_apply() -> N
     exit = Exit(
         pid=7,
         signal=9,
-        outside=(OutsideReading(1.5, 5),),
+        outside=(OutsideReading(1.5, 5, 1.6),),
         contaminated=False,
         devices=(DeviceUse("GPU-1", 0, None),),
         oom_kill_proof="the count rose",
     )
     content = facts.exit_to_json(exit)
-    assert content["outside"] == [{"t": 1.5, "resident": 5}]
+    assert content["outside"] == [{"t": 1.5, "resident": 5, "until": 1.6}]
     assert content["devices"] == [{"uuid": "GPU-1", "used_bytes_before": 0, "used_bytes_end": None}]
     assert (content["pid"], content["code"], content["contaminated"]) == (7, None, False)
     assert not {"lost", "unavailable", "interrupted", "reason"} & content.keys()

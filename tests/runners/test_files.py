@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import pytest
 from runners import files
 from tests import other_user
 
+ROOT = Path(__file__).parents[2]
 SECRET = "root:x:0:0"
 INSIDE = "outputs/run/points/ab/ab0123456789abcd.cpu.1"
 
@@ -84,6 +87,19 @@ def test_a_device_is_refused(folder: Path, opened: Callable[[Path], object]) -> 
     os.mknod(folder / "zero", 0o666 | 0o020000, os.makedev(1, 5))
     with pytest.raises(OSError, match="it is a device"):
         opened(folder / "zero")
+
+
+def test_a_small_file_takes_no_more_addresses_than_its_size(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"small")
+    code = (
+        "import resource, sys; from pathlib import Path; from runners import files\n"
+        "status = Path('/proc/self/status').read_text().splitlines()\n"
+        "held = next(int(line.split()[1]) * 1024 for line in status if line.startswith('VmData'))\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (held + 2**24, held + 2**24))\n"
+        "print(files.read(Path(sys.argv[1]), 2**26))\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "file")]
+    assert subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout == "b'small'\n"
 
 
 def test_a_link_to_nothing_creates_nothing(folder: Path, tmp_path: Path) -> None:

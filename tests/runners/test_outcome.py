@@ -479,6 +479,93 @@ def test_a_heartbeat_that_was_written_too_late_does_not_count_for_the_next_phase
     assert found.phases[-1].peak == {"resident": 7}
 
 
+UNREAD: dict[str, Any] = {"baseline": {}, "end": {}, "peak": {}}
+
+
+def test_a_phase_without_counters_at_its_end_leaves_a_lower_bound_and_no_peak_of_the_others() -> None:
+    found = outcome(BASELINE, ended("one", 2.0, cpu=read(1, 900)), ended("two", 3.0, cpu=UNREAD), FINISHED)
+    assert (found.status, found.fits, found.peak_is_partial) == (Status.OK, True, True)
+    assert found.peak("resident") == 900
+    assert found.phases[-1].peak == {}
+
+
+def test_readings_inside_a_phase_without_counters_at_its_end_are_its_lower_bound() -> None:
+    outside = [
+        {"t": 2.1, "resident": 1700, "until": 2.2},
+        {"t": 2.9, "resident": 5000, "until": 3.1},  # across the end: it may be of the next phase
+        {"t": 2.3, "resident": 6000},  # of an earlier version
+    ]
+    found = outcome(
+        BASELINE,
+        ended("one", 2.0, cpu=read(1, 900)),
+        began("two", 2.0, cpu={"resident": 1}),
+        heartbeat("two", 2.5, cpu={"resident": 1500}),
+        ended("two", 3.0, cpu=UNREAD) | {"run_index": None},
+        FINISHED,
+        exit=EXITED | {"outside": outside},
+    )
+    assert found.phases[-1].peak == {"resident": 1700}
+    assert (found.peak("resident"), found.peak_phase, found.peak_is_partial) == (1700, "two", True)
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "peak", "phase"),
+    [(15 * MIB, 600 * MIB, None), (600 * MIB, 300 * MIB, "one"), (None, 600 * MIB, None)],
+)
+def test_the_mark_at_death_bounds_an_attempt_whose_last_counters_were_not_read(
+    supervisor: int | None, peak: int, phase: str | None
+) -> None:
+    ends = EXITED | {"maxrss_bytes": 600 * MIB, "supervisor_resident_bytes": supervisor}
+    one = ended("one", 2.0, cpu=read(1, 300 * MIB))
+    found = outcome(
+        BASELINE, one, ended("two", 3.0, cpu=UNREAD), ended("between", 3.0, cpu=UNREAD), FINISHED, exit=ends
+    )
+    assert (found.peak("resident"), found.peak_phase, found.peak_is_partial) == (peak, phase, True)
+    assert outcome(BASELINE, one, FINISHED, exit=ends).peak("resident") == 300 * MIB, "every counter was read"
+
+
+def test_a_mark_after_a_boundary_that_was_not_read_counts_for_the_point_and_for_no_phase() -> None:
+    two, three = ended("two", 3.0, cpu=UNREAD), ended("three", 4.0, cpu=read(1, 800))
+    found = outcome(BASELINE, ended("one", 2.0, cpu=read(1, 300)), two, three, FINISHED)
+    assert [phase.peak for phase in found.phases] == [{"resident": 300}, {}, {}]
+    assert (found.peak("resident"), found.peak_phase, found.peak_is_partial) == (800, None, True)
+
+
+def test_a_reading_above_the_counter_wins_and_the_peak_is_a_lower_bound() -> None:
+    for by, partial in ((80 * MIB, True), (2 * MIB, False)):  # the kernel's mark may lag by a little
+        reading = 300 * MIB + by
+        for outside in ([], [{"t": 2.1, "resident": reading, "until": 2.2}]):
+            beats = [] if outside else [heartbeat("one", 2.5, cpu={"resident": reading})]
+            found = outcome(
+                BASELINE,
+                began("one", 2.0, cpu={"resident": 1}),
+                *beats,
+                ended("one", 3.0, cpu=read(1, 300 * MIB)),
+                FINISHED,
+                exit=EXITED | {"outside": outside},
+            )
+            assert (found.peak("resident"), found.peak_phase) == (reading, "one")
+            assert found.peak_is_partial is partial
+
+
+def test_a_reset_of_torchs_own_peak_on_cuda_leaves_the_higher_heartbeat() -> None:
+    found = outcome(
+        began("one", 2.0, **{"cuda:0": {}}),
+        heartbeat("one", 2.5, **{"cuda:0": {"allocated": 900}}),
+        ended("one", 3.0, **{"cuda:0": read(1, 300, "allocated")}),
+        FINISHED,
+        device="cuda:0",
+    )
+    assert (found.peak("allocated"), found.peak_is_partial) == (900, True)
+
+
+def test_a_counter_that_one_phase_does_not_have_has_no_peak_of_the_attempt() -> None:
+    one, two = read(1, 900), read(1, 950)
+    one["peak"] |= {"tensor": 70}
+    found = outcome(BASELINE, ended("one", 2.0, cpu=one), ended("compiled", 3.0, cpu=two), FINISHED)
+    assert (found.peak("resident"), found.peak("tensor"), found.peak_is_partial) == (950, None, False)
+
+
 def test_heartbeats_before_the_first_phase_belong_to_between() -> None:
     found = outcome(BASELINE, heartbeat("between", 1.2, cpu={"resident": GIB}), exit={"code": 1})
     (phase,) = found.phases

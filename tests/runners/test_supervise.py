@@ -143,3 +143,11 @@ def test_messages_of_imported_libraries_do_not_reach_the_terminal(capfd: pytest.
         os.write(2, b"Failed to load a kernel")
     os.write(2, b"a traceback of the supervisor")
     assert capfd.readouterr().err == "a traceback of the supervisor"
+
+
+@pytest.mark.parametrize("command", [b"5\n", b'{"run": "a"}\n'])
+def test_an_error_of_a_supervisor_is_one_line(command: bytes) -> None:
+    ended = subprocess.run(launch_command.command(sys.executable, "supervise"), input=command, capture_output=True)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.decode().splitlines()
+    assert line.startswith("sweeper: a supervisor ended: ")

@@ -45,7 +45,7 @@ def test_a_kernel_that_refuses_the_reset_gets_no_peak_per_phase(monkeypatch: pyt
 def test_a_peak_is_never_below_what_was_held_at_the_boundary_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel sets the mark from counts of pages that lag for each processor, and VmRSS may be their exact sum."""
     lines = {"VmRSS": 400, "RssAnon": 300, "RssFile": 100, "VmData": 500, "VmSize": 900, "VmPeak": 900, "VmHWM": 400}
-    monkeypatch.setattr(cpu, "status_lines", lambda pid="self": {name: 1024 * kib for name, kib in lines.items()})
+    monkeypatch.setattr(cpu, "status_lines", lambda *_: {name: 1024 * kib for name, kib in lines.items()})
     meter = cpu.CpuMeter()
     if not meter.resets:
         pytest.skip("this kernel does not reset the high-water mark")
@@ -120,6 +120,26 @@ def test_a_kernel_that_never_overcommits_leaves_no_more_than_it_can_promise(
     assert cpu.machine_available_bytes() == 8000
     mode.write_text("2\n")
     assert cpu.machine_available_bytes() == 1000
+
+
+def test_the_counters_are_read_and_reset_without_a_free_descriptor_and_after_theirs_were_closed(tmp_path: Path) -> None:
+    script = (
+        "import os, resource, sys\n"
+        "from runners.meters import cpu\n"
+        "meter = cpu.CpuMeter()\n"
+        "meter.boundary()\n"
+        "if sys.argv[1] == 'closed': os.closerange(3, 4096)\n"
+        "else: resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))\n"
+        "bytearray(b'x' * (200 << 20))\n"
+        "first, second = (meter.boundary()['cpu'] for _ in range(2))\n"
+        "high, low = first.peak['resident'], second.peak['resident']\n"
+        "print((high - first.now['resident']) >> 20, low < high)\n"
+    )
+    for how in ("closed", "used up"):
+        command = [sys.executable, "-c", script, how]
+        rise, was_reset = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+        assert int(rise) >= 190
+        assert was_reset == "True"
 
 
 def test_a_process_that_is_gone_has_no_reading() -> None:
