@@ -14,9 +14,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import NoReturn
 
 from runners import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 # Seconds for the supervisor to end its attempt and write exit.json after the orchestrator's death.
 GRACE_SECONDS = 3.0
