@@ -465,9 +465,8 @@ class Supervisor:
         if code == -signal.SIGKILL and running.killed_at is None:
             exit = exit._replace(oom_kill_proof=self._proof_of_oom_kill(running))
         assert running.watch is not None
-        if (
-            running.cancelled is not None or running.lost is not None
-        ):  # ends now: the facts include no wait that did not take place
+        if running.cancelled is not None or running.lost is not None:
+            # Ends now: the facts include no wait that did not take place.
             self._write_end(running, exit._replace(**running.watch.facts()))
             return
         running.ended = exit
