@@ -21,6 +21,7 @@ from typing import Any
 from runners import facts, launch_command, libraries
 from runners.meters import cpu, nvml
 from runners.point import Attempt, Point, canonical
+from runners.reply import reply
 
 # The only environment variables that are recorded: each changes memory use or decides what runs.
 VARIABLES = (
@@ -55,15 +56,19 @@ LIBRARIES = ("torch", "numpy", "transformers", "peft", "accelerate", "bitsandbyt
 
 
 def main(arguments: list[str]) -> None:
-    """Print one JSON line, {"identity": {...}, "code": {names: hash}, "missing": [library], "install": command}.
+    """Answer with one JSON line, {"identity": {...}, "code": {names: hash}, "missing": [library], "install": command}.
 
     The first argument names the workloads, the second optional libraries.
     """
+    reply(lambda: _answer(json.loads(arguments[0]), json.loads(arguments[1])))
+
+
+def _answer(workloads: Sequence[Sequence[str]], needed: Sequence[str]) -> dict[str, Any]:
     launch_command.search_current_folder()
-    code = {canonical(names): code_of(names) for names in json.loads(arguments[0])}
-    missing = [name for name in json.loads(arguments[1]) if not libraries.is_installed(name)]
+    code = {canonical(names): code_of(names) for names in workloads}  # imports the package that a module is in
+    missing = [name for name in needed if not libraries.is_installed(name)]
     install = libraries.installation(*missing)
-    print(json.dumps({"identity": identity(), "code": code, "missing": missing, "install": install}))
+    return {"identity": identity(), "code": code, "missing": missing, "install": install}
 
 
 def identity() -> dict[str, str | None]:

@@ -30,12 +30,13 @@ import traceback
 import warnings
 from pathlib import Path
 
+from runners import reply
+
 TYPE_CHECKING = False  # typing itself is slow to import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-OLDEST_PYTHON = (3, 10)
 # By distribution: those that `environment` lists.
 LIBRARIES = (
     "transformers",
@@ -55,10 +56,7 @@ MIB = 2**20
 
 def main(arguments: Sequence[str]) -> None:
     request = json.loads(arguments[0]) if arguments else {}
-    with _own_output() as out:
-        answer = probe(devices=bool(request.get("devices")), target=request.get("target"))
-        out.write((json.dumps(answer) + "\n").encode())
-    os._exit(0)  # without waiting for threads and exit handlers of the user's module
+    reply.reply(lambda: probe(devices=bool(request.get("devices")), target=request.get("target")))
 
 
 def probe(devices: bool, target: str | None) -> dict[str, Any]:
@@ -69,16 +67,6 @@ def probe(devices: bool, target: str | None) -> dict[str, Any]:
     answer["install"] = _installations(name for name, version in answer["libraries"].items() if version is None)
     answer["target"] = None if target is None else _target(target)
     return answer
-
-
-@contextlib.contextmanager
-def _own_output() -> Iterator[Any]:
-    """Standard output for the answer only: what an imported module prints goes to standard error."""
-    sys.stdout.flush()
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    with os.fdopen(answer, "wb") as out:
-        yield out
 
 
 # --- torch and its devices --------------------------------------------------------------------------------------------
@@ -97,8 +85,9 @@ def _no_torch(error: str | None) -> dict[str, Any]:
 
 
 def _torch() -> dict[str, Any]:
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        return _no_torch(f"Python {platform.python_version()} is too old: 3.10 or newer is needed")
+    too_old = _too_old()
+    if too_old is not None:
+        return _no_torch(too_old)
     # With NVML, counting devices creates no context on them.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     try:
@@ -115,6 +104,12 @@ def _torch() -> dict[str, Any]:
     answer["driver"] = _driver(answer["backend"])
     answer["gpus"], answer["gpus_error"] = _gpus(torch, answer["backend"])
     return answer
+
+
+def _too_old() -> str | None:
+    if sys.version_info[:2] >= reply.OLDEST_PYTHON:
+        return None
+    return f"Python {platform.python_version()} is too old: 3.10 or newer is needed"
 
 
 def _backend(torch: Any) -> tuple[str, str | None]:
@@ -286,6 +281,9 @@ def _missing_library(error: BaseException) -> str:
 
 def _target(target: str) -> dict[str, Any]:
     """The parameters of `module:function`, found as the measured process finds it."""
+    too_old = _too_old()
+    if too_old is not None:
+        return {"error": too_old}
     module_name, colon, path = target.partition(":")
     if not (colon and module_name and path):
         return {"error": f"{target!r} is not of the form module:function"}

@@ -22,6 +22,7 @@ import json
 import os
 import re
 import resource
+import select
 import selectors
 import shutil
 import signal
@@ -64,6 +65,7 @@ REFUSED_EVERY = 0.5  # seconds between them
 DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ENFILE, errno.EMFILE, errno.ENOMEM)
 # For a process to end after it was killed: longer in an uninterruptible sleep, or traced by another.
 GRACE_SECONDS = 3.0
+STOPPED_WITHIN = 1.0  # seconds between a SIGTERM to a supervisor and the command of a sweep that is stopped too
 MOST_REAPED = 500  # processes between two looks at the deadline: a workload can fork them as fast as they are reaped
 KILL_EVERY = 0.02  # seconds meanwhile between kills of what it started
 
@@ -102,7 +104,8 @@ class Running:
     refusals: int = 0  # how often the system refused a process
     ended: Exit | None = None  # set while it waits for its devices' memory to be freed
     timed_out: bool = False
-    cancelled: str | None = None
+    cancelled: str | None = None  # by the orchestrator, or because it died
+    lost: str | None = None  # why it ends with its supervisor, which something else has ended
     killed_at: float | None = None  # by us
     killed: set[int] = field(default_factory=set)  # processes below us that were killed with it
     own_resident: int | None = None
@@ -193,7 +196,7 @@ class Supervisor:
     def _read_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
             if signal.SIGTERM in os.read(self._signals, 2**10):
-                self._leave("the supervisor was ended by SIGTERM")
+                self._end_on_request()
         for _ in range(MOST_REAPED):
             try:
                 reaped = processes.reap()
@@ -460,13 +463,16 @@ class Supervisor:
             exit = exit._replace(reason=f"not done after timeout={running.attempt.timeout:g} seconds")
         if running.cancelled is not None:
             exit = exit._replace(interrupted=True, reason=running.cancelled)
+        elif running.lost is not None and not running.timed_out:
+            exit = exit._replace(lost=True, reason=running.lost)
         if reaped is None:
             why = f"process {running.pid} did not end within {GRACE_SECONDS:g} seconds after it was killed"
             exit = exit._replace(reason=f"{exit.reason}; {why}")
-        if code == -signal.SIGKILL and not running.timed_out and running.cancelled is None:
+        if code == -signal.SIGKILL and running.killed_at is None:
             exit = exit._replace(oom_kill_proof=self._proof_of_oom_kill(running))
         assert running.watch is not None
-        if running.cancelled is not None:  # ends now: the facts include no wait that did not take place
+        if running.cancelled is not None or running.lost is not None:
+            # Ends now: the facts include no wait that did not take place.
             self._write_end(running, exit._replace(**running.watch.facts()))
             return
         running.ended = exit
@@ -513,12 +519,30 @@ class Supervisor:
         later = replace(running.attempt, number=running.attempt.number + 1)
         return (running.folder.path.parent / Path(later.name).name).exists()
 
+    def _end_on_request(self) -> None:
+        """Leave, since this process was sent SIGTERM. The attempt under way is interrupted if the sweep is stopped too.
+
+        A batch system sends SIGTERM to every process of a job, and the orchestrator's command comes a moment later. If
+        none comes, somebody else has ended this process, as the workload can: the attempt is lost, and is not repeated
+        by each sweep that resumes the run.
+        """
+        running = self._running
+        if running is not None and running.pid is not None and running.ended is None:
+            self._kill(running)
+            arrived = running.cancelled is None and select.select([self._commands], [], [], STOPPED_WITHIN)[0]
+            if arrived and not self._read_commands():
+                self._leave("the orchestrator ended")
+            if running.cancelled is None:
+                running.lost = "its supervisor was ended by SIGTERM"
+        self._leave("the supervisor was ended by SIGTERM")
+
     def _leave(self, reason: str) -> None:
         """End the attempt under way, write its exit.json, and exit. One that has not begun is left to a successor."""
         self._queue.clear()
         running = self._running
         if running is not None and running.pid is not None:
-            running.cancelled = reason
+            if running.lost is None and running.cancelled is None:
+                running.cancelled = reason
             self._kill(running)
             while self._running is running:
                 with contextlib.suppress(ChildProcessError):

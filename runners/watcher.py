@@ -1,4 +1,6 @@
-"""The watcher of a lane: a small process between the orchestrator and the supervisor that ends what they leave.
+"""The watcher: a small process between the orchestrator and one that it started, which ends what they leave.
+
+It watches the supervisor of a lane, or a process that answers one question (runners/reply.py).
 
 A measured process dies with its supervisor, because the kernel kills it. The processes that it started do not: they
 become children of their nearest ancestor that inherits orphans. The supervisor is the first such ancestor and the
@@ -12,9 +14,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import NoReturn
 
 from runners import processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 # Seconds for the supervisor to end its attempt and write exit.json after the orchestrator's death.
 GRACE_SECONDS = 3.0
@@ -27,6 +32,19 @@ def fork_supervisor() -> None:
 
     Where the system has no room for another process, the caller becomes a supervisor without a watcher.
     """
+    _fork_watched(GRACE_SECONDS)
+    processes.go_on_when_the_parent_dies()
+
+
+def fork_answering() -> None:
+    """As `fork_supervisor`, for a process that has nothing to keep: whoever dies, everything below ends at once."""
+    watcher = os.getpid()
+    _fork_watched(0.0)
+    if os.getpid() != watcher:
+        processes.die_with(watcher)
+
+
+def _fork_watched(grace_seconds: float) -> None:
     orchestrator = os.getppid()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     processes.inherit_orphans()
@@ -36,29 +54,30 @@ def fork_supervisor() -> None:
     except OSError:
         supervisor = 0
     if supervisor:
-        _watch(supervisor, orchestrator)
-    processes.go_on_when_the_parent_dies()
+        _watch(supervisor, orchestrator, grace_seconds)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _watch(supervisor: int, orchestrator: int) -> NoReturn:
+def _watch(supervisor: int, orchestrator: int, grace_seconds: float) -> NoReturn:
     """Wait for the supervisor's end, or bring it about; end what is left; end as the supervisor did.
 
     Three signals report what happens: SIGCHLD a process that ended, SIGCONT the orchestrator's death, and SIGTERM,
-    which is passed on, is a request.
+    which is passed on, is a request. The supervisor has `grace_seconds` to end after either of the last two.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _close_standard_streams()
     status, until = None, float("inf")
     while status is None:
         if os.getppid() != orchestrator and until == float("inf"):
-            until = time.monotonic() + (0.0 if processes.is_stopped(supervisor) else GRACE_SECONDS)
+            until = time.monotonic() + (0.0 if processes.is_stopped(supervisor) else grace_seconds)
         if time.monotonic() >= until:
             processes.kill(supervisor)
             break
         number = _next_signal(until)
         if number == signal.SIGTERM:
             processes.kill(supervisor, signal.SIGTERM)
+            if grace_seconds == 0:
+                until = time.monotonic()
         status = _reap(supervisor)
     processes.end_descendants(patience=PATIENCE_SECONDS)
     code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL

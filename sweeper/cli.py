@@ -19,6 +19,7 @@ from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
 from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
+from sweeper.sweeping.signals import end_on_signals
 
 if TYPE_CHECKING:
     from sweeper.plan import Plan
@@ -29,7 +30,7 @@ Found = TypeVar("Found")
 
 
 def main() -> int:
-    """The exit code: the command's own, 2 for a mistake in what was typed, 130 for Ctrl-C, 141 for a closed pipe."""
+    """The exit code: the command's own, 2 for a mistake in what was typed, 128 + N for signal N."""
     _open_closed_streams()
     try:
         code = _exit_code(lambda: run(sys.argv[1:]))
@@ -94,7 +95,8 @@ def run(arguments: Sequence[str]) -> int:
 
         show(line)
         return 0
-    return COMMANDS[line.command](line)
+    with end_on_signals():
+        return COMMANDS[line.command](line)
 
 
 def show_help(line: CommandLine) -> int:

@@ -9,11 +9,12 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from runners import launch_command, processes
+from runners.engines import watched
 from runners.facts import Exit
 from runners.point import Attempt, AttemptFolder
 
@@ -27,7 +28,6 @@ MOST_SUPERVISORS = 3  # that are started for an attempt that does not begin
 # Seconds after an attempt's deadline in which its supervisor reports its end: it takes up to 6 for processes that do
 # not end when they are killed. After that the supervisor itself must have been stopped.
 OVERDUE_SECONDS = 7.0
-ENDS_WITHIN = 2.0  # seconds for a watcher to end after its supervisor
 LEAVES_WITHIN = 10.0  # seconds for a supervisor to leave when its lane is closed
 
 
@@ -69,7 +69,6 @@ class Local:
 
     def __init__(self, python: str, lanes: int, wake: int | None = None) -> None:
         self._others = processes.Present()
-        processes.inherit_orphans()  # of a supervisor that dies with its watcher
         self._python, self._count = python, lanes
         self._lanes: dict[str, _Lane] = {}
         self._cancelled: str | None = None  # why
@@ -129,7 +128,7 @@ class Local:
         """Kill everything now. Attempts under way do not settle."""
         for lane in self._lanes.values():
             lane.process.kill()
-        self._end_orphans(spare=())
+        processes.end_descendants(spare=self._others.now())
 
     def close(self) -> None:
         """End the supervisors and every process below them."""
@@ -145,14 +144,10 @@ class Local:
             lane = None
         if lane is None:
             try:
-                process = subprocess.Popen(
+                process = watched.start(
                     launch_command.command(self._python, "supervise", str(self._count)),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
                     env=launch_command.environ(attempt.environ or {}),
                     cwd=attempt.cwd,
-                    start_new_session=True,
-                    bufsize=0,
                 )
             except OSError as error:
                 raise EngineFailed(f"{self._python} cannot be started: {processes.why_refused(error)}") from error
@@ -219,7 +214,7 @@ class Local:
         """
         lane = self._lanes.pop(name)
         self._forget(lane)
-        code = self._end(lane, ENDS_WITHIN)
+        code = self._end(lane, watched.ENDS_WITHIN)
         folder, attempt = lane.under_way, lane.attempt
         if folder is None or attempt is None:
             return []
@@ -250,19 +245,8 @@ class Local:
 
     def _end(self, lane: _Lane, patience: float) -> int:
         """Wait for a lane's process, then kill it; end what it has left below us. Returns its exit code."""
-        try:
-            code = lane.process.wait(patience)
-        except subprocess.TimeoutExpired:
-            lane.process.kill()
-            code = -signal.SIGKILL
-        if code != 0:  # else it has ended everything below it
-            self._end_orphans(spare=[other.process.pid for other in self._lanes.values()])
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                lane.process.wait(ENDS_WITHIN)
-        return code
-
-    def _end_orphans(self, spare: Collection[int]) -> None:
-        processes.end_descendants(spare=[*spare, *self._others.now()])
+        lanes = [other.process.pid for other in self._lanes.values()]
+        return watched.end(lane.process, patience, spare=lambda: [*lanes, *self._others.now()])
 
     def _forget(self, lane: _Lane) -> None:
         assert lane.process.stdout is not None

@@ -22,6 +22,7 @@ from sweeper.planning.suggestions import ROOTS, assign, devices, no_such_key
 from sweeper.planning.typed_numbers import WHOLE, in_units, whole_numbers
 from sweeper.planning.typed_numbers import check as check_numbers
 
+MOST_POINTS = 1_000_000  # that a sweep lists: each is composed, checked and kept before the first one starts
 MAXIMUM_EXACT = 2**53  # of the whole numbers that a float represents exactly
 
 
@@ -187,6 +188,7 @@ def _several(override: Override) -> Sequence[Any]:
             raise Mistake(f"{line}: a range counts in whole numbers; list the others, as in {key}=0.1,0.2")
         if swept.step == 0:
             raise Mistake(f"{line}: a range with step 0 has no end")
+        _check_length(str(line), key, swept)
     values = tuple(_plain(value) for value in override.sweep_iterator())
     if not values:
         matched = "matches nothing" if override.value_type == ValueType.GLOB_CHOICE_SWEEP else "is empty"
@@ -194,6 +196,16 @@ def _several(override: Override) -> Sequence[Any]:
     if "" in values and not key.startswith((PARAMS, ENV)):
         raise Mistake(f"{line}: a value is missing")
     return values
+
+
+def _check_length(line: str, key: str, swept: RangeSweep) -> None:
+    """Raises Mistake for a range of too many values, before they are listed."""
+    start, stop, step = int(swept.start), int(swept.stop), int(swept.step)
+    count = -((start - stop) // step)
+    if count > MOST_POINTS:
+        low, high = sorted((start, start + (count - 1) * step))
+        cure = f"design=frontier '{key}=interval({low},{high})' searches them"
+        raise Mistake(f"{line}: has {count:,} values, and a sweep lists up to {MOST_POINTS:,}; {cure}")
 
 
 def _interval(line: str, key: str, swept: IntervalSweep) -> Interval:

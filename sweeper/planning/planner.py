@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from math import prod
 from typing import Any
 
 from runners.point import Point
 from runners.point import canonical as as_text
 from sweeper.designs.dialogue import NOTHING
+from sweeper.designs.frontier import grows
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.interval import Interval
@@ -24,7 +26,7 @@ from sweeper.planning.configurations import ComposedSettler, Configurations, is_
 from sweeper.planning.experiment import grid_of, points_of, refuse_typed
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
-from sweeper.planning.overrides import parse
+from sweeper.planning.overrides import MOST_POINTS, parse
 from sweeper.planning.point_checks import Rules
 from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
@@ -81,6 +83,7 @@ class _Planner:
         settler = ComposedSettler(self.configurations, rules, reference)
         names = devices.canonical(as_list(config["devices"]), list(self.cards))
         design, options = self._design(config, listed)
+        _check_count(design, swept, len(listed))
         if listed:
             options["points"] = self._with_typed(listed)
         plan = Plan(
@@ -197,6 +200,22 @@ class _Planner:
 
 def _varies(values: Sequence[Any]) -> bool:
     return len(values) > 1 if isinstance(values, Interval) else len(set(map(as_text, values))) > 1
+
+
+def _check_count(design: str, swept: Values, listed: int) -> None:
+    """Raises Mistake for too many points, before they are listed. A search lists none of the values that it searches.
+
+    `listed`: the points of an experiment that lists them, each of which takes every combination of the swept values.
+    """
+    lengths = {key: len(values) for key, values in swept.items() if not isinstance(values, Interval)}
+    if design == "frontier":
+        lengths = {key: length for key, length in lengths.items() if not grows(Dimension(key=key, values=swept[key]))}
+    count = sum(lengths.values()) if design in ("axes", "levers") else prod(lengths.values())
+    count *= max(1, listed)
+    if count > MOST_POINTS:
+        keys = ", ".join(f"{key} ({length:,} values)" for key, length in lengths.items() if length > 1)
+        cure = "list fewer values, or search with design=frontier and interval()"
+        raise Mistake(f"{keys}: these are {count:,} points, and a sweep lists up to {MOST_POINTS:,}; {cure}")
 
 
 def _check_finite(key: str, values: Sequence[Any]) -> None:

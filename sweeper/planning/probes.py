@@ -7,47 +7,42 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from runners import launch_command, processes
 from sweeper.errors import Mistake
+from sweeper.inquiry import TIMEOUT_SECONDS, Inquiry, Unanswered
 from sweeper.plan import typed
 from sweeper.planning import devices
 from sweeper.planning.point_checks import Signature
 from sweeper.planning.run_keys import interpreter
-
-TIMEOUT_SECONDS = 120  # a driver can hang; the slowest `import torch` seen took 40 seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A running probe, with what it was started to report."""
 
-    process: subprocess.Popen[str]
+    inquiry: Inquiry
     python: str
     devices: bool
     target: str | None
 
 
 class Probes:
-    """Starts each probe once. Those still running at the end are killed."""
+    """Starts each probe once. Those still running at the end are ended, with what they started."""
 
     def __init__(self) -> None:
         self._started: list[Probe] = []
-        self._answers: dict[int, Mapping[str, Any]] = {}
 
     def __enter__(self) -> Probes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         for probe in self._started:
-            probe.process.kill()
-            probe.process.communicate()
+            probe.inquiry.end()
 
     def foresee(self, arguments: Sequence[str]) -> None:
         """Start the probes that unparsed arguments will need. A wrong guess costs a process and nothing else."""
@@ -63,14 +58,15 @@ class Probes:
     def devices(self, python: str) -> Mapping[str, Any]:
         """The devices of an interpreter, as runners.probe reports them. Raises Mistake if it gives no answer."""
         probe = next((each for each in self._started if each.python == python and each.devices), None)
-        return self._answer(probe or self._start(python, True, None))
+        return _answer(probe or self._start(python, True, None), f"python={python}: no report on its devices")
 
     def signature(self, python: str, key: str, target: str) -> Signature:
         """The signature of the function that a key names. Raises Mistake with the cause if it cannot be imported."""
         if not isinstance(target, str):
             raise Mistake(f"{key}={typed(target)}: must name a function, as in {key}=mywork:run")
         probe = next((each for each in self._started if each.python == python and each.target == target), None)
-        found = self._answer(probe or self._start(python, False, target))["target"]
+        slow = f"{key}={target}: {target.partition(':')[0]} was not imported"
+        found = _answer(probe or self._start(python, False, target), slow)["target"]
         if "error" in found:
             raise Mistake(f"{key}={target}: {found['error']}")
         return Signature(
@@ -81,38 +77,16 @@ class Probes:
 
     def _start(self, python: str, needs_devices: bool, target: str | None) -> Probe:
         question = json.dumps({"devices": needs_devices, "target": target})
-        try:
-            process = subprocess.Popen(
-                launch_command.command(python, "probe", question),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            raise Mistake(f"python={python}: cannot be started: {processes.why_refused(error)}") from None
-        probe = Probe(process, python, needs_devices, target)
+        probe = Probe(Inquiry(python, "probe", question), python, needs_devices, target)
         self._started.append(probe)
         return probe
 
-    def _answer(self, probe: Probe) -> Mapping[str, Any]:
-        if id(probe) not in self._answers:
-            self._answers[id(probe)] = _wait(probe)
-        return self._answers[id(probe)]
 
-
-def _wait(probe: Probe) -> Mapping[str, Any]:
-    """The answer of a probe: the last line of its output that is a JSON object."""
+def _answer(probe: Probe, slow: str) -> Mapping[str, Any]:
+    """What a probe reports. Raises Mistake; `slow` begins its line if the time is over."""
     try:
-        out, errors = probe.process.communicate(timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        what = probe.target or "its devices"
-        raise Mistake(f"python={probe.python}: no report on {what} within {TIMEOUT_SECONDS} seconds") from None
-    for line in reversed(out.splitlines()):
-        with suppress(ValueError):
-            answer = json.loads(line)
-            if isinstance(answer, dict):
-                return answer
-    last = errors.strip().splitlines()[-1:] or [f"exit code {probe.process.returncode} and no output"]
-    raise Mistake(f"python={probe.python}: cannot be probed: {last[0]}")
+        return probe.inquiry.answer()
+    except Unanswered as unanswered:
+        if unanswered.why is None:
+            raise Mistake(f"{slow} within {TIMEOUT_SECONDS:g} seconds") from None
+        raise Mistake(f"python={probe.python}: cannot be probed: {unanswered.why}") from None

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runners import launch_command, processes
 from runners.device import Card, Device
 from runners.fingerprint import code_names
 from runners.libraries import needed_by
@@ -17,6 +15,7 @@ from runners.point import Attempt, Point, canonical
 from runners.record import attempt_in, outcome_in
 from runners.stored_json import Damaged
 from sweeper.errors import Mistake
+from sweeper.inquiry import TIMEOUT_SECONDS, Inquiry, Unanswered
 from sweeper.plan import PlannedPoint, RunKeys
 from sweeper.run_folder import RunFolder
 
@@ -39,19 +38,21 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     """The fingerprint in the measured interpreter. Raises Mistake if it cannot be determined."""
     names = {canonical(each): each for each in map(code_names, points)}
     needed = sorted({library for point in points for library in needed_by(point.values)})
-    command = launch_command.command(python, "fingerprint", json.dumps(list(names.values())), json.dumps(needed))
-    try:
-        process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    except OSError as error:
-        raise Mistake(f"python={python}: cannot be started: {processes.why_refused(error)}") from None
-    try:
-        found = json.loads(process.stdout)
-    except ValueError:
-        last = process.stderr.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
-        raise Mistake(f"python={python}: its versions cannot be determined: {last[0]}") from None
+    with Inquiry(python, "fingerprint", json.dumps(list(names.values())), json.dumps(needed)) as inquiry:
+        try:
+            found = inquiry.answer()
+        except Unanswered as unanswered:
+            why = unanswered.why or f"{_slow(points)} takes longer than {TIMEOUT_SECONDS:g} seconds"
+            raise Mistake(f"python={python}: its versions cannot be determined: {why}") from None
     return Fingerprint(
         identity=found["identity"], code=found["code"], missing=found["missing"], install=found["install"]
     )
+
+
+def _slow(points: Sequence[Point]) -> str:
+    """What can take long in a fingerprint: the package that a function is in is imported to find the file."""
+    read = dict.fromkeys(name for point in points for name in code_names(point))
+    return f"reading the code of {', '.join(read)}"
 
 
 def recall(

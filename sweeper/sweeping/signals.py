@@ -19,6 +19,25 @@ class Signals:
 
 
 @contextlib.contextmanager
+def end_on_signals() -> Iterator[None]:
+    """Raise SystemExit with the code 143 at SIGTERM and 129 at SIGHUP, as Python raises KeyboardInterrupt at SIGINT.
+
+    So what was started ends on the way out, while a sweep is planned too. The handlers are restored afterwards.
+    """
+
+    def leave(number: int, _: Any) -> None:
+        raise SystemExit(128 + number)
+
+    ending = _ending()
+    before = [signal.signal(number, leave) for number in ending]
+    try:
+        yield
+    finally:
+        for number, handler in zip(ending, before, strict=True):
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def catch_signals() -> Iterator[Signals]:
     """Catch SIGINT, SIGTERM and SIGHUP, which would end this process. The handlers are restored afterwards.
 
@@ -34,9 +53,7 @@ def catch_signals() -> Iterator[Signals]:
         if number != signal.SIGHUP or not signals.caught:
             signals.caught.append(number)
 
-    stopping = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        stopping.append(signal.SIGHUP)
+    stopping = [signal.SIGINT, *_ending()]
     before = [signal.signal(number, catch) for number in stopping]
     wakeup = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     try:
@@ -47,3 +64,9 @@ def catch_signals() -> Iterator[Signals]:
             signal.signal(number, handler)
         os.close(read_end)
         os.close(write_end)
+
+
+def _ending() -> list[signal.Signals]:
+    """SIGTERM, and SIGHUP unless it is ignored (nohup)."""
+    hangs_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGHUP] if hangs_up else [signal.SIGTERM]

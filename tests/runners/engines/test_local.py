@@ -164,6 +164,33 @@ def test_an_attempt_that_waits_when_its_supervisor_is_ended_runs_on_another(
     assert (exit.code, exit.lost, exit.interrupted) == (0, None, None)
 
 
+@pytest.mark.parametrize("ended", ["supervisor", "watcher"])
+def test_an_attempt_whose_supervisor_is_sent_sigterm_is_lost_and_so_not_repeated(lab: Lab, ended: str) -> None:
+    attempt = start(lab, "sh", "-c", "echo > runs; exec sleep 3600")
+    until = time.monotonic() + 30
+    while not (lab.cwd / "runs").exists() and time.monotonic() < until:
+        lab.engine.wait(0.02)
+    os.kill(getattr(lab, ended), signal.SIGTERM)
+    events(lab.engine)
+    outcome = outcome_in(lab.folder(attempt), attempt)
+    assert (outcome.status, outcome.fits, outcome.void) == (Status.LOST, None, False)
+    assert outcome.error_message == "its supervisor was ended by SIGTERM"
+    after = start(lab)
+    events(lab.engine)
+    assert outcome_in(lab.folder(after), after).status is Status.OK
+
+
+def test_an_attempt_is_interrupted_if_its_sweep_is_stopped_when_its_supervisor_is_sent_sigterm(lab: Lab) -> None:
+    """A batch system sends it to every process of a job."""
+    attempt = start(lab, "sleep", "3600")
+    events(lab.engine, "began")
+    os.kill(lab.supervisor, signal.SIGTERM)
+    lab.engine.cancel("the sweep was stopped by SIGTERM")
+    events(lab.engine)
+    outcome = outcome_in(lab.folder(attempt), attempt)
+    assert (outcome.status, outcome.error_message) == (Status.INTERRUPTED, "the sweep was stopped by SIGTERM")
+
+
 def test_an_attempt_that_no_supervisor_begins_is_lost_after_some_and_void(lab: Lab, tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho >> supervisors\nread line\nexit 3\n")

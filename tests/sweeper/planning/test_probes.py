@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sweeper import inquiry
 from sweeper.errors import Mistake
 from sweeper.planning import devices, probes
 from sweeper.planning.probes import Probes
@@ -90,6 +91,7 @@ def test_a_probe_without_an_answer_is_reported(python: Callable[[str], str], lin
 
 
 def test_a_probe_that_hangs_is_given_up(python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inquiry, "TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(probes, "TIMEOUT_SECONDS", 0.1)
     with Probes() as probing, pytest.raises(Mistake, match=r"no report on its devices within 0\.1 seconds"):
         probing.devices(python("exec sleep 60"))
@@ -99,5 +101,5 @@ def test_an_unused_probe_is_ended(python: Callable[[str], str]) -> None:
     with Probes() as probing:
         probing.foresee([f"python={python('exec sleep 60')}", "devices=cuda:0"])
         (started,) = probing._started
-        assert started.process.poll() is None
-    assert started.process.poll() is not None
+        assert started.inquiry._process.poll() is None
+    assert started.inquiry._process.poll() is not None
