@@ -114,5 +114,7 @@ def _wait(probe: Probe) -> Mapping[str, Any]:
             answer = json.loads(line)
             if isinstance(answer, dict):
                 return answer
+    if program := launch_command.other_program(probe.python):
+        raise Mistake(f"python={probe.python}: is no Python interpreter, but {program}")
     last = errors.strip().splitlines()[-1:] or [f"exit code {probe.process.returncode} and no output"]
     raise Mistake(f"python={probe.python}: cannot be probed: {last[0]}")

@@ -47,6 +47,8 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
     try:
         found = json.loads(process.stdout)
     except ValueError:
+        if program := launch_command.other_program(python):
+            raise Mistake(f"python={python}: is no Python interpreter, but {program}") from None
         last = process.stderr.strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
         raise Mistake(f"python={python}: its versions cannot be determined: {last[0]}") from None
     return Fingerprint(

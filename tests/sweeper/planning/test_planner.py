@@ -471,6 +471,31 @@ def test_an_interpreter_that_cannot_be_probed_is_named(mywork: Path) -> None:
     assert message == f"python={python}: cannot be probed: no such luck"
 
 
+@pytest.mark.parametrize(
+    ("group", "text", "missing"),
+    [
+        ("model", "foo: 1", "name is missing, as in name: mine"),
+        ("model", "name: mine", "library is missing, as in library: transformers"),
+        ("model", "{name: mine, library: torch}", "width is missing, as in width: 512"),
+        ("model", "{name: mine, library: transformers}", "model_type is missing, as in model_type: llama"),
+        ("workload", "foo: 1", "name is missing, as in name: mine"),
+    ],
+)
+def test_a_file_of_the_users_that_lacks_a_key_is_named(tmp_path: Path, group: str, text: str, missing: str) -> None:
+    path = tmp_path / group / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert refused(f"{group}=mine", "-cd", str(tmp_path)) == f"{path}: {missing}"
+
+
+def test_another_program_than_python_is_no_interpreter(tmp_path: Path) -> None:
+    python = tmp_path / "ls"
+    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo ls 9.1 && exit\necho "cannot access $5" >&2; exit 2\n')
+    python.chmod(0o755)
+    message = refused(CUSTOM, "workload.target=mywork:narrow", f"python={python}")
+    assert message == f"python={python}: is no Python interpreter, but ls 9.1"
+
+
 def test_the_gpus_are_those_the_measured_interpreter_sees(tmp_path: Path) -> None:
     gpus = [{"index": 0, "name": "H100", "uuid": "GPU-a", "total_bytes": 2**36, "idle": True, "capability": "9.0"}]
     answer = {"torch": "2.13.0", "torch_error": None, "gpus": gpus, "gpus_error": None, "target": None}
