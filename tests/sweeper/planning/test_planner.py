@@ -284,6 +284,15 @@ REFUSED = {
     "design=grid,axes": "design=grid,axes: one design at a time",
     "experiment=a,b": "experiment=a,b: one experiment at a time",
     "design=frontier": "design=frontier: there is nothing to search",
+    "model=mlp attention=sdpa": "attention=sdpa: mlp has no attention; leave it out or choose another model",
+    "model=mlp workload=generate": "workload=generate: mlp generates no tokens; choose a decoder, as in",
+    "model=gpt2 context=4096": "context=4096: gpt2 has 1024 positions; at most 1024 fit",
+    "model=pretrained model.path=/nosuch": "model.path=/nosuch: no such folder",
+    "model=pretrained model.path=..": "model.path=..: the folder has no config.json; name the one of a checkpoint",
+    "model=gpt2,mlp model.config.n_layer=2": "no such key: model.config.n_layer with model=mlp",
+    "model=gpt2,mlp model.config.num_hidden_layers=2": (
+        "no such key: model.config.num_hidden_layers with model=gpt2 and model=mlp; give each model a sweep with keys"
+    ),
     "design=nope": "design=nope: no such design",
     "design=list": "design=list: there are no points",
     "experiment=nosuch": "experiment=nosuch: no such experiment",
@@ -305,7 +314,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("typed", REFUSED)
 def test_a_mistake_is_one_line_that_names_it(typed: str) -> None:
-    assert refused(typed).startswith(REFUSED[typed])
+    assert refused(*typed.split()).startswith(REFUSED[typed])
+
+
+def test_a_combination_that_no_model_can_do_stays_in_a_sweep_in_which_a_part_of_it_varies() -> None:
+    assert len(plan("model=gpt2", "context=1024,4096").points) == 2
+    assert len(plan("model=gpt2,tiny-llama", "context=4096").points) == 2
+    assert plan("model=gpt2", "context=interval(1,4096)", "design=frontier").points
 
 
 @pytest.mark.parametrize(
