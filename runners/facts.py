@@ -171,6 +171,11 @@ class Finished(NamedTuple):
     t: float | None = None
 
 
+# The end of the message of a calculated refusal that this setting of the allocator avoids.
+EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+FITS_IF_EXPANDABLE = f"; with {EXPANDABLE} the point fits (calculated)"
+
+
 class Unlimited(NamedTuple):
     """The peaks that a refused calculated attempt would have with unlimited memory."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,23 @@ importlib.import_module('runners.' + sys.argv[2]).main(sys.argv[3:])
 def command(python: str, module: str, *arguments: str) -> list[str]:
     """The argument list that runs `runners.<module>.main(arguments)` under the interpreter `python`."""
     return [python, "-c", BOOT, str(Path(__file__).resolve().parent), module, *arguments]
+
+
+def other_program(python: str) -> str | None:
+    """The version that an executable file reports if it is the version of another program than Python, else None."""
+    try:
+        ended = subprocess.run(
+            [python, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = (ended.stdout + ended.stderr).strip().splitlines()
+    return lines[0] if ended.returncode == 0 and lines and not lines[0].startswith("Python") else None
 
 
 def environ(changes: Mapping[str, str | None]) -> dict[str, str | bytes]:

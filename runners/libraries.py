@@ -99,12 +99,36 @@ def why_not_imported(module: str, error: BaseException, cause: str) -> str:
 
     `cause`: the error in one line.
     """
-    library = library_of(module)
+    library = _broken_in(error, library_of(module))
     if library is None:
         return f"{module} cannot be imported: {cause}"
     if isinstance(error, ModuleNotFoundError) and error.name in (library, library.partition(".")[0]):
         return f"{library} is not installed: {installation(library)}"
+    if library != library_of(module):  # it is imported by the module
+        return (
+            f"{library} cannot be imported ({installation(library)} installs it anew), and {module} imports it: {cause}"
+        )
     return f"{module} cannot be imported ({installation(library)} installs {library}): {cause}"
+
+
+def _broken_in(error: BaseException, library: str | None) -> str | None:
+    """The optional library whose import failed below that of `library`, by the traceback; else `library` itself.
+
+    torch counts only if it was imported itself: a library that does not fit it fails in its code.
+    """
+    if library is None:
+        return None
+    found, causes = library, []
+    cause = error  # type: BaseException | None
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        frames = cause.__traceback__
+        while frames is not None:
+            name = library_of(str(frames.tb_frame.f_globals.get("__name__")))
+            found = name if name not in (None, "torch") else found
+            frames = frames.tb_next
+        cause = cause.__cause__ or cause.__context__
+    return found
 
 
 def _extras() -> list[str]:

@@ -43,6 +43,10 @@ class Cards(Mapping[str, Card]):
         for key in card:
             if key not in KEYS:
                 raise Mistake(f"card/{name}.yaml: {key}: is not a key of a card; they are {', '.join(KEYS)}")
+        for key in (*TEXT_KEYS, *SIZES):
+            if card.get(key) is None:
+                example = TEXT_KEYS[key][1] if key in TEXT_KEYS else "a whole number of bytes"
+                raise Mistake(f"card/{name}.yaml: {key} is missing: {example}")
         for key, (form, right) in TEXT_KEYS.items():
             if not isinstance(card.get(key), str) or not re.fullmatch(form, card[key]):
                 raise Mistake(f"card/{name}.yaml: {key}={card.get(key)}: must be {right}")

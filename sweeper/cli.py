@@ -100,12 +100,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def show_help(line: CommandLine) -> int:
-    """Of the groups that follow --help, else of the command: `sweeper --help model`. Loads nothing of Hydra."""
+    """Of the groups that the words after --help name, else of the command: `sweeper --help model`.
+
+    Loads nothing of Hydra. Raises Mistake for a word that names none.
+    """
     from sweeper.cards import CONF
     from sweeper.views import help
 
     folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
-    groups = [help.options(word, folders) for word in line.words if word in help.GROUPS]
+    named = [group for word in line.words if "=" not in word for group in help.groups_of(word, folders)]
+    groups = [help.options(group, folders) for group in dict.fromkeys(named)]
     screen.show("\n\n".join(groups) or (help.ESTIMATE if line.command == "estimate" else help.HELP))
     return 0
 

@@ -18,6 +18,7 @@ from runners import facts
 from runners.device import Card
 from runners.journal import Journal
 from runners.point import Attempt
+from runners.simulation.allocator import Settings
 from runners.simulation.card_memory import memory_of
 from runners.simulation.replay import replay
 from runners.simulation.trace import AllocationTrace, DescribeError, card_of, trace_workload
@@ -41,13 +42,23 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_e
         if card.total_bytes is not None:
             kind, room = facts.ALLOCATOR, min(budget, card.total_bytes - card.outside_bytes)
         journal.write(facts.Budget(kind, room))
-    refused = False
     for line in replay(trace, attempt.device.name, memory_of(card, budget)):
+        refused = line["kind"] == "failed"
+        if refused and _fits_if_expandable(trace, attempt, card, budget):
+            line["chain"][0]["message"] += facts.FITS_IF_EXPANDABLE
         journal.write(facts.from_json(line))
-        refused = refused or line["kind"] == "failed"
-    if refused:
-        unlimited = replay(trace, attempt.device.name, memory_of(card, budget=None, unlimited=True))
-        journal.write(facts.Unlimited(_peaks(unlimited)))
+        if refused:
+            unlimited = replay(trace, attempt.device.name, memory_of(card, budget=None, unlimited=True))
+            journal.write(facts.Unlimited(_peaks(unlimited)))
+
+
+def _fits_if_expandable(trace: AllocationTrace, attempt: Attempt, card: Card, budget: int | None) -> bool:
+    """Whether the point would fit if the allocator's segments could grow. False where they can already."""
+    if card.is_host or Settings.parse(card.settings).expandable_segments:
+        return False
+    settings = ",".join(filter(None, (card.settings.rstrip(", "), "expandable_segments:True")))
+    lines = replay(trace, attempt.device.name, memory_of(replace(card, settings=settings), budget))
+    return all(line["kind"] != "failed" for line in lines)
 
 
 def describe(card: Card) -> dict[str, Any]:

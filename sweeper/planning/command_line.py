@@ -70,6 +70,10 @@ def read(arguments: Sequence[str]) -> CommandLine:
     return line
 
 
+def command_names() -> tuple[str, ...]:
+    return tuple(_parsers()[1])
+
+
 def run_of(line: CommandLine) -> str | None:
     """The one word of a command that reads a run; None without a word. Raises Mistake."""
     if not line.words:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -100,6 +100,7 @@ class Composer:
                 ) from None
             self._choices[known] = dict(choices) | dict(config.hydra.runtime.choices)
             self._refuse_keys_of_hydra(config, self._choices[known])
+            self._check_complete(config, self._choices[known])
             OmegaConf.set_struct(config, False)
             del config["hydra"]
             OmegaConf.set_struct(config, True)
@@ -117,6 +118,19 @@ class Composer:
                 raise Mistake(f"{file}.yaml: {key}: {hydra_keys.refusal(key)}")
         for key in hydra_keys.changed(self._own, self._of(config)):  # in a file that one of those includes
             raise Mistake(f"{key}: {hydra_keys.refusal(key)}")
+
+    def _check_complete(self, config: DictConfig, choices: Mapping[str, Any]) -> None:
+        """Raises Mistake if the file of an option lacks a key without which it is none."""
+        for group in ("model", "workload", "inputs"):
+            if choices.get(group) is None:
+                continue
+            option: dict[str, Any] = OmegaConf.to_container(config[group], resolve=False)  # type: ignore[assignment]
+            for key, example in _needed(group, option):
+                if key not in option:
+                    file = f"{group}/{choices[group]}"
+                    folders = (source.path for source in self._sources if source.is_config(file))
+                    path = next((shown(os.path.join(folder, f"{file}.yaml")) for folder in folders), file)
+                    raise Mistake(f"{path}: {key} is missing, as in {key}: {example}")
 
     def _refuse_hidden(self, file: str) -> None:
         """Raises Mistake for a file of the user's that is not read, since there is another one of its name."""
@@ -247,6 +261,18 @@ class Composer:
             if type(is_now).__name__ in TYPE_NAMES and value is not None and type(value) is not type(is_now):
                 raise Mistake(wrong_type(key, value, is_now))
         return value
+
+
+def _needed(group: str, option: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The keys that an option has to have, each with an example."""
+    yield "name", "mine"
+    if group == "model":
+        yield "library", "transformers"
+        if option["library"] == "torch":
+            yield "width", "512"
+        elif "path" not in option:
+            yield "model_type", "llama"
+            yield "config", "{hidden_size: 256}"
 
 
 def _takes_any(key: str, added: bool) -> bool:

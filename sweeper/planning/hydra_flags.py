@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import logging
-import os
-import re
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -15,22 +11,13 @@ from sweeper import screen
 from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import Composer
+from sweeper.planning.completion import EXPERIMENTS_ONLY, completion
 from sweeper.planning.config_files import located
 from sweeper.planning.experiment import refuse_typed
 from sweeper.planning.hydra_errors import explained, first_line
-from sweeper.planning.hydra_sweeper import composer_of, run_hydra
+from sweeper.planning.hydra_sweeper import composer_of, never, run_hydra
 from sweeper.planning.overrides import parse
-from sweeper.planning.schema import LIST_KEYS, WORKLOAD_RULES
-
-EXPERIMENTS_ONLY = ("grid", "points")  # keys of experiment files
-# What Hydra completes and a command line may not have: names and rules of options, and Hydra's own keys.
-NOT_TYPED = re.compile(
-    rf"(workload|model|inputs|design)\.name=|workload\.({'|'.join(WORKLOAD_RULES)})\b|design\.|hydra\b"
-    rf"|({'|'.join(EXPERIMENTS_ONLY)})\b"
-)
-LISTS = (*LIST_KEYS, "workload.targets", "workload.argv")  # typed whole, as in retry=[oom]
-CARD = "card="  # a group that only `estimate` takes
+from sweeper.planning.schema import WORKLOAD_RULES
 
 
 def show(line: CommandLine) -> None:
@@ -47,14 +34,14 @@ def show(line: CommandLine) -> None:
         return
     logging.raiseExceptions = False  # `--info | head`
     if flags.shell_completion:
-        _complete(line)
+        screen.show(completion(line))
         return
     arguments = [each for each in line.arguments if each not in (*line.overrides, "-m", "--multirun", "--json")]
     if not flags.hydra_help:
         arguments += _composed(line)[1]  # only these decide what --info shows
     try:
         with screen.printable_output():
-            run_hydra(arguments, _never)
+            run_hydra(arguments, never)
     except SystemExit as ended:  # Hydra exits with another code after it has printed a mistake
         raise SystemExit(2 if ended.code else 0) from None
     except ValueError as error:
@@ -109,28 +96,3 @@ def _configuration(line: CommandLine) -> str:
         if isinstance(shown, (DictConfig, ListConfig)):
             return OmegaConf.to_yaml(shown, resolve=line.flags.resolve).rstrip("\n")
     return typed(shown)
-
-
-def _complete(line: CommandLine) -> None:
-    """Print the completions of the words typed so far, or a shell's code that asks for them.
-
-    Hydra composes what was typed. It composes lists of values only after -m, and does not know `python -m`.
-    """
-    typed_so_far = os.environ.get("COMP_LINE", "")
-    called = r"^\s*(\S*python\S*\s+-m\s+)?\S+(\s+(sweep|estimate|-m|--multirun)\b)?"
-    os.environ["COMP_LINE"] = re.sub(called, "sweeper -m", typed_so_far, count=1)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        run_hydra(["--shell-completion", *line.overrides], _never)
-    if not any(word.startswith("query=") for word in line.overrides):
-        screen.show(printed.getvalue().rstrip("\n"))
-        return
-    between = "\n" if "\n" in printed.getvalue().strip() else " "
-    words = [word for word in printed.getvalue().split() if not NOT_TYPED.match(word)]
-    words = [f"{word[:-1]}=" if word[:-1] in LISTS else word for word in words]
-    is_estimate = re.match(r"^\s*(\S*python\S*\s+-m\s+)?\S+\s+estimate\b", typed_so_far) is not None
-    screen.show(between.join(word for word in words if is_estimate or not word.startswith(CARD)))
-
-
-def _never(composer: Composer) -> None:
-    raise AssertionError("Hydra was called to show something, and ran a sweep")

@@ -79,3 +79,8 @@ def run_hydra(arguments: Sequence[str], task: Callable[[Composer], None]) -> Non
         os.environ.pop("HYDRA_FULL_ERROR")
         if full is not None:
             os.environ["HYDRA_FULL_ERROR"] = full
+
+
+def never(composer: Composer) -> None:
+    """The task of a call in which Hydra only shows something."""
+    raise AssertionError("Hydra was called to show something, and ran a sweep")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from runners.point import Point
 from runners.point import canonical as as_text
@@ -45,7 +48,9 @@ def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) ->
         with explained():
             return planner.plan()
     except Mistake as mistake:
-        raise type(mistake)(located(str(mistake), planner.composer.files, planner.typed.values)) from None
+        raise type(mistake)(
+            located(planner.of_each_model(str(mistake)), planner.composer.files, planner.typed.values)
+        ) from None
 
 
 class _Planner:
@@ -108,6 +113,21 @@ class _Planner:
             self.report(line)
         devices.check_variables(here, {*config["env"], *(key.removeprefix(ENV) for key in several)})
         return replace(plan, devices=here)
+
+    def of_each_model(self, message: str) -> str:
+        """The message for a key that a model lacks, with every model of the sweep that lacks it."""
+        models = self.typed.several.get("model", ())
+        missing = re.match(r"no such key: (model\.\S+) with model=\S+", message)
+        if missing is None or len(models) < 2 or isinstance(models, Interval):
+            return message
+        lacking = []
+        for model in models:
+            config = self.composer.compose({**self.configurations.fixed_groups, "model": model})
+            if OmegaConf.select(config, missing[1], default=...) is ...:
+                lacking.append(f"model={model}")
+        if len(lacking) < 2:
+            return message
+        return f"no such key: {missing[1]} with {' and '.join(lacking)}; give each model a sweep with keys of its own"
 
     def _check_run_keys(self, beginning: Choice, several: Values, listed: Sequence[Choice]) -> None:
         """Raises Mistake if a key of the run follows a swept key: it has one value for all points."""

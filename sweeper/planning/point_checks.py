@@ -17,6 +17,7 @@ from runners.workloads.command import placeholders
 from sweeper import quality
 from sweeper.errors import Mistake, NotTogether, did_you_mean
 from sweeper.plan import dotted, typed
+from sweeper.planning.model_checks import refuse_model
 from sweeper.planning.schema import (
     CHOICES,
     LATER_KEYS,
@@ -112,6 +113,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         elif (values[key] is None and key not in NULLABLE) or (key == "model" and "name" not in values[key]):
             example = "model=tiny-llama" if key == "model" else f"{key}={MINIMUM.get(key, 1)}"
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
+    refuse_model(values, rules.varied)
     model = values["model"] or {}
     if why := refused_chunk(workload, values["context"], model.get("name"), _model_type(model)):
         raise NotTogether(f"{why}; leave out one of them")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from runners import launch_command
 from sweeper.errors import Mistake
 from sweeper.inquiry import TIMEOUT_SECONDS, Inquiry, Unanswered
 from sweeper.plan import typed
@@ -89,4 +90,6 @@ def _answer(probe: Probe, slow: str) -> Mapping[str, Any]:
     except Unanswered as unanswered:
         if unanswered.why is None:
             raise Mistake(f"{slow} within {TIMEOUT_SECONDS:g} seconds") from None
+        if program := launch_command.other_program(probe.python):
+            raise Mistake(f"python={probe.python}: is no Python interpreter, but {program}") from None
         raise Mistake(f"python={probe.python}: cannot be probed: {unanswered.why}") from None

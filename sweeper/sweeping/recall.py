@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runners import launch_command
 from runners.device import Card, Device
 from runners.fingerprint import code_names
 from runners.libraries import needed_by
@@ -42,6 +43,8 @@ def current_fingerprint(python: str, points: Sequence[Point]) -> Fingerprint:
         try:
             found = inquiry.answer()
         except Unanswered as unanswered:
+            if program := launch_command.other_program(python):
+                raise Mistake(f"python={python}: is no Python interpreter, but {program}") from None
             why = unanswered.why or f"{_slow(points)} takes longer than {TIMEOUT_SECONDS:g} seconds"
             raise Mistake(f"python={python}: its versions cannot be determined: {why}") from None
     return Fingerprint(

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from runners.device import CALCULATED, device_named
-from runners.facts import ADDRESS_LIMIT, ALLOCATOR, CGROUP, DATA_LIMIT, GUARD, INHERITED_DATA_LIMIT, TENSORS
+from runners.facts import (
+    ADDRESS_LIMIT,
+    ALLOCATOR,
+    CGROUP,
+    DATA_LIMIT,
+    EXPANDABLE,
+    FITS_IF_EXPANDABLE,
+    GUARD,
+    INHERITED_DATA_LIMIT,
+    TENSORS,
+)
 from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.columns import NAMED
@@ -36,7 +46,6 @@ LIMITS = {
     ADDRESS_LIMIT: "of addresses, by ulimit -v",
 }
 PREFILL_CHUNK = "workload.prefill_chunk"
-EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
 
 
@@ -270,7 +279,9 @@ def why(row: Row) -> str:
         text += f", would take {format_bytes(unlimited)} {device_named(row['device']).deciding_counter}"
         limit = _room(row)
         if limit is not None and unlimited < limit:
-            text += f", but fragmentation leaves no room for its segments, which {EXPANDABLE} can avoid"
+            text += ", but fragmentation leaves no room for its segments"
+            if (row.get("error_message") or "").endswith(FITS_IF_EXPANDABLE):
+                text += f"; with {EXPANDABLE} in the shell it fits (calculated)"
     elif needs is not None:
         held = "in tensors and scratch memory" if device_named(row["device"]).is_host else "allocated"
         text += f", needs at least {format_bytes(needs)} {held}"

@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable
+from dataclasses import fields
 from itertools import takewhile
 from pathlib import Path
 
+from sweeper.errors import Mistake, did_you_mean
+from sweeper.planning.schema import Keys
+
 GROUPS = ("model", "card", "workload", "inputs", "design", "experiment")
+KEYS = tuple(each.name for each in fields(Keys))  # which the help of the program describes
 WIDTH = 80
 CARDS = "Cards, as in devices=sim:NAME, budget=card:NAME and estimate card=NAME"
 
@@ -90,6 +95,20 @@ With parameters=: whether a card has room to run and to train such a model.
 
   --json            print JSON, for programs
   -cd FOLDER        add the options in FOLDER/model, FOLDER/card, ..."""
+
+
+def groups_of(word: str, folders: Iterable[Path]) -> list[str]:
+    """The groups that a word names: a group, its plural, or one of its options. None for a key. Raises Mistake."""
+    name = word.lower()
+    for group in GROUPS:
+        if name in (group, f"{group}s"):
+            return [group]
+    options = {group: {file.stem for folder in folders for file in (folder / group).glob("*.yaml")} for group in GROUPS}
+    found = [group for group, names in options.items() if name in names]
+    if not found and name not in KEYS:
+        near = did_you_mean(name, [*GROUPS, *(each for names in options.values() for each in names)])
+        raise Mistake(f"--help {word}: no group or option of this name{near}; the groups are {', '.join(GROUPS)}")
+    return found
 
 
 def options(group: str, folders: Iterable[Path]) -> str:

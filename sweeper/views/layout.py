@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from sweeper.plan import typed_value
 from sweeper.units import format_both, format_bytes
 
 LONGEST_MESSAGE = 160  # characters of an exception on the screen; the tables have all of it
+# huggingface_hub's words before the cause, which would leave no room for the figures in it
+WRAPPED = re.compile(r"Class validation error for validator '\w+': (\w+): (?=\S)")
 LONGEST_OF_OURS = 320  # of a message that sweeper wrote: it names the cure
 
 
@@ -25,6 +28,8 @@ def error_text(error_type: str | None, message: str | None) -> str:
     if error_type is None or error_type == UNAVAILABLE:
         return shortened(first, LONGEST_OF_OURS)
     name = error_type.rpartition(".")[2]
+    if cause := WRAPPED.match(first):
+        name, first = cause[1], first[cause.end() :]
     return shortened(f"{name}: {first}" if first else name, LONGEST_MESSAGE)
 
 

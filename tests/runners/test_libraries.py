@@ -121,6 +121,28 @@ def test_a_missing_library_and_a_broken_one_have_different_messages(monkeypatch:
     assert why_not_imported("mine", broken, "no filelock") == "mine cannot be imported: no filelock"
 
 
+def test_a_broken_library_that_another_imports_is_the_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers imports torchao, and reports its failure as one of its own."""
+    monkeypatch.setattr(libraries, "_extras", lambda: ["models", "quantize"])
+    monkeypatch.setattr(libraries, "_pip", lambda: "pip")
+    (tmp_path / "torchao.py").write_text("import no_such_kernels")
+    (tmp_path / "transformers.py").write_text(
+        "try:\n    import torchao\nexcept ImportError as error:\n    raise RuntimeError('Failed') from error\n"
+    )
+    for name in ("torchao", "transformers"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(RuntimeError) as raised:
+        importlib.import_module("transformers")
+    why = why_not_imported("transformers", raised.value, "No module named 'no_such_kernels'")
+    assert why.startswith(
+        'torchao cannot be imported (pip install "sweeper[quantize]" installs it anew), and transformers'
+    )
+    assert why.endswith("No module named 'no_such_kernels'")
+
+
 def test_the_measured_process_pays_for_no_package_metadata() -> None:
     code = "import sys, runners.libraries; print({'importlib.metadata', 'email', 'shutil'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

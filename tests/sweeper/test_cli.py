@@ -259,6 +259,23 @@ def test_help_of_a_group_describes_each_of_its_options(typed: Typed, group: str)
     assert max(map(len, ended.stdout.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(("word", "group"), [("models", "model"), ("Cards", "card"), ("train", "workload")])
+def test_help_of_a_plural_and_of_an_option_is_that_of_their_group(typed: Typed, word: str, group: str) -> None:
+    assert typed("--help", word).stdout == typed("--help", group).stdout
+
+
+def test_help_of_a_key_is_that_of_the_program(typed: Typed) -> None:
+    assert typed("--help", "batch").stdout == typed("--help").stdout
+
+
+def test_help_of_an_unknown_word_is_a_mistake_of_one_line(typed: Typed) -> None:
+    ended = typed("--help", "xyzzy")
+    groups = "the groups are model, card, workload, inputs, design, experiment"
+    assert ended.stderr == f"sweeper: --help xyzzy: no group or option of this name; {groups}\n"
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "did you mean workload?" in typed("--help", "wrkload").stderr
+
+
 def test_help_of_a_group_has_the_users_own_options(tmp_path: Path, typed: Typed) -> None:
     (tmp_path / "options" / "model").mkdir(parents=True)
     (tmp_path / "options" / "model" / "mine.yaml").write_text("# My model: as trained.\nname: mine\n")
@@ -359,6 +376,10 @@ def test_flags_that_show_something_print_it(tmp_path: Path, typed: Typed, argume
         ("sweeper -m batch=1,2 conte", "context="),
         ("sweeper model=smollm2-1", "model=smollm2-135m"),
         ("sweeper desig", "design="),
+        ("sweeper est", "estimate"),
+        ("sweeper devices=sim:rtx-40", "devices=sim:rtx-4090"),
+        ("sweeper batch=1 devices=[cpu,sim:rtx-40", "devices=[cpu,sim:rtx-4090"),
+        ("sweeper budget=card:h1", "budget=card:h100-80gb"),
     ],
 )
 def test_a_shell_completes_keys_and_options(
@@ -367,6 +388,34 @@ def test_a_shell_completes_keys_and_options(
     monkeypatch.setenv("COMP_LINE", line)
     monkeypatch.setenv("COMP_POINT", str(len(line)))
     assert offered in typed("-sc", "query=bash").stdout.split()
+
+
+@pytest.mark.parametrize("breaks", ["", ":"])
+def test_bash_completes_a_word_with_a_colon_whether_it_divides_words_there_or_not(
+    tmp_path: Path, typed: Typed, breaks: str
+) -> None:
+    """Bash replaces what follows the last colon, where it divides words at colons."""
+    (tmp_path / "sweeper").write_text("#!/bin/sh\necho devices=sim:rtx-3090 devices=sim:rtx-4090\n")
+    (tmp_path / "sweeper").chmod(0o755)
+    code = typed("-sc", "install=bash").stdout
+    asked = f"""{code}
+        COMP_WORDBREAKS='{breaks}' COMP_LINE='sweeper devices=sim:rtx-4' COMP_POINT=25 COMP_CWORD=3
+        hydra_bash_completion; echo "${{COMPREPLY[@]}}" """
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", asked], env={"PATH": path}, capture_output=True, text=True, check=True)
+    assert done.stdout == ("rtx-4090\n" if breaks else "devices=sim:rtx-4090\n")
+
+
+@pytest.mark.parametrize(
+    "words", [["install=tcsh"], ["install"], ["bash"], ["install=BASH"], ["install=pwsh"], ["query=bash"], []]
+)
+def test_what_no_shell_asks_for_is_a_mistake_of_one_line(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.delenv("COMP_LINE", raising=False)
+    ended = typed("-sc", *words)
+    shown = " ".join(["-sc", *words])
+    assert (ended.returncode, ended.stderr) == (2, f"sweeper: {shown}: write -sc install=bash|zsh|fish\n")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -384,7 +433,8 @@ def test_a_shell_offers_only_what_may_be_typed(typed: Typed, monkeypatch: pytest
     every = offered("sweeper ")
     groups = {group for group in help.GROUPS if group != "card"}
     keys_of_runs = {each.name for each in dataclasses.fields(Keys) if each.name not in ("grid", "points")}
-    assert {re.split("[.=]", word)[0] for word in every} == groups | keys_of_runs
+    assert {re.split("[.=]", word)[0] for word in every} == groups | keys_of_runs | set(cli.COMMANDS)
+    assert offered("sweeper frontier ") == []  # the shell offers files
     assert "retry=" in every
     assert offered("sweeper hydra") == []
     assert "card=rtx-4090" in offered("sweeper estimate card=rtx-40")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from runners.facts import FITS_IF_EXPANDABLE
 from runners.outcome import Outcome, Status
 from runners.simulation.trace import AllocationTrace
 from tests.measuring import MIB, SETTLED, Lab
@@ -56,6 +57,17 @@ def catches_too_large_for_this_machine(*, device):
         torch.zeros(2**50, dtype=torch.uint8)
     except Exception:
         torch.empty(2**20, dtype=torch.uint8, device=device)
+
+def fragments(*, device, phase):
+    # 600 of 700 MiB are free, in two parts of other segments than the 600 MiB that are then allocated
+    with phase("take"):
+        first = torch.empty(400, 2**20, dtype=torch.uint8, device=device)
+        second = torch.empty(300, 2**20, dtype=torch.uint8, device=device)
+        del first, second
+        parts = [torch.empty(size, 2**20, dtype=torch.uint8, device=device) for size in (30, 350, 30, 250)]
+        del parts[1], parts[2]
+    with phase("take again"):
+        torch.empty(600, 2**20, dtype=torch.uint8, device=device)
 
 def grows(*, device, phase):
     held = []
@@ -197,6 +209,20 @@ def test_a_calculated_pass_was_refused_nothing(lab: Lab) -> None:
 def test_a_refused_point_has_its_peak_without_a_limit(lab: Lab) -> None:
     assert on_card(lab, "block", batch=600).unlimited_peak_bytes == 1200 * MIB
     assert on_card(lab, "block", batch=300).unlimited_peak_bytes == 600 * MIB
+
+
+def test_a_refusal_by_fragmentation_names_the_setting_that_is_calculated_to_avoid_it(lab: Lab) -> None:
+    refused = on_card(lab, "fragments")
+    assert (refused.status, refused.unlimited_peak_bytes) == (Status.OOM, 700 * MIB)
+    assert (refused.error_message or "").endswith(FITS_IF_EXPANDABLE)
+    assert on_card(lab, "fragments", {**CARD, "settings": "expandable_segments:True"}).fits is True
+
+
+def test_a_refusal_that_growing_segments_do_not_avoid_names_no_setting(lab: Lab) -> None:
+    for settings in ("", "expandable_segments:True"):
+        refused = on_card(lab, "block", {**CARD, "settings": settings}, batch=600)
+        assert refused.status is Status.OOM
+        assert FITS_IF_EXPANDABLE not in (refused.error_message or "")
 
 
 def test_other_processes_and_a_budget_reduce_the_capacity(lab: Lab) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runners.facts import FITS_IF_EXPANDABLE
 from runners.outcome import Status
 from sweeper import cli
 from sweeper.errors import Mistake
@@ -123,6 +124,10 @@ def test_what_others_use_of_a_card_is_no_fragmentation() -> None:
     refused = row("oom", device="sim:rtx-4090", kind="calculated", unlimited_peak_bytes=20 * 2**30)
     refused |= {"device_total_bytes": 24 * 2**30, "context_bytes": 2**29}
     assert "fragmentation" in frontier_text([refused])
+    assert "expandable" not in frontier_text([refused])
+    avoided = refused | {"error_message": f"out of memory{FITS_IF_EXPANDABLE}"}
+    setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in the shell"
+    assert f"leaves no room for its segments; with {setting} it fits (calculated)" in frontier_text([avoided])
     assert "fragmentation" not in frontier_text([refused | {"used_by_others_bytes": 6 * 2**30}])
 
 

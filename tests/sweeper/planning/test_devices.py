@@ -185,7 +185,7 @@ def test_an_unknown_card_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize("key", ["total_bytes", "context_bytes"])
 def test_a_card_without_a_figure_is_refused_by_its_file(key: str) -> None:
     cards = Cards(("mine",), lambda name: {**H100, key: None})
-    with pytest.raises(Mistake, match=rf"card/mine.yaml: {key}=None: must be a whole number of bytes"):
+    with pytest.raises(Mistake, match=rf"card/mine.yaml: {key} is missing: a whole number of bytes"):
         devices.resolve(("sim:mine",), never, print, cards)
 
 

@@ -284,6 +284,15 @@ REFUSED = {
     "design=grid,axes": "design=grid,axes: one design at a time",
     "experiment=a,b": "experiment=a,b: one experiment at a time",
     "design=frontier": "design=frontier: there is nothing to search",
+    "model=mlp attention=sdpa": "attention=sdpa: mlp has no attention; leave it out or choose another model",
+    "model=mlp workload=generate": "workload=generate: mlp generates no tokens; choose a decoder, as in",
+    "model=gpt2 context=4096": "context=4096: gpt2 has 1024 positions; at most 1024 fit",
+    "model=pretrained model.path=/nosuch": "model.path=/nosuch: no such folder",
+    "model=pretrained model.path=..": "model.path=..: the folder has no config.json; name the one of a checkpoint",
+    "model=gpt2,mlp model.config.n_layer=2": "no such key: model.config.n_layer with model=mlp",
+    "model=gpt2,mlp model.config.num_hidden_layers=2": (
+        "no such key: model.config.num_hidden_layers with model=gpt2 and model=mlp; give each model a sweep with keys"
+    ),
     "design=nope": "design=nope: no such design",
     "design=list": "design=list: there are no points",
     "experiment=nosuch": "experiment=nosuch: no such experiment",
@@ -305,7 +314,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("typed", REFUSED)
 def test_a_mistake_is_one_line_that_names_it(typed: str) -> None:
-    assert refused(typed).startswith(REFUSED[typed])
+    assert refused(*typed.split()).startswith(REFUSED[typed])
+
+
+def test_a_combination_that_no_model_can_do_stays_in_a_sweep_in_which_a_part_of_it_varies() -> None:
+    assert len(plan("model=gpt2", "context=1024,4096").points) == 2
+    assert len(plan("model=gpt2,tiny-llama", "context=4096").points) == 2
+    assert plan("model=gpt2", "context=interval(1,4096)", "design=frontier").points
 
 
 @pytest.mark.parametrize(
@@ -469,6 +484,31 @@ def test_an_interpreter_that_cannot_be_probed_is_named(mywork: Path) -> None:
     python.chmod(0o755)
     message = refused(CUSTOM, "workload.target=mywork:narrow", f"python={python}")
     assert message == f"python={python}: cannot be probed: no such luck"
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "missing"),
+    [
+        ("model", "foo: 1", "name is missing, as in name: mine"),
+        ("model", "name: mine", "library is missing, as in library: transformers"),
+        ("model", "{name: mine, library: torch}", "width is missing, as in width: 512"),
+        ("model", "{name: mine, library: transformers}", "model_type is missing, as in model_type: llama"),
+        ("workload", "foo: 1", "name is missing, as in name: mine"),
+    ],
+)
+def test_a_file_of_the_users_that_lacks_a_key_is_named(tmp_path: Path, group: str, text: str, missing: str) -> None:
+    path = tmp_path / group / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert refused(f"{group}=mine", "-cd", str(tmp_path)) == f"{path}: {missing}"
+
+
+def test_another_program_than_python_is_no_interpreter(tmp_path: Path) -> None:
+    python = tmp_path / "ls"
+    python.write_text('#!/bin/sh\n[ "$1" = --version ] && echo ls 9.1 && exit\necho "cannot access $5" >&2; exit 2\n')
+    python.chmod(0o755)
+    message = refused(CUSTOM, "workload.target=mywork:narrow", f"python={python}")
+    assert message == f"python={python}: is no Python interpreter, but ls 9.1"
 
 
 def test_the_gpus_are_those_the_measured_interpreter_sees(tmp_path: Path) -> None:

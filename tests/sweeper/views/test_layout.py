@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sweeper.estimates.memory_terms import weights
-from sweeper.views.layout import assignments, counts, indent, more, named, table, term_lines
+from sweeper.views.layout import assignments, counts, error_text, indent, more, named, table, term_lines
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_lines_have_no_blanks_at_their_ends() -> None:
@@ -34,6 +34,12 @@ def test_what_is_left_out_is_counted() -> None:
     assert more(12, 12, "points") == []
     assert more(1_013, 12, "points") == ["... and 1,001 more points: --json lists all"]
     assert counts({"ok": 4, "oom": 2}) == "4 ok, 2 oom"
+
+
+def test_the_cause_of_a_refused_configuration_is_shown_whole() -> None:
+    cause = "RoPE requires an even rotary dimension, but got rotary_dim=25 (head_dim=25, partial_rotary_factor=1.0)"
+    message = f"Class validation error for validator 'validate_rope':\n    ValueError: {cause}"
+    assert error_text("huggingface_hub.errors.StrictDataclassClassValidationError", message) == f"ValueError: {cause}"
 
 
 def test_a_text_is_wrapped_below_its_first_word_or_not_at_all() -> None:
