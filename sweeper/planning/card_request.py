@@ -14,9 +14,9 @@ from sweeper.estimates.card_check import CARD, RANK
 from sweeper.planning.suggestions import no_such_card
 
 BITS = (4, 8, 16, 32)
-LARGEST = 10**18  # parameters
+SMALLEST, LARGEST = 10**5, 10**18  # parameters; 7 was probably meant as 7B
 KEYS = {
-    "parameters": "a whole number above 0, as in parameters=7000000000 or 7e9",
+    "parameters": "a whole number, 100000 or more, as in parameters=7000000000 or 7e9",
     "bits": "one of 4, 8, 16, 32",
     "reserve_gib": "a number of GiB, 0 or more, as in reserve_gib=4 or 0.5",
     "card": f"a card of conf/card, as in card={CARD}",
@@ -79,8 +79,10 @@ def _parameters(value: str) -> int:
     """7000000000 and 7e9 are the same number; 7.5 is refused, 7.5e9 is not."""
     if re.fullmatch(r"[0-9]{1,18}|[0-9]{1,9}(\.[0-9]{1,9})?[eE]\+?[0-9]{1,2}", value):
         count = Decimal(value)
-        if 0 < count < LARGEST and count == count.to_integral_value():
+        if SMALLEST <= count < LARGEST and count == count.to_integral_value():
             return int(count)
+    if re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,2})?", value) and Decimal(value) > 0:
+        raise Mistake(f"parameters={value}: that is {value}, and not {value}B; write parameters={value}e9")
     short = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmbgt])", value.lower())  # 7B, as in the names of models
     power = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
     instead = f"; write parameters={short[1]}e{power[short[2]]}" if short else ""

@@ -312,6 +312,7 @@ def _check_shape(file: ConfigFile) -> None:
     if len(both) > 1:
         text = "the experiment has both grid: and points:; keep one, and type the other keys"
         raise file.mistake(_line(both[1]), text)
+    _check_given_once(file)
     for key, node in _items(file.root):
         if key == "defaults":
             _check_defaults(file, node)
@@ -327,12 +328,32 @@ def _check_shape(file: ConfigFile) -> None:
             _check_value(file, key, node)
 
 
+def _check_given_once(file: ConfigFile) -> None:
+    """Raises Mistake for a key with a value that no point has: all of them have another one by grid: or points:."""
+    top = {} if file.package else dict(_items(file.root))
+    points = [point for point in getattr(top.get("points"), "value", ()) if isinstance(point, yaml.MappingNode)]
+    swept = {
+        "grid": {key for key, _ in _items(top["grid"])} if isinstance(top.get("grid"), yaml.MappingNode) else set()
+    }
+    swept["points"] = set.intersection(*({key for key, _ in _items(point)} for point in points)) if points else set()
+    for key, node in top.items():
+        if key in (*swept, "defaults"):
+            continue
+        for inner, value, line in _lines_of_key(key, node):
+            where = next((where for where, keys in swept.items() if inner in keys), None)
+            if where is not None:
+                raise file.mistake(line, f"{inner}={typed(value)}: is given again under {where}:; keep one")
+
+
 def _check_value(file: ConfigFile, key: str, node: yaml.Node) -> None:
     if isinstance(node, yaml.SequenceNode) and key in POINT_KEYS:
         values = _value(node)
         raise file.mistake(
             _line(node), f"{key}={typed(values)}: takes one value; write {several(key, values)} to try each"
         )
+    is_number = isinstance(node, yaml.ScalarNode) and str(node.tag).endswith((":int", ":float"))
+    if TYPES[key] == "bool" and is_number:
+        raise file.mistake(_line(node), f"{key}={node.value}: must be {expected_type(key)}")
     if not isinstance(node, yaml.ScalarNode):
         if TYPES[key] == "Any":
             return

@@ -163,10 +163,18 @@ def _keys_of_options() -> Mapping[str, Sequence[tuple[str, str]]]:
 # --- options and values -----------------------------------------------------------------------------------------------
 
 
+def option_of_path(option: str) -> str:
+    """The name of the option that a path stands for: `gpt2` of `./gpt2`, `/gpt2` and `gpt2.yaml`."""
+    parts = [each for each in option.removesuffix(".yaml").split("/") if each not in ("", ".", "..")]
+    return "/".join(parts)
+
+
 def no_such_option(group: str, option: str, known: Sequence[str]) -> str:
     """The message for an option that a group does not have. `known`: its options, those of the user's included."""
     what = f"{group}={option}: no such {group}"
-    if text := _option(group, option):
+    named = option_of_path(option)
+    is_known = named != option and named in known and not (group == "model" and "/" in option)
+    if text := f"{group}={named}" if is_known else _option(group, option):
         return f"{what}; {write(text)}"
     usual = [each for each in known if not each.startswith(TINY) or option.lower().startswith(TINY.rstrip("-"))]
     near = did_you_mean(option, usual) or did_you_mean(option, known)

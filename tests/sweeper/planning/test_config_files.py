@@ -101,6 +101,23 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "points-key": ("points:\n- batch: 1\n- btach: 1", 4, "no such key: btach (did you mean batch?)"),
     "points-value": ("points:\n- batch: 1\n- batch: 0", 4, "batch=0: must be 1 or more"),
     "grid-and-points": ("grid: {batch: [1]}\npoints: [{batch: 1}]", 3, "the experiment has both grid: and points:"),
+    "grid-again": ("grid: {batch: [1, 2]}\nbatch: 7", 3, "batch=7: is given again under grid:; keep one"),
+    "grid-again-in-an-option": (
+        "defaults: [override /model: mlp]\nmodel:\n  width: 8\ngrid: {model.width: [8, 16]}",
+        4,
+        "model.width=8: is given again under grid:; keep one",
+    ),
+    "points-again": ("batch: 7\npoints: [{batch: 1}, {batch: 2}]", 2, "batch=7: is given again under points:"),
+    # taken for something else
+    "number-for-a-switch": ("seed: 1\nparallel: 4", 3, "parallel=4: must be true or false"),
+    "path-in-defaults": (
+        "defaults:\n- override /workload: ./train",
+        3,
+        "workload=./train: no such workload; write workload=train",
+    ),
+    "path-in-grid": ("grid:\n  model: [mlp, ./gpt2]", 3, "model=./gpt2: no such model; write model=gpt2 for random"),
+    "file-in-points": ("points:\n- model: mlp\n- model: mlp.yaml", 4, "model=mlp.yaml: no such model; write model=mlp"),
+    "key-of-the-search": ("seed: 1\nedge: largest", 3, "edge=largest: has an effect only with design=frontier"),
     # defaults
     "no-such-option": ("defaults:\n- override /model: nosuch", 3, "model=nosuch: no such model"),
     "no-such-group": ("defaults:\n- override /modle: gpt2", 3, "defaults: override /modle: gpt2: no such group (did"),
@@ -149,6 +166,7 @@ TAKEN: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "umlauts": ("env: {A: grüße}", {"env.A": "grüße"}),
     "merged": ("env: {<<: {A: x}, B: y}", {"env.A": "x", "env.B": "y"}),
+    "some-points": ("batch: 7\npoints: [{context: 3}]", {"batch": 7, "context": 3}),
     "comment-above": ("# again\nbatch: 2", {"batch": 2}),
 }
 

@@ -92,6 +92,7 @@ def test_what_a_message_says_to_write_is_taken() -> None:
         "model=gpt2",
     )
     expected = {"devices": "no GPU", "design": "nothing to search", "used_by_others": "no effect on"}
+    expected |= dict.fromkeys(("confirm", "edge"), "only with design=frontier")
     for advice in sorted(advices):
         words = advice if re.search("devices=|^estimate", advice) else f"devices=cpu {advice}"
         why = refusal(words)
