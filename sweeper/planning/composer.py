@@ -193,10 +193,11 @@ class Composer:
             try:
                 self.updated(defaults, key, value, added=True)
             except Mistake as mistake:
-                if not isinstance(value, list):
+                parts = value.split(",") if isinstance(value, str) else value
+                if not isinstance(parts, list) or len(parts) < 2 or isinstance(OmegaConf.select(defaults, key), str):
                     raise
                 what, _, _ = str(mistake).partition("; write ")
-                raise Mistake(f"{what}; write {several(key, value)} to try each") from None
+                raise Mistake(f"{what}; write {several(key, parts)} to try each") from None
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
@@ -244,7 +245,8 @@ class Composer:
         if not rest:
             raise Mistake(f"{key}={typed(value)}: must be one of {some_of(self.options(root), root)}")
         if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
-            raise Mistake(f"{key} defines {root}={config[root].get('name')} and cannot be changed")
+            instead = f"; write {root}={value}" if rest == "name" and value in self.options(root) else ""
+            raise Mistake(f"{key} defines {root}={config[root].get('name')} and cannot be changed{instead}")
         with suppress(OmegaConfBaseException):
             is_now = OmegaConf.select(config, key, throw_on_missing=True)
             if isinstance(is_now, float) and isinstance(value, int) and not isinstance(value, bool):

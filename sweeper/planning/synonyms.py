@@ -318,6 +318,9 @@ NO_METER = ("mps", "metal", "xpu", "tpu", "npu", "hpu", "vulkan", "opencl", "dir
 # Makers and product lines, which the names of cards leave out.
 MAKERS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "quadro")
 
+# Names that other tools have for a file's list of values.
+GRIDS = ("sweep", "sweeps", "parameters", "matrix", "search_space", "space", "values", "variables", "product", "list")
+
 FLAGS: Mapping[str, str] = {
     "-V": "--version",
     **_each("-? --man --usage", "--help"),
