@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-ALIKE = 0.65  # the least similarity of a suggestion, by difflib's ratio
+ALIKE = 0.7  # the least similarity of a suggestion, by difflib's ratio
 MOST_NAMED = 5  # names in a message; a list of 48 hides the one that is needed
 SEPARATORS = r"[-_. :]"
 # How each kind of likeness is found, the best first: (the typed name, a known one), both in small letters.

@@ -22,6 +22,14 @@ KEYS = {
     "card": f"a card of conf/card, as in card={CARD}",
     "rank": "a whole number above 0, as in rank=8",
 }
+BITS_OF = {
+    "dtype": {
+        **dict.fromkeys(("float32", "fp32"), 32),
+        **dict.fromkeys(("float16", "fp16", "half", "bfloat16", "bf16"), 16),
+        "int8": 8,
+    },
+    "quantize": {"int8": 8, "int4": 4, "nf4": 4},
+}
 OWN_KEYS = ("parameters", "bits", "reserve_gib")  # keys that no configuration has
 
 
@@ -37,7 +45,8 @@ class CardRequest:
 
 def is_card_request(words: Iterable[str]) -> bool:
     """Whether `estimate` was given numbers instead of a configuration."""
-    return any(word.partition("=")[0] in OWN_KEYS for word in words)
+    keys = [word.partition("=")[0] for word in words]
+    return any(key in OWN_KEYS for key in keys) or (bool(keys) and all(key in KEYS for key in keys))
 
 
 def parse_card_request(words: Iterable[str]) -> CardRequest:
@@ -64,6 +73,8 @@ def _keys(words: Iterable[str]) -> dict[str, str]:
         key, equals, value = word.partition("=")
         if not equals:
             raise Mistake(f"cannot read {word!r}: write key=value, as in parameters=7000000000 bits=16")
+        if key not in KEYS and (instead := _instead(key, value)):
+            raise Mistake(f"{key}={value}: no such key beside parameters; write {instead}")
         if key not in KEYS:
             raise Mistake(f"{key}={value}: no such key{did_you_mean(key, KEYS)}; the keys are {', '.join(KEYS)}")
         if key in given:
@@ -71,8 +82,19 @@ def _keys(words: Iterable[str]) -> dict[str, str]:
         given[key] = value
     for key in ("parameters", "bits"):
         if key not in given:
-            raise Mistake(f"{key} is missing: {KEYS[key]}")
+            example = {"parameters": "7e9", "bits": "16", **given}
+            line = " ".join(f"{name}={value}" for name, value in example.items())
+            raise Mistake(f"{key} is missing: {KEYS[key]}; write sweeper estimate {line}")
     return given
+
+
+def _instead(key: str, value: str) -> str | None:
+    """The key of a card request for one of a sweep: `card=rtx-4090` for `devices=sim:rtx-4090`."""
+    if key in ("devices", "device", "gpu", "budget"):
+        return f"card={re.sub(r'^(sim|card):', '', value)}"
+    if key in BITS_OF and value.lower() in BITS_OF[key]:
+        return f"bits={BITS_OF[key][value.lower()]}"
+    return f"reserve_gib={re.sub('GiB$', '', value)}" if key in ("reserve", "used_by_others") else None
 
 
 def _parameters(value: str) -> int:

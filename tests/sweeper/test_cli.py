@@ -448,7 +448,7 @@ def test_no_command_loads_torch_and_those_without_a_plan_load_no_hydra(tmp_path:
         return done.stdout.splitlines()[-1].split()[1:]
 
     assert loaded(*NO_RUN, "batch=1,2") == ["hydra", "omegaconf"]
-    assert loaded("estimate", "parameters=7", "bits=16") == []
+    assert loaded("estimate", "parameters=7e9", "bits=16") == []
     assert loaded("frontier", "nosuch") == []
     assert loaded("effects", "--help") == []
     assert loaded("--help") == []

@@ -145,6 +145,11 @@ def test_the_bare_form_as_json_has_whole_bytes(capsys: pytest.CaptureFixture[str
         ("parameters=7e9 bits=16 reserve_gb=4", "did you mean reserve_gib?"),
         ("parameters=7e9 bits=16 model=gpt2", "model=gpt2"),
         ("parameters=7e9 bits", "'bits'"),
+        ("card=rtx-4090", "write sweeper estimate parameters=7e9 bits=16 card=rtx-4090"),
+        ("parameters=7e9 bits=16 devices=sim:rtx-4090", "write card=rtx-4090"),
+        ("parameters=7e9 dtype=bf16", "write bits=16"),
+        ("parameters=7e9 quantize=nf4", "write bits=4"),
+        ("parameters=7e9 bits=16 reserve=4GiB", "write reserve_gib=4"),
     ],
 )
 def test_the_bare_form_refuses_a_mistake_in_one_line(typed: str, named: str) -> None:
