@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-ALIKE = 0.7  # the least similarity of a suggestion, by difflib's ratio
+ALIKE = 0.65  # the least similarity of a suggestion, by difflib's ratio
 MOST_NAMED = 5  # names in a message; a list of 48 hides the one that is needed
 SEPARATORS = r"[-_. :]"
 # How each kind of likeness is found, the best first: (the typed name, a known one), both in small letters.
@@ -39,7 +39,9 @@ def nearest(word: object, known: Iterable[str]) -> list[str]:
     for alike in LIKENESSES:
         if found := [name for name in names if alike(typed, name.lower())]:
             return found[:MOST_NAMED]
-    return difflib.get_close_matches(str(word), names, 1, ALIKE)
+    alike = difflib.get_close_matches(str(word), names, 1, ALIKE)
+    # A misspelt word begins alike, or is much like the known one: partition is not attention.
+    return [name for name in alike if name[:1].lower() == typed[0] or difflib.get_close_matches(typed, [name], 1, 0.75)]
 
 
 def did_you_mean(word: object, known: Iterable[str], prefix: str = "") -> str:

@@ -16,12 +16,14 @@ def _each(names: str, text: str) -> dict[str, str]:
 # Names of keys, in small letters, with _ for -. A key that has this name in another workload is found without them.
 KEYS: Mapping[str, str] = {
     **_each(
-        "cutoff_len seq_len seqlen seq_length sequence_len sequence_length max_seq_len max_seq_length max_sequence_length ctx"
+        "seq_len seqlen seq_length sequence_len sequence_length max_seq_len max_seq_length max_sequence_length ctx"
         " ctx_len ctx_size ctx_length context_len context_length context_size context_window max_context n_ctx num_ctx"
         " max_model_len max_len max_length model_max_length block_size length tokens n_tokens num_tokens prompt_len"
         " seq_lens prompt_length input_len input_length max_input_length max_position_embeddings n_positions contexts",
         "context={value}",
     ),
+    "cutoff_len": "context={value}",
+    "sweep": "KEY=A,B to try several values of a key",
     **_each(
         "bs bsz b n_batch num_batch batchsize batch_size batchsizes batches train_batch_size eval_batch_size"
         " per_device_batch_size per_device_train_batch_size per_device_eval_batch_size per_gpu_batch_size"
