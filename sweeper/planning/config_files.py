@@ -399,7 +399,8 @@ def several(key: str, values: Any) -> str:
 
 
 def _check_mapping(file: ConfigFile, key: str, node: yaml.Node) -> None:
-    name = dict(_items(node)).get("name") if isinstance(node, yaml.MappingNode) and key in OF_POINTS else None
+    names = file.group.startswith("experiment") and key in OF_POINTS and isinstance(node, yaml.MappingNode)
+    name = dict(_items(node)).get("name") if names else None
     if name is not None and (key, _value(name)) not in [(group, option) for group, option, _ in _chosen(file)]:
         option = typed(_value(name))
         how = f"choose an option as in defaults: [override /{key}: {option}]"
