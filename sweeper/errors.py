@@ -39,7 +39,9 @@ def nearest(word: object, known: Iterable[str]) -> list[str]:
     for alike in LIKENESSES:
         if found := [name for name in names if alike(typed, name.lower())]:
             return found[:MOST_NAMED]
-    return difflib.get_close_matches(str(word), names, 1, ALIKE)
+    close = difflib.get_close_matches(str(word), names, 1, ALIKE)
+    # A misspelt word begins alike, or is much like the known one: partition is not attention.
+    return [name for name in close if name[:1].lower() == typed[0] or difflib.get_close_matches(typed, [name], 1, 0.75)]
 
 
 def did_you_mean(word: object, known: Iterable[str], prefix: str = "") -> str:

@@ -18,7 +18,7 @@ SHOWN = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 def format_bytes(count: int) -> str:
     """Bytes in the largest binary unit that they reach, to two decimals: `913.00 MiB`."""
     unit, name = next(((unit, name) for unit, name in SHOWN if abs(count) >= unit), (1, "bytes"))
-    return f"{count} bytes" if unit == 1 else f"{count / unit:.2f} {name}"
+    return f"{count} byte{'s' * (count != 1)}" if unit == 1 else f"{count / unit:.2f} {name}"
 
 
 def typed_bytes(count: int) -> str:
@@ -39,7 +39,7 @@ def format_both(count: int) -> str:
     """
     found = next((each for each in BOTH if abs(count) >= each[2]), None)
     if found is None:
-        return f"{count:,} bytes"
+        return format_count(count, "byte")
     decimal, name, binary, binary_name = found
     return f"{count:,} bytes = {hundredths(count, decimal)} {name} = {hundredths(count, binary)} {binary_name}"
 
@@ -47,7 +47,7 @@ def format_both(count: int) -> str:
 def format_decimal(count: int) -> str:
     """Bytes in the largest decimal unit that they reach, to two decimals: `10.79 GB`."""
     unit, name = next(((unit, name) for unit, name, *_ in BOTH if abs(count) >= unit), (1, "bytes"))
-    return f"{count:,} bytes" if unit == 1 else f"{hundredths(count, unit)} {name}"
+    return format_count(count, "byte") if unit == 1 else f"{hundredths(count, unit)} {name}"
 
 
 def hundredths(count: int, unit: int) -> str:

@@ -22,6 +22,7 @@ SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # the keys of --at
+ALONE = ("--multirun", "-m", "--json", "--resolve")  # flags without a value
 WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "--picture")  # in the next word
 
 
@@ -54,6 +55,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
     """Raises Mistake for an unknown command or flag, and for a flag without its value."""
     parser, commands = _parsers()
     command, rest = _split(arguments, list(commands))
+    _refuse_files(command, rest)
     if command == "sweep" and "--json" in rest:
         raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
     _check_flags(rest, commands[command], takes_keys=command in ("sweep", "estimate"))
@@ -110,8 +112,25 @@ def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list
     if at is not None and arguments[at] in commands:
         return arguments[at], [*arguments[:at], *arguments[at + 1 :]]
     if at == 0:
+        _refuse_files("sweep", arguments)
         raise Mistake(no_such_command(arguments[0], arguments[1:], commands))
     return "sweep", list(arguments)
+
+
+def _refuse_files(command: str, words: Sequence[str]) -> None:
+    """Raises Mistake for an experiment's file in place of a word, and for a run that is given like a key."""
+    for at, word in enumerate(words):
+        if command in ("estimate", "effects", "frontier") and re.fullmatch("run=.+", word):
+            raise Mistake(f"{word}: no such key; write sweeper {command} {word.removeprefix('run=')}")
+        is_value = at > 0 and words[at - 1].startswith("-")
+        if command in ("sweep", "estimate") and not is_value and re.fullmatch(r"[^=]+\.ya?ml", word):
+            path = Path(word)
+            folder = path.parent.parent if path.parent.name == "experiment" else None
+            sweeper = "sweeper" if command == "sweep" else f"sweeper {command}"
+            where = "" if folder else f", with the file as FOLDER/experiment/{path.stem}.yaml"
+            raise Mistake(
+                f"{word}: no key=value; write {sweeper} -cd {folder or 'FOLDER'} experiment={path.stem}{where}"
+            )
 
 
 def _first_word(arguments: Sequence[str]) -> int | None:
@@ -142,7 +161,8 @@ def _check_words(command: str, words: Sequence[str]) -> None:
     """Raises Mistake for a word that is neither an override nor a flag or its value, if it is clear what it means."""
     is_run = command == "estimate" and (len(words) == 1 or any(Path(word).is_dir() for word in words))
     for at, word in enumerate(words):
-        of_flag = at > 0 and words[at - 1].startswith("-") and "=" not in words[at - 1]
+        before = words[at - 1] if at > 0 else ""
+        of_flag = before.startswith("-") and "=" not in before and before not in ALONE
         is_override = _is_override(word) and not (at > 0 and word.startswith("="))
         if is_override or of_flag or (is_run and Path(word).is_dir()):
             continue

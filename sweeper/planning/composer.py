@@ -28,7 +28,8 @@ from sweeper.plan import typed
 from sweeper.planning import hydra_keys
 from sweeper.planning.config_files import ConfigFile, FileSource, several, shown
 from sweeper.planning.hydra_errors import explained, first_line, no_such_key, wrong_type
-from sweeper.planning.schema import TEXT_KEYS, TYPE_NAMES, WORKLOAD_RULES, as_list
+from sweeper.planning.schema import SWITCH_KEYS, TEXT_KEYS, TYPE_NAMES, WORKLOAD_RULES, as_list
+from sweeper.planning.suggestions import no_such_option, option_of_path
 
 PLANNING_GROUPS = ("design", "experiment")  # groups that configure the sweep itself and cannot be swept
 PARAMS = "workload.params."  # takes any key
@@ -90,6 +91,7 @@ class Composer:
             chosen = [(group, choice) for group, choice in choices.items() if choice is not None]
             overrides = [f"{group}={self.option(group, choice)}" for group, choice in chosen]
             for group, choice in chosen:
+                self._refuse_paths(group, choice)
                 self._check_is_there(group, choice)
             try:
                 with explained():
@@ -109,6 +111,8 @@ class Composer:
 
     def _refuse_keys_of_hydra(self, config: DictConfig, choices: Mapping[str, Any]) -> None:
         """Raises Mistake if a file sets one of Hydra's own keys or groups."""
+        for group in self.groups:
+            self._refuse_paths(group, choices.get(group))  # those that a file chooses
         for file in (f"{group}/{each}" for group in self.groups for each in as_list(choices.get(group))):
             self._refuse_hidden(file)
             read = self.loader.repository.load_config(file)  # type: ignore[attr-defined]
@@ -140,6 +144,12 @@ class Composer:
                 group, _, option = file.rpartition("/")
                 first = f"there is another {group}={option}, which comes first; give the file another name"
                 raise Mistake(f"{shown(path)}: {first}")
+
+    def _refuse_paths(self, group: str, choice: Any) -> None:
+        """Raises Mistake for an option that is not a file's stem. Hydra takes `./gpt2` and `gpt2.yaml` for `gpt2`."""
+        for option in map(str, as_list(choice)):
+            if option != option_of_path(option):
+                raise Mistake(no_such_option(group, option, self.options(group)))
 
     def _check_is_there(self, group: str, choice: Any) -> None:
         """Raises Mistake if an option is a file that Hydra does not take for one. Hydra reports all other names."""
@@ -197,10 +207,11 @@ class Composer:
             try:
                 self.updated(defaults, key, value, added=True)
             except Mistake as mistake:
-                if not isinstance(value, list):
+                parts = value.split(",") if isinstance(value, str) else value
+                if not isinstance(parts, list) or len(parts) < 2 or isinstance(OmegaConf.select(defaults, key), str):
                     raise
                 what, _, _ = str(mistake).partition("; write ")
-                raise Mistake(f"{what}; write {several(key, value)} to try each") from None
+                raise Mistake(f"{what}; write {several(key, parts)} to try each") from None
 
     def update(self, config: DictConfig, key: str, value: Any, added: bool) -> None:
         """Set one key, whose type stays. Raises Mistake. `added`: it was typed with a +."""
@@ -237,6 +248,8 @@ class Composer:
     def _of_its_type(self, config: DictConfig, key: str, value: Any) -> Any:
         """The value converted to the type of the present one: keys of groups have no other schema. Raises Mistake."""
         root, _, rest = key.partition(".")
+        if key in SWITCH_KEYS and isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise Mistake(wrong_type(key, value))  # OmegaConf would make `True` of 4
         if key in TEXT_KEYS and isinstance(value, (bool, int, float)):
             return typed(value)  # as it was typed: OmegaConf would make `True` of true
         if root not in ("model", "workload", "inputs", "quality") or (isinstance(value, str) and "${" in value):
@@ -246,7 +259,8 @@ class Composer:
         if not rest:
             raise Mistake(f"{key}={typed(value)}: must be one of {some_of(self.options(root), root)}")
         if rest.partition(".")[0] in ("name", *WORKLOAD_RULES):
-            raise Mistake(f"{key} defines {root}={config[root].get('name')} and cannot be changed")
+            instead = f"; write {root}={value}" if rest == "name" and value in self.options(root) else ""
+            raise Mistake(f"{key} defines {root}={config[root].get('name')} and cannot be changed{instead}")
         with suppress(OmegaConfBaseException):
             is_now = OmegaConf.select(config, key, throw_on_missing=True)
             if isinstance(is_now, float) and isinstance(value, int) and not isinstance(value, bool):

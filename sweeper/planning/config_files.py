@@ -22,16 +22,19 @@ from omegaconf._utils import get_yaml_loader
 from sweeper.cards import CONF
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed
+from sweeper.planning.in_yaml import GROUPS, in_yaml
 from sweeper.planning.schema import POINT_KEYS, Keys, expected_type
+from sweeper.planning.suggestions import no_such_key
+from sweeper.planning.synonyms import GRIDS
 from sweeper.planning.typed_numbers import value_in_units
 
 PACKAGE_LINE = "# @package _global_"
 GRID = "grid: {batch: [1, 2, 4]}"
 POINTS = "points: [{batch: 1}, {batch: 4, context: 64}]"
-GROUPS = tuple(sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "hydra"))
 TYPES = {each.name: str(each.type) for each in fields(Keys)}
 MOST_REPEATED = 100_000  # values that aliases repeat; more is a file that expands without end
 # Keys whose values are text: YAML would read `no`, `007` and `1e3` as something else. So are environment variables.
+OF_POINTS = ("model", "workload", "inputs")  # groups whose options a point has
 TEXT_KEYS = ("model", "workload", "inputs", *(key for key, type in TYPES.items() if type.startswith("str")))
 TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq"))
 SEVERAL = re.compile(r",|^(interval|range|choice|glob)\(")
@@ -260,6 +263,13 @@ def _lines_of_defaults(of_file: str, node: yaml.Node) -> Iterator[tuple[str, Any
             yield _group(group), _value(option), _line(each)
 
 
+def _chosen(file: ConfigFile) -> Iterator[tuple[str, Any, int]]:
+    """The options that the file's own defaults choose."""
+    for key, node in _items(file.root):
+        if key == "defaults":
+            yield from _lines_of_defaults(file.group, node)
+
+
 def _group(entry: str) -> str:
     """The group in an entry of a defaults list: `override /model` is `model`."""
     return re.sub(r"^(override|optional)\s+", "", entry).partition("@")[0].strip("/ ")
@@ -312,11 +322,14 @@ def _check_shape(file: ConfigFile) -> None:
     if len(both) > 1:
         text = "the experiment has both grid: and points:; keep one, and type the other keys"
         raise file.mistake(_line(both[1]), text)
+    _check_given_once(file)
     for key, node in _items(file.root):
         if key == "defaults":
             _check_defaults(file, node)
         elif file.package:
             continue
+        elif key not in TYPES and key != "hydra":
+            raise file.mistake(_line_of(file.root, key), _unknown(key, node))
         elif key == "grid":
             _check_grid(file, node)
         elif key == "points":
@@ -327,12 +340,47 @@ def _check_shape(file: ConfigFile) -> None:
             _check_value(file, key, node)
 
 
+def _unknown(key: str, node: yaml.Node) -> str:
+    """The message for a key that the configuration does not have, with the value that the file gives it."""
+    if key.lower() in GRIDS:
+        return f"no such key: {key}; write {GRID}"
+    root, _, rest = key.partition(".")
+    if rest and root in TYPES:
+        return f"no such key: {key}; " + in_yaml(f"write {key}={typed(_value(node))}")
+    return in_yaml(no_such_key(key, "VALUE" if isinstance(node, yaml.MappingNode) else typed(_value(node))))
+
+
+def _line_of(node: yaml.MappingNode, key: str) -> int:
+    """The line of a key, which is above that of its value if that is a mapping."""
+    return next(_line(each) for each, _ in node.value if each.value == key)
+
+
+def _check_given_once(file: ConfigFile) -> None:
+    """Raises Mistake for a key with a value that no point has: all of them have another one by grid: or points:."""
+    top = {} if file.package else dict(_items(file.root))
+    points = [point for point in getattr(top.get("points"), "value", ()) if isinstance(point, yaml.MappingNode)]
+    swept = {
+        "grid": {key for key, _ in _items(top["grid"])} if isinstance(top.get("grid"), yaml.MappingNode) else set()
+    }
+    swept["points"] = set.intersection(*({key for key, _ in _items(point)} for point in points)) if points else set()
+    for key, node in top.items():
+        if key in (*swept, "defaults"):
+            continue
+        for inner, value, line in _lines_of_key(key, node):
+            where = next((where for where, keys in swept.items() if inner in keys), None)
+            if where is not None:
+                raise file.mistake(line, f"{inner}={typed(value)}: is given again under {where}:; keep one")
+
+
 def _check_value(file: ConfigFile, key: str, node: yaml.Node) -> None:
     if isinstance(node, yaml.SequenceNode) and key in POINT_KEYS:
         values = _value(node)
         raise file.mistake(
             _line(node), f"{key}={typed(values)}: takes one value; write {several(key, values)} to try each"
         )
+    is_number = isinstance(node, yaml.ScalarNode) and str(node.tag).endswith((":int", ":float"))
+    if TYPES[key] == "bool" and is_number:
+        raise file.mistake(_line(node), f"{key}={node.value}: must be {expected_type(key)}")
     if not isinstance(node, yaml.ScalarNode):
         if TYPES[key] == "Any":
             return
@@ -351,6 +399,12 @@ def several(key: str, values: Any) -> str:
 
 
 def _check_mapping(file: ConfigFile, key: str, node: yaml.Node) -> None:
+    names = file.group.startswith("experiment") and key in OF_POINTS and isinstance(node, yaml.MappingNode)
+    name = dict(_items(node)).get("name") if names else None
+    if name is not None and (key, _value(name)) not in [(group, option) for group, option, _ in _chosen(file)]:
+        option = typed(_value(name))
+        how = f"choose an option as in defaults: [override /{key}: {option}]"
+        raise file.mistake(_line(name), f"{key}.name={option}: {how}")
     if isinstance(node, yaml.MappingNode) or _follows(node):
         return
     value = typed(_value(node))
@@ -370,6 +424,8 @@ def _check_grid(file: ConfigFile, node: yaml.Node) -> None:
     if not isinstance(node, yaml.MappingNode):
         raise file.mistake(_line(node), f"grid: must be keys with lists of values, as in {GRID}")
     for key, values in _items(node):
+        if key.partition(".")[0] not in (*TYPES, "experiment"):
+            raise file.mistake(_line(values), _unknown(key, values))
         if isinstance(values, yaml.MappingNode) and values.value:
             inner, first = next(_items(values))
             raise file.mistake(
@@ -496,5 +552,5 @@ def located(mistake: str, files: Sequence[ConfigFile], given: Mapping[str, Seque
     if found:
         alike = [each for each in found if begins["value"] in (typed(each[1]), str(each[1]))]
         file, _, line = (alike or found)[-1]
-        return f"{file.name}, line {line}: {message}"
+        return f"{file.name}, line {line}: {in_yaml(message)}"
     return f"{named[0].name}: {message}" if begins["file"] and named else mistake

@@ -132,6 +132,17 @@ def check_budgets(devices: Sequence[Device], points: Iterable[Point]) -> None:
         raise Mistake(f"{name}={os.environ[str(name)]}: {limits}, and {measured[0]} would not use it; unset it")
 
 
+def lowered_budgets(devices: Sequence[Device], points: Iterable[Point]) -> list[str]:
+    """A line for each calculated card that a budget exceeds: the card itself is then the limit."""
+    budget = max((point.get("budget") or 0 for point in points), default=0)
+    cards = [each for each in devices if each.card is not None and not each.card.is_host]
+    small = [(each.name, each.card.usable_bytes) for each in cards if each.card and each.card.usable_bytes < budget]
+    exceeds = f"budget={typed_bytes(budget)} is more than"
+    if len(small) > MOST_LINES:
+        return [f"{exceeds} {len(small)} of the calculated cards have, which limit themselves"]
+    return [f"{name}: {exceeds} the {format_bytes(room)} of the card, which is the limit" for name, room in small]
+
+
 MOST_LINES = 3  # of cards; sim:all has 42
 DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of it"
 

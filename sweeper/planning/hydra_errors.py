@@ -17,7 +17,7 @@ from sweeper.planning import suggestions
 from sweeper.planning.schema import TYPE_NAMES, WORKLOAD_RULES, expected_type
 from sweeper.planning.suggestions import GROUPS, no_such_key_of, no_such_option
 from sweeper.planning.synonyms import FALSE, TRUE
-from sweeper.planning.typed_numbers import not_whole
+from sweeper.planning.typed_numbers import SECONDS, not_whole, seconds
 
 RENAMED = {"workload.concurrency": "workload.prompt_lengths, the number of different prompt lengths"}
 
@@ -30,6 +30,8 @@ def wrong_type(key: str, value: Any, is_now: Any = None) -> str:
         return not_whole(key, text, now)
     if wanted == TYPE_NAMES["dict[str, Any]"]:
         return f"{key}={text}: must be {wanted}{now}; write {key}.NAME={text}"
+    if key in SECONDS and (instead := seconds(key, text)):
+        return f"{key}={text}: must be a number of seconds{now}; write {instead}"
     is_switch = wanted == TYPE_NAMES["bool"]
     right = "true" if text.lower() in TRUE else "false" if text.lower() in FALSE else None
     return f"{key}={text}: must be {wanted}{now}" + (f"; write {key}={right}" if is_switch and right else "")

@@ -17,8 +17,8 @@ from hydra.errors import OverrideParseException
 from sweeper.errors import Mistake
 from sweeper.interval import Interval
 from sweeper.planning.composer import ENV, PARAMS
-from sweeper.planning.schema import LIST_KEYS, RUN_KEYS, as_list, is_run_key
-from sweeper.planning.suggestions import ROOTS, assign, devices, no_such_key
+from sweeper.planning.schema import CHOICES, LIST_KEYS, RUN_KEYS, as_list, is_run_key
+from sweeper.planning.suggestions import ROOTS, assign, devices, no_such_key, options
 from sweeper.planning.typed_numbers import WHOLE, in_units, whole_numbers
 from sweeper.planning.typed_numbers import check as check_numbers
 
@@ -117,6 +117,8 @@ def _readable(key: str, equals: str, value: str) -> str:
     if name in ROOTS and name != key:  # {batch=1}, batch>=1
         return f"write {assign(name, re.sub('[^0-9A-Za-z]+$', '', value))}"
     right = whole_numbers(key, value) if key in WHOLE else None
+    if key == "workload.argv" and value[:1] not in ("[", ""):
+        return f"write '{key}=[{','.join(value.split())}]'"
     if key == "devices" and (near := devices(value, ())):
         right = f"devices={near[0]}"
     trimmed = re.sub(",+", ",", value).strip("=, ")
@@ -210,6 +212,8 @@ def _check_length(line: str, key: str, swept: RangeSweep) -> None:
 
 def _interval(line: str, key: str, swept: IntervalSweep) -> Interval:
     """Hydra parses both ends as floats, and accepts inf."""
+    if words := ["float32", "bfloat16"] if key == "dtype" else CHOICES.get(key) or options(key):
+        raise Mistake(f"{line}: an interval is of whole numbers; list the values, as in {key}={','.join(words[:2])}")
     ends = [end for end in (swept.start, swept.end) if end is not None and math.isfinite(end)]
     if len(ends) < 2 or any(end != int(end) or abs(end) > MAXIMUM_EXACT for end in ends):
         raise Mistake(f"{line}: an interval has two whole numbers, as in '{key}=interval(1,512)'")

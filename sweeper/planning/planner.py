@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from math import prod
 from typing import Any
@@ -20,7 +20,7 @@ from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.interval import Interval
 from sweeper.objective import Objective
-from sweeper.plan import Dimension, Plan, dotted, typed
+from sweeper.plan import Dimension, Plan, RunKeys, dotted, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
 from sweeper.planning.composer import ENV, Composer
@@ -33,10 +33,13 @@ from sweeper.planning.overrides import MOST_POINTS, parse
 from sweeper.planning.point_checks import Rules
 from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
-from sweeper.planning.schema import as_list
+from sweeper.planning.schema import Keys, as_list
 
 Choice = Mapping[str, Any]  # a value for each key with several
 Values = Mapping[str, Sequence[Any]]  # of each key with several, in the order of the dimensions
+
+OF_THE_SEARCH = ("edge", "confirm")  # keys of the run; `objective` and `margin` also rank the points of other designs
+DEFAULTS = {each.name: each.default for each in fields(Keys)}
 
 
 def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) -> Plan:
@@ -89,6 +92,7 @@ class _Planner:
         names = devices.canonical(as_list(config["devices"]), list(self.cards))
         design, options = self._design(config, listed)
         _check_count(design, swept, len(listed))
+        self._check_used(design, run)
         if listed:
             options["points"] = self._with_typed(listed)
         plan = Plan(
@@ -108,6 +112,8 @@ class _Planner:
         _check_references(reference, plan)
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.report, self.cards)
         devices.check_budgets(here, plan.points)
+        for line in devices.lowered_budgets(here, plan.points):
+            self.report(line)
         devices.check_others(here, plan.points, str(config["budget"]).startswith("card:"))
         for line in (*devices.assumptions(here, plan.points), *devices.unmeasured(here)):
             self.report(line)
@@ -203,6 +209,13 @@ class _Planner:
             if name in named:
                 raise Mistake(f"{group}={named[name]},{option}: both are named {name}; give one another name")
             named[name] = option
+
+    def _check_used(self, design: str, run: RunKeys) -> None:
+        """Raises Mistake for a key of the search in a sweep that does not search."""
+        for key in OF_THE_SEARCH:
+            value = getattr(run, key)
+            if design != "frontier" and (key in self.typed.fixed or value != DEFAULTS[key]):
+                raise Mistake(f"{key}={value}: has an effect only with design=frontier")
 
     def _design(self, config: Mapping[str, Any], listed: Sequence[Any]) -> tuple[str, dict[str, Any]]:
         options = dict(config["design"])

@@ -69,7 +69,9 @@ class Probes:
         slow = f"{key}={target}: {target.partition(':')[0]} was not imported"
         found = _answer(probe or self._start(python, False, target), slow)["target"]
         if "error" in found:
-            raise Mistake(f"{key}={target}: {found['error']}")
+            as_module = re.fullmatch(r"(?:\./)?([\w/]+)\.py:(\w+)", target)
+            instead = f"; write {key}={as_module[1].replace('/', '.')}:{as_module[2]}" if as_module else ""
+            raise Mistake(f"{key}={target}: {found['error']}{instead}")
         return Signature(
             parameters=tuple(found["parameters"]),
             required=tuple(found.get("required", ())),

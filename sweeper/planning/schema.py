@@ -113,6 +113,9 @@ def expected_type(key: str) -> str:
 # Keys whose values are words.
 TEXT_KEYS = tuple(each.name for each in fields(Keys) if str(each.type).startswith("str"))
 
+# Keys that are true or false.
+SWITCH_KEYS = tuple(each.name for each in fields(Keys) if each.type == "bool")
+
 
 def is_run_key(key: str) -> bool:
     """Whether a dotted key configures the run. Such a key is not part of a point."""

@@ -46,7 +46,17 @@ def assign(key: str, value: str) -> str:
     """`quantize=nf4` for the key quantize and the value 4bit: the value as the key has it, or another key."""
     parts = [value] if value[:1] in ("[", "{", "'", '"') else value.split(",")
     right = [_value(key, part.strip()) for part in parts]
-    return next((each for each in right if "=" in each or each.startswith("nothing: ")), f"{key}={','.join(right)}")
+    other = next((each for each in right if "=" in each or each.startswith("nothing: ")), None)
+    return other or for_shell(key, ",".join(right))
+
+
+def for_shell(key: str, value: str) -> str:
+    """`key=value` as it is typed: in quotes if the shell or Hydra's grammar would read its signs."""
+    if not re.search(r"[\s()\[\]{}*?$&;|<>'\"]", value) or value.endswith("VALUE"):
+        return f"{key}={value}"
+    is_grammar = re.fullmatch(r"(range|interval|choice|glob)\(.*\)|\[.*\]|\{.*\}|\".*\"|'.*'", value)
+    written = f"{key}={value}" if is_grammar else f'{key}="{value}"'
+    return f"'{written}'" if "'" not in written else written
 
 
 def instead_of(key: str, value: Any, known: Collection[str]) -> str:
@@ -66,7 +76,9 @@ def _value(key: str, value: str) -> str:
     if key == "budget":
         return next(iter(budgets(value, options("card"))), f"budget=SIZE, as in budget=21GiB{NOT_A_SHARE}")
     if key == "model" and value not in options("model"):
-        return _model(value) or f"model=pretrained model.path={value}"
+        return _model(value) or f"model=pretrained {for_shell('model.path', value)}"
+    if key.endswith(".target") and (file := re.fullmatch(r"(?:\./)?([\w/]+)\.py:(\w+)", value)):
+        return f"{file[1].replace('/', '.')}:{file[2]}"
     if key in SWITCHES:
         return "true" if lower in synonyms.TRUE else "false" if lower in synonyms.FALSE else value
     right = whole_numbers(key, value) if key in WHOLE else seconds(key, value) if key in SECONDS else None
@@ -86,12 +98,23 @@ def no_such_key(key: str, value: str) -> str:
 def instead_of_key(key: str, value: str) -> str | None:
     """What to type instead of a key by another name, or of a part of an option's name: `workload.rank` is `rank`."""
     name = key.lstrip("+").lower().replace("-", "_")
+    if name in synonyms.COUNTS and re.fullmatch("[1-9]|1[0-6]", value):
+        return _gpus(int(value))
     for known in dict.fromkeys((name, name.rpartition(".")[2])):
         if known in synonyms.KEYS:
             return _filled(synonyms.KEYS[known], value)
         if found := _of_other_options(known, value):
             return found
     return None
+
+
+def _gpus(count: int) -> str:
+    names = [f"cuda:{each}" for each in range(count)]
+    if count == 1:
+        return f"devices={names[0]}"
+    every, each = ("all", "each") if count > 2 else ("both", "both")
+    together = f"devices={'+'.join(names)} for one workload of yours that uses {every}"
+    return f"devices={','.join(names)} for each point on {each}, or {together}"
 
 
 def _filled(text: str, value: str) -> str:
@@ -163,10 +186,20 @@ def _keys_of_options() -> Mapping[str, Sequence[tuple[str, str]]]:
 # --- options and values -----------------------------------------------------------------------------------------------
 
 
+def option_of_path(option: str) -> str:
+    """The name of the option that a path stands for: `gpt2` of `./gpt2`, `/gpt2` and `gpt2.yaml`."""
+    parts = [each for each in option.removesuffix(".yaml").split("/") if each not in ("", ".", "..")]
+    return "/".join(parts)
+
+
 def no_such_option(group: str, option: str, known: Sequence[str]) -> str:
     """The message for an option that a group does not have. `known`: its options, those of the user's included."""
     what = f"{group}={option}: no such {group}"
-    if text := _option(group, option):
+    named = option_of_path(option)
+    if re.search(r"[*?]", option):
+        return f"{what}; write '{group}=glob({option})'"
+    is_known = named != option and named in known and not (group == "model" and "/" in option)
+    if text := f"{group}={named}" if is_known else _option(group, option):
         return f"{what}; {write(text)}"
     usual = [each for each in known if not each.startswith(TINY) or option.lower().startswith(TINY.rstrip("-"))]
     near = did_you_mean(option, usual) or did_you_mean(option, known)
@@ -180,8 +213,8 @@ def no_such_option(group: str, option: str, known: Sequence[str]) -> str:
 def _option(group: str, option: str) -> str | None:
     if option.lower() in synonyms.VALUES.get(group, {}):
         return assign(group, option)
-    if group == "workload" and re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", option):
-        return f"workload=custom workload.target={option}"
+    if group == "workload" and re.fullmatch(r"([A-Za-z_][\w.]*|[\w./]+\.py):[A-Za-z_]\w*", option):
+        return f"workload=custom workload.target={_value('workload.target', option)}"
     if group == "workload" and option.endswith((".py", ".sh")):
         start = "python" if option.endswith(".py") else "bash"
         return f"workload=command 'workload.argv=[{start},{option}]'"
@@ -198,7 +231,7 @@ def _model(option: str) -> str | None:
     """A checkpoint's folder, or its name on the hub."""
     if "/" not in option and not Path(option).is_dir():
         return None
-    checkpoint = f"model=pretrained model.path={option}"
+    checkpoint = f"model=pretrained {for_shell('model.path', option)}"
     name = re.sub(r"[-_. ]", "", option.rstrip("/").rpartition("/")[2].lower())
     same = next((each for each in options("model") if re.sub(r"[-_. ]", "", each) == name), None)
     return f"model={same} for random weights, or {checkpoint}" if same else checkpoint
@@ -267,7 +300,7 @@ def budgets(value: str, cards: Sequence[str]) -> list[str]:
         if float(found[1]) < 1 and not found[2]:  # a share
             return []
         return [f"{found[1]}{unit}iB", f"{found[1]}{unit}B"] if found[2] else [f"{found[1]}{unit}iB"]
-    if re.search("[a-z]", value.lower()):
+    if re.match("[a-z]", value.lower()) or re.match(r"[0-9]{3,4}\b", value):
         return [f"card:{each}" for each in near_cards(re.sub(r"^(sim|card|gpu)\b[-: ]*", "", value.lower()), cards)]
     return []
 
@@ -298,6 +331,8 @@ def no_such_flag(flag: str, value: str | None, known: Collection[str], takes_key
 
 def no_such_command(command: str, rest: Sequence[str], commands: Sequence[str]) -> str:
     """The message for a first word that is neither a command nor an override."""
+    if command.lower() in ("resume", "retry") and rest and "/" in rest[0]:  # a run, and no value of the key
+        return f"no such command: {command}; {write(_run_in(synonyms.COMMANDS[command.lower()], rest))}"
     if _begins_pair([command, *rest], 0):
         return words_apart([command, *rest], 0, "sweep") or f"no such command: {command}"
     if not re.search(r"\w", command):
@@ -327,13 +362,19 @@ def _run_in(text: str, rest: Sequence[str]) -> str:
     """The text with the keys that followed the word, or with the run."""
     keys = " ".join(each for each in rest if "=" in each) or "KEY=VALUE"
     run = next((each for each in rest if not re.match(r"[-+~]|[^=]+=", each)), "RUN")
+    if run != "RUN":
+        text = text.replace("NAME", run.rstrip("/").rpartition("/")[2])
     return text.replace("{words}", keys).replace("RUN", run)
 
 
 def _line(command: str, text: str, others: Sequence[str]) -> str:
     """A line with a word that was found and the other words, unless there is a choice of several."""
     sweeper = "sweeper" if command == "sweep" else f"sweeper {command}"
-    return f"{sweeper} {text}" if " or " in text else " ".join([sweeper, text, *others])
+    if " or " in text:
+        return f"{sweeper} {text}"
+    others = [each for each in others if each not in ("-m", "--multirun")]
+    keys = [(of_bare_word([each], 0) if _is_bare(each) else None) or each for each in others]
+    return " ".join([sweeper, text, *(each for each in keys if " or " not in each)])
 
 
 def is_key(word: str) -> bool:
@@ -345,7 +386,10 @@ def _begins_pair(words: Sequence[str], at: int) -> bool:
     """Whether a word is a key whose value follows: `batch 4`, `batch =4`, `batch:4`."""
     if found := re.fullmatch(r"([A-Za-z_][\w.]*):(.*)", words[at]):
         return is_key(found[1]) and re.fullmatch(r"(cuda|sim):.*", words[at]) is None
-    return is_key(words[at]) and len(words) > at + 1 and _is_bare(words[at + 1])
+    if not is_key(words[at]) or len(words) <= at + 1 or not _is_bare(words[at + 1]):
+        return False
+    text = synonyms.KEYS.get(words[at].lower().replace("-", "_"), "{value}")
+    return "{value}" in text or words[at + 1].lower() in (*synonyms.TRUE, *synonyms.FALSE)
 
 
 def _is_bare(word: str) -> bool:
@@ -357,6 +401,8 @@ def words_apart(words: Sequence[str], at: int, command: str) -> str | None:
 
     A space ends a word: `batch=1, 2` is `batch=1,` and `2`.
     """
+    if joined := _in_brackets(words, at):
+        return joined
     others = [*words[:at], *words[at + 1 :]]
     text = of_bare_word(words, at)
     if text and _begins_pair(words, at):
@@ -383,6 +429,20 @@ def words_apart(words: Sequence[str], at: int, command: str) -> str | None:
     if right is None and (key in TEXTS or key.startswith(("env.", "workload.params."))):
         right = f"'{' '.join(tail)}'"
     return f"{' '.join(tail)}: a space ends a word; {write(right)}" if right else f"{words[at]}: write key=value"
+
+
+def _in_brackets(words: Sequence[str], at: int) -> str | None:
+    """The message for a list with spaces, whose brackets begin in a word before: `devices=[cpu cuda:0]`."""
+    begins = next((each for each in range(at) if re.match(r"[^=]+=[\[({]", words[each])), None)
+    if begins is None:
+        return None
+    ends = next((each for each in range(begins, len(words)) if words[each][-1:] in ("]", ")", "}")), None)
+    if ends is None or ends < at:
+        return None
+    key, _, value = " ".join(words[begins : ends + 1]).partition("=")
+    items = [each for each in re.split(r"[,\s]+", value[1:-1]) if each]
+    right = f"'{key}=[{','.join(items)}]'" if key == "workload.argv" else assign(key, ",".join(items))
+    return f"{key}={value}: a space ends a word; {write(right)}"
 
 
 def _follows_value(words: Sequence[str], at: int) -> bool:

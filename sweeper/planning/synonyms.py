@@ -22,6 +22,8 @@ KEYS: Mapping[str, str] = {
         " seq_lens prompt_length input_len input_length max_input_length max_position_embeddings n_positions contexts",
         "context={value}",
     ),
+    "cutoff_len": "context={value}",
+    "sweep": "KEY=A,B to try several values of a key",
     **_each(
         "bs bsz b n_batch num_batch batchsize batch_size batchsizes batches train_batch_size eval_batch_size"
         " per_device_batch_size per_device_train_batch_size per_device_eval_batch_size per_gpu_batch_size"
@@ -104,6 +106,18 @@ KEYS: Mapping[str, str] = {
     **_each(
         "chunked_prefill prefill_chunk_size max_num_batched_tokens chunk_size",
         "workload=generate workload.prefill_chunk={value}",
+    ),
+    "kv_cache_dtype": "workload=generate workload.cache=quantized workload.cache_backend=fp8",
+    **_each("offload cpu_offload offload_kv_cache", "workload=generate workload.cache=offloaded"),
+    **_each(
+        "ngl n_gpu_layers gpu_layers num_gpu_layers",
+        "devices=cuda:0, which holds every layer: the workloads of sweeper use one device",
+    ),
+    "prompt": "inputs=text inputs.file=FILE",
+    "reserve": "margin.reserve={value}",
+    **_each(
+        "gres sbatch slurm partition array qos nodes ntasks cpus_per_task gpus_per_node",
+        "the scheduler's options before sweeper, as in srun --gpus 1 sweeper KEY=VALUE",
     ),
     **_each("num_hidden_layers layers n_layers num_layers n_layer depth", "model.config.num_hidden_layers={value}"),
     **_each("hidden_size d_model n_embd hidden hidden_dim dim", "model.config.hidden_size={value}"),
@@ -188,14 +202,15 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "dtype": {
         **_each("16 16bit", "dtype=float16 or dtype=bfloat16"),
         **_each("fp16 f16 float16", "float16"),
-        **_each("bf16 brain bfloat bfp16", "bfloat16"),
+        **_each("bf bf16 brain bfloat bfp16", "bfloat16"),
         **_each("32 tf32 fp32 single full", "float32"),
         **_each("64 fp64", "float64"),
         **_each("int8 8bit 8 i8 uint8", "quantize=int8"),
         **_each("int4 4bit 4 q4", "quantize=int4"),
         "nf4": "quantize=nf4",
         **_each("fp8 float8 e4m3 float8_e4m3fn", "quantize=int8 for stored weights; nothing computes in fp8"),
-        **_each("mixed amp autocast", "workload=train workload.precision=bfloat16"),
+        **_each("mixed amp autocast bf16-mixed bf16_mixed", "workload=train workload.precision=bfloat16"),
+        **_each("16-mixed fp16-mixed fp16_mixed", "workload=train workload.precision=float16"),
     },
     "quantize": {
         **_each("4bit 4 4-bit q4 fp4 bnb bitsandbytes bnb4 qlora w4", "nf4"),
@@ -256,7 +271,14 @@ VALUES: Mapping[str, Mapping[str, str]] = {
         **_each("clear empty_cache", "empty"),
         **_each("dynamic static sliding quantized offloaded", "workload=generate workload.cache={value}"),
     },
-    "allocator": {**_each("default malloc glibc", "system"), **_each("stable fixed deterministic", "repeatable")},
+    "allocator": {
+        **_each(
+            "expandable_segments expandable expandable_segments:true",
+            "env.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        ),
+        **_each("default malloc glibc", "system"),
+        **_each("stable fixed deterministic", "repeatable"),
+    },
     "objective": {**_each("largest max size", "tokens")},
     "timeout": {**_each("none never no off inf infinite 0 false", "null, which is no limit")},
     "devices": {
@@ -317,6 +339,12 @@ TRUE, FALSE = ("true", "yes", "on", "1", "y"), ("false", "no", "off", "0", "n", 
 NO_METER = ("mps", "metal", "xpu", "tpu", "npu", "hpu", "vulkan", "opencl", "directml", "meta", "xla")
 # Makers and product lines, which the names of cards leave out.
 MAKERS = ("nvidia", "geforce", "tesla", "amd", "radeon", "instinct", "quadro")
+
+# Keys that count GPUs.
+COUNTS = ("gpus", "num_gpus", "ngpus", "n_gpus", "n_gpu", "nproc_per_node")
+
+# Names that other tools have for a file's list of values.
+GRIDS = ("sweep", "sweeps", "parameters", "matrix", "search_space", "space", "values", "variables", "product", "list")
 
 FLAGS: Mapping[str, str] = {
     "-V": "--version",

@@ -11,7 +11,7 @@ from sweeper.errors import Mistake, either
 from sweeper.plan import typed
 from sweeper.planning.schema import CHOICES, MAXIMUM, MINIMUM
 from sweeper.planning.suggestions import NOT_A_SHARE, budgets, instead_of
-from sweeper.units import SIZE, parse_bytes
+from sweeper.units import SIZE, format_count, parse_bytes
 
 
 def at_least(key: str, value: int) -> int:
@@ -42,6 +42,6 @@ def size_in_bytes(key: str, value: Any, minimum: int, cards: Sequence[str] = ())
     near = [f"{key}={each}" for each in budgets(typed(value), cards)]
     write = f"write {either(near)}" if near else f"write {SIZE}"
     if size is not None:
-        raise Mistake(f"{key}={value}: that is {size} bytes; {write}")
+        raise Mistake(f"{key}={value}: that is {format_count(size, 'byte')}; {write}")
     share = NOT_A_SHARE if re.match(r"0?\.[0-9]|.*%$", typed(value)) else ""
     raise Mistake(f"{key}={typed(value)}: must be a size{f'; {write}' if near else f', as in {SIZE}{share}'}")

@@ -110,7 +110,7 @@ def names_in(folder: Path) -> list[str]:
         (["effects", "a", "--at", "width=4"], "sweeper: --at width=4: 'width=4' is not batch or context"),
         (["effects", "a", "--picture="], "sweeper: --picture needs a file"),
         (["effects", "a", "--picture"], "sweeper: argument --picture: expected one argument; usage: sweeper effects"),
-        (["estimate", "parameters=7", "bits=16", "batch=1"], "sweeper: batch=1: "),
+        (["estimate", "parameters=7e9", "bits=16", "batch=1"], "sweeper: batch=1: "),
         (["estimate", "devices=[gpu]"], "sweeper: devices=gpu: "),
     ],
 )
@@ -498,7 +498,7 @@ def test_no_command_loads_torch_and_those_without_a_plan_load_no_hydra(tmp_path:
         return done.stdout.splitlines()[-1].split()[1:]
 
     assert loaded(*NO_RUN, "batch=1,2") == ["hydra", "omegaconf"]
-    assert loaded("estimate", "parameters=7", "bits=16") == []
+    assert loaded("estimate", "parameters=7e9", "bits=16") == []
     assert loaded("frontier", "nosuch") == []
     assert loaded("effects", "--help") == []
     assert loaded("--help") == []

@@ -110,10 +110,10 @@ def test_the_bare_form_adds_an_assumed_reserve(capsys: pytest.CaptureFixture[str
 
 
 def test_the_bare_form_as_json_has_whole_bytes(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.run(["estimate", "parameters=3", "bits=4", "reserve_gib=0.1", "--json"])
+    cli.run(["estimate", "parameters=300001", "bits=4", "reserve_gib=0.1", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert {term["term"]: term["bytes"] for term in found["terms"]} == {"weights": 2, "reserve": 107_374_183}
-    assert found["total_bytes"] == 107_374_185
+    assert {term["term"]: term["bytes"] for term in found["terms"]} == {"weights": 150_001, "reserve": 107_374_183}
+    assert found["total_bytes"] == 107_524_184
 
 
 @pytest.mark.parametrize(
@@ -122,25 +122,34 @@ def test_the_bare_form_as_json_has_whole_bytes(capsys: pytest.CaptureFixture[str
         ("parameters=7e-9 bits=16", "parameters=7e-9"),
         ("parameters=7.25e1 bits=16", "parameters=7.25e1"),
         ("parameters=7e99 bits=16", "parameters=7e99"),
-        ("parameters=7 bits=16 card=rtx-4091", "did you mean rtx-4090?"),
-        ("parameters=7 bits=16 rank=0", "rank=0"),
+        ("parameters=7e9 bits=16 card=rtx-4091", "did you mean rtx-4090?"),
+        ("parameters=7e9 bits=16 rank=0", "rank=0"),
         ("parameters=7.5 bits=16", "parameters=7.5"),
+        ("parameters=7 bits=16 card=rtx-4090", "parameters=7: that is 7, and not 7B; write parameters=7e9"),
+        ("parameters=1.5 bits=16", "write parameters=1.5e9"),
+        ("parameters=99999 bits=16", "must be a whole number, 100000 or more"),
+        ("parameters=9e4 bits=16", "must be a whole number, 100000 or more"),
         ("parameters=0 bits=16", "parameters=0"),
         ("parameters=-1 bits=16", "parameters=-1"),
         ("parameters=\u0667 bits=16", "parameters=\u0667"),
         (f"parameters={'9' * 5000} bits=16", "parameters=9"),
-        ("parameters=7 bits=12", "bits=12"),
-        ("parameters=7 bits=16.0", "bits=16.0"),
-        ("parameters=7", "bits is missing"),
+        ("parameters=7e9 bits=12", "bits=12"),
+        ("parameters=7e9 bits=16.0", "bits=16.0"),
+        ("parameters=7e9", "bits is missing"),
         ("bits=16", "parameters is missing"),
-        ("parameters=7 bits=16 reserve_gib=-1", "reserve_gib=-1"),
-        ("parameters=7 bits=16 reserve_gib=nan", "reserve_gib=nan"),
-        ("parameters=7 bits=16 reserve_gib=inf", "reserve_gib=inf"),
-        ("parameters=7 bits=16 reserve_gib=1e999999999", "reserve_gib=1e999999999"),
-        ("parameters=7 bits=16 bits=8", "bits is given twice"),
-        ("parameters=7 bits=16 reserve_gb=4", "did you mean reserve_gib?"),
-        ("parameters=7 bits=16 model=gpt2", "model=gpt2"),
-        ("parameters=7 bits", "'bits'"),
+        ("parameters=7e9 bits=16 reserve_gib=-1", "reserve_gib=-1"),
+        ("parameters=7e9 bits=16 reserve_gib=nan", "reserve_gib=nan"),
+        ("parameters=7e9 bits=16 reserve_gib=inf", "reserve_gib=inf"),
+        ("parameters=7e9 bits=16 reserve_gib=1e999999999", "reserve_gib=1e999999999"),
+        ("parameters=7e9 bits=16 bits=8", "bits is given twice"),
+        ("parameters=7e9 bits=16 reserve_gb=4", "did you mean reserve_gib?"),
+        ("parameters=7e9 bits=16 model=gpt2", "model=gpt2"),
+        ("parameters=7e9 bits", "'bits'"),
+        ("card=rtx-4090", "write sweeper estimate parameters=7e9 bits=16 card=rtx-4090"),
+        ("parameters=7e9 bits=16 devices=sim:rtx-4090", "write card=rtx-4090"),
+        ("parameters=7e9 dtype=bf16", "write bits=16"),
+        ("parameters=7e9 quantize=nf4", "write bits=4"),
+        ("parameters=7e9 bits=16 reserve=4GiB", "write reserve_gib=4"),
     ],
 )
 def test_the_bare_form_refuses_a_mistake_in_one_line(typed: str, named: str) -> None:

@@ -40,7 +40,7 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "keys": ("batch: {a: 1}", 2, 'batch={"a":1}: must be a whole number'),
     "nothing": ("batch:", 2, "batch=null: must be a whole number"),
     "missing": ("batch: ???", 2, "batch=???: give it a value"),
-    "float": ("context: 8\nbatch: 1e3", 3, "batch=1000.0: must be a whole number; write batch=1000"),
+    "float": ("context: 8\nbatch: 1e3", 3, "batch=1000.0: must be a whole number; write batch: 1000"),
     "range": ("context: 8\n\nbatch: 0", 4, "batch=0: must be 1 or more"),
     "choice": ("start: wram", 2, "start=wram: must be cold or warm (did you mean warm?)"),
     "dtype-16": ("dtype: 16", 2, "dtype=16: must be one of float32, "),
@@ -60,6 +60,12 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "dotted": ("model.width: 3", 2, "no such key: model.width"),
     "key-that-is-null": ("null: 2", 2, "a key must be a word"),
     "key-that-is-a-list": ("? [1, 2]\n: 3", 2, "a key must be a word"),
+    "name-of-a-model": (
+        "seed: 1\nmodel: {name: gpt2}",
+        3,
+        "model.name=gpt2: choose an option as in defaults: [override /model: gpt2]",
+    ),
+    "sweep": ("sweep:\n  batch: [1, 2]", 2, "no such key: sweep; write grid: {batch: [1, 2, 4]}"),
     # what YAML cannot parse
     "twice": ("batch: 1\ncontext: 2\nbatch: 2", 4, "batch is given twice; keep one"),
     "twice-in-grid": ("grid:\n  batch: [1]\n  batch: [2]", 4, "batch is given twice; keep one"),
@@ -101,6 +107,23 @@ MISTAKES: dict[str, tuple[str, int, str]] = {
     "points-key": ("points:\n- batch: 1\n- btach: 1", 4, "no such key: btach (did you mean batch?)"),
     "points-value": ("points:\n- batch: 1\n- batch: 0", 4, "batch=0: must be 1 or more"),
     "grid-and-points": ("grid: {batch: [1]}\npoints: [{batch: 1}]", 3, "the experiment has both grid: and points:"),
+    "grid-again": ("grid: {batch: [1, 2]}\nbatch: 7", 3, "batch=7: is given again under grid:; keep one"),
+    "grid-again-in-an-option": (
+        "defaults: [override /model: mlp]\nmodel:\n  width: 8\ngrid: {model.width: [8, 16]}",
+        4,
+        "model.width=8: is given again under grid:; keep one",
+    ),
+    "points-again": ("batch: 7\npoints: [{batch: 1}, {batch: 2}]", 2, "batch=7: is given again under points:"),
+    # taken for something else
+    "number-for-a-switch": ("seed: 1\nparallel: 4", 3, "parallel=4: must be true or false"),
+    "path-in-defaults": (
+        "defaults:\n- override /workload: ./train",
+        3,
+        "workload=./train: no such workload; write defaults: [override /workload: train]",
+    ),
+    "path-in-grid": ("grid:\n  model: [mlp, ./gpt2]", 3, "model=./gpt2: no such model; write defaults: ["),
+    "file-in-points": ("points:\n- model: mlp\n- model: mlp.yaml", 4, "model=mlp.yaml: no such model; write "),
+    "key-of-the-search": ("seed: 1\nedge: largest", 3, "edge=largest: has an effect only with design=frontier"),
     # defaults
     "no-such-option": ("defaults:\n- override /model: nosuch", 3, "model=nosuch: no such model"),
     "no-such-group": ("defaults:\n- override /modle: gpt2", 3, "defaults: override /modle: gpt2: no such group (did"),
@@ -149,8 +172,49 @@ TAKEN: dict[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "umlauts": ("env: {A: grüße}", {"env.A": "grüße"}),
     "merged": ("env: {<<: {A: x}, B: y}", {"env.A": "x", "env.B": "y"}),
+    "some-points": ("batch: 7\npoints: [{context: 3}]", {"batch": 7, "context": 3}),
     "comment-above": ("# again\nbatch: 2", {"batch": 2}),
 }
+
+
+# The text of a file below the package line, and what the message says to write: in the form of a file, with its value.
+WRITTEN: list[tuple[str, str]] = [
+    # keys by other names
+    ("batch_size: 4", "batch: 4"),
+    ("batch_size: [1, 2]", "grid: {batch: [1, 2]}"),
+    ("grid: {batch_size: [1, 2]}", "grid: {batch: [1, 2]}"),
+    ("grid: {seq_len: 512}", "context: 512"),
+    ("learning_rate: 0.1", "defaults: [override /workload: train] and workload: {lr: 0.1}"),
+    ("learning_rate: [0.1, 0.2]", "defaults: [override /workload: train] and grid: {workload.lr: [0.1, 0.2]}"),
+    ("lora_r: 8", "defaults: [override /workload: train] and workload: {method: lora, rank: 8}"),
+    ("workload.prompt_lengths: 2", "workload: {prompt_lengths: 2}"),
+    ("workload: {batch_size: 4}", "batch: 4"),
+    ("defaults: [override /workload: train]\nworkload: {learning_rate: 0.1}", "workload: {lr: 0.1}"),
+    ("load_in_8bit: true", "quantize: int8"),
+    ("memory: 24", "budget: 24GiB"),
+    ("time_limit: 1h30m", "timeout: 5400"),
+    ("output_dir: a", "outputs: a"),
+    ("gpu_memory_utilization: 0.9", "budget: SIZE, as in budget: 21GiB, and not a share"),
+    ("sweep:\n  batch: [1, 2]", "grid: {batch: [1, 2, 4]}"),
+    ("training: {lr: 0.1}", "defaults: [override /workload: train]"),
+    # values
+    ("batch: 4k", "batch: 4000 or batch: 4096"),
+    (
+        "batch: 1-4",
+        "grid: {batch: [1, 2, 3, 4]}, grid: {batch: 'range(1,5)'} for every number or defaults: [override /design:"
+        " frontier] and grid: {batch: 'interval(1,4)'} to search",
+    ),
+    ("context: 1k,2k", "grid: {context: '1k,2k'} to try several"),
+    ("dtype: float32,bf16", "grid: {dtype: 'float32,bf16'} to try several"),
+    ("budget: 1GiB,2GiB", "grid: {budget: '1GiB,2GiB'} to try several"),
+    (
+        "defaults: [override /workload: train]\nworkload: {lr: '0.1,0.2'}",
+        "grid: {workload.lr: [0.1, 0.2]} to try each",
+    ),
+    ("grid: {batch: 1-4}", "grid: {batch: [1, 2, 3, 4]}, grid: {batch: 'range(1,5)'} for every number or defaults:"),
+    ("timeout: 1h30m", "timeout: 5400"),
+    ("budget: 24", "budget: 24GiB"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +257,26 @@ def test_what_a_file_says_is_taken_as_a_person_reads_it(folder: Path, name: str)
     (point,) = planned(folder, f"experiment={name}").points
     values = TAKEN[name][1]
     assert {key: point.get(key) for key in values} == values
+
+
+def test_a_mistake_in_a_file_shows_what_to_write_in_the_file(folder: Path) -> None:
+    for at, (text, advice) in enumerate(WRITTEN):
+        (folder / "experiment" / f"written-{at}.yaml").write_text(f"{P}{text}\n")
+        assert refusal(folder, f"experiment=written-{at}").partition("write ")[2].startswith(advice), text
+
+
+@pytest.mark.slow
+def test_what_a_message_says_to_write_in_a_file_is_taken(folder: Path) -> None:
+    """As a file of its own, with the option that the text has."""
+    for at, (text, advice) in enumerate(WRITTEN):
+        above = [line for line in text.splitlines() if line.startswith("defaults:")]
+        if "workload.prompt_lengths" in text:
+            above = ["defaults: [override /workload: generate]"]
+        ways = re.split(r"(?:,| or) (?=grid:|defaults:|batch:)", re.sub(r" (to|for) [a-z ]+(?=,| or|$)", "", advice))
+        for way in (each for each in ways if "SIZE" not in each and each != "defaults:"):
+            name = f"advised-{at}-{ways.index(way)}"
+            (folder / "experiment" / f"{name}.yaml").write_text(P + "\n".join([*above, *way.split(" and "), ""]))
+            assert planned(folder, f"experiment={name}").points, (text, way)
 
 
 def test_a_mistake_on_the_command_line_names_no_file_even_if_a_file_has_the_key(folder: Path) -> None:

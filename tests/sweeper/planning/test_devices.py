@@ -265,6 +265,18 @@ def test_what_others_use_is_refused_where_it_would_change_nothing(device: Device
     devices.check_others([device], with_others(1024), budget_of_card=True)
 
 
+def test_a_budget_above_a_calculated_card_is_reported() -> None:
+    budgets = [Point(values={"budget": size}) for size in (None, GIB, 96 * GIB)]
+    room = f"{CARDS['h100'].usable_bytes / GIB:.2f} GiB"
+    expected = f"sim:h100: budget=96GiB is more than the {room} of the card, which is the limit"
+    assert devices.lowered_budgets([SIM, Device(name="cpu"), Device(name="sim:cpu", card=CPU_CARD)], budgets) == [
+        expected
+    ]
+    assert devices.lowered_budgets([SIM], budgets[:2]) == []
+    (line,) = devices.lowered_budgets([SIM] * 4, budgets)
+    assert line == "budget=96GiB is more than 4 of the calculated cards have, which limit themselves"
+
+
 def test_others_that_leave_a_card_no_room_are_refused() -> None:
     devices.check_others([SIM], with_others(78 * GIB), budget_of_card=False)
     with pytest.raises(Mistake, match=r"^used_by_others=79GiB: must be less than the 79.00 GiB of sim:h100$"):
