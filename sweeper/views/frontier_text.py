@@ -8,7 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from runners.device import CALCULATED, device_named
-from runners.facts import ADDRESS_LIMIT, ALLOCATOR, CGROUP, DATA_LIMIT, GUARD, INHERITED_DATA_LIMIT, TENSORS
+from runners.facts import (
+    ADDRESS_LIMIT,
+    ALLOCATOR,
+    CGROUP,
+    DATA_LIMIT,
+    GUARD,
+    INHERITED_DATA_LIMIT,
+    TENSORS,
+    WORKLOAD_LIMIT,
+)
 from runners.outcome import Status
 from sweeper import columns as schema
 from sweeper.columns import NAMED
@@ -34,6 +43,7 @@ LIMITS = {
     CGROUP: "of the cgroup",
     INHERITED_DATA_LIMIT: "of data, by ulimit -d",
     ADDRESS_LIMIT: "of addresses, by ulimit -v",
+    WORKLOAD_LIMIT: "that the workload set itself",
 }
 PREFILL_CHUNK = "workload.prefill_chunk"
 EXPANDABLE = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
