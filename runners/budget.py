@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from runners import facts
-from runners.facts import ADDRESS_LIMIT, ALLOCATOR, CGROUP, DATA_LIMIT, GUARD, INHERITED_DATA_LIMIT
+from runners.facts import ADDRESS_LIMIT, ALLOCATOR, CGROUP, DATA_LIMIT, GUARD, INHERITED_DATA_LIMIT, WORKLOAD_LIMIT
 from runners.meters import cpu
 from runners.point import Attempt
 
@@ -28,6 +28,7 @@ class Budget:
         self._devices = attempt.device.parts
         self._budget: int | None = attempt.point.get("budget")
         self._limits: tuple[int, int] | None = None  # soft (while imposed) and hard, bytes
+        self._imposed: dict[int, tuple[int, int]] = {}  # soft limit and what was held under it, bytes, by resource
 
     @property
     def is_set(self) -> bool:
@@ -42,6 +43,8 @@ class Budget:
             lines = self.decide(held.get("VmData"), held.get("VmSize", 0))
             if self._limits is not None:
                 resource.setrlimit(resource.RLIMIT_DATA, self._limits)
+            counted = {resource.RLIMIT_DATA: "VmData", resource.RLIMIT_AS: "VmSize"}
+            self._imposed = {each: (getrlimit(each)[0], held.get(line, 0)) for each, line in counted.items()}
             return lines
         if self._budget is None:
             return []
@@ -50,6 +53,15 @@ class Budget:
         for index, name in enumerate(self._devices):
             cuda.limit(name, index, self._budget)
         return [facts.Budget(ALLOCATOR, self._budget)]
+
+    def lowered(self) -> list[facts.Budget]:
+        """The fact of a limit that the workload lowered since this one was imposed; nothing if it lowered none."""
+        left = []
+        for each, (soft, held) in self._imposed.items():
+            now = getrlimit(each)[0]
+            if now != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or now < soft):
+                left.append(max(0, now - held))
+        return [facts.Budget(WORKLOAD_LIMIT, min(left))] if left else []
 
     @contextlib.contextmanager
     def lifted(self) -> Iterator[None]:

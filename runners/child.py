@@ -196,6 +196,9 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
         except BaseException as error:
             # An exception that left a phase failed there, not in the stretch after it. Without memory for its end, the
             # phase stays without one.
+            lowered = budget.lowered()
+            with budget.lifted(), contextlib.suppress(MemoryError):
+                journal.write(*lowered)
             with budget.lifted(), contextlib.suppress(MemoryError):
                 phases.close(completed=any(cause is phases.raised for cause in failure.causes(error)))
             raise

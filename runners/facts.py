@@ -51,6 +51,7 @@ GUARD = "guard"  # the memory that the machine has available, less a reserve, im
 CGROUP = "cgroup"  # the same of the memory that a cgroup leaves, where that is less
 INHERITED_DATA_LIMIT = "inherited_data_limit"  # RLIMIT_DATA that the process was started with
 ADDRESS_LIMIT = "address_limit"  # RLIMIT_AS that the process was started with (ulimit -v)
+WORKLOAD_LIMIT = "workload_limit"  # RLIMIT_DATA or RLIMIT_AS that the workload lowered itself, where it then failed
 
 
 class Budget(NamedTuple):

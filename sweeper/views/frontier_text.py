@@ -18,6 +18,7 @@ from runners.facts import (
     GUARD,
     INHERITED_DATA_LIMIT,
     TENSORS,
+    WORKLOAD_LIMIT,
 )
 from runners.outcome import Status
 from sweeper import columns as schema
@@ -44,6 +45,7 @@ LIMITS = {
     CGROUP: "of the cgroup",
     INHERITED_DATA_LIMIT: "of data, by ulimit -d",
     ADDRESS_LIMIT: "of addresses, by ulimit -v",
+    WORKLOAD_LIMIT: "that the workload set itself",
 }
 PREFILL_CHUNK = "workload.prefill_chunk"
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
