@@ -200,7 +200,7 @@ def _several(override: Override) -> Sequence[Any]:
 
 def _check_length(line: str, key: str, swept: RangeSweep) -> None:
     """Raises Mistake for a range of too many values, before they are listed."""
-    start, stop, step = int(swept.start), int(swept.stop), int(swept.step)
+    start, stop, step = (int(each or 0) for each in (swept.start, swept.stop, swept.step))
     count = -((start - stop) // step)
     if count > MOST_POINTS:
         low, high = sorted((start, start + (count - 1) * step))
