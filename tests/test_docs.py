@@ -53,6 +53,10 @@ MAKERS = {
     "test_a_workload_that_looks_for_its_batch_size_decides_only_what_it_ran_or_that_nothing_fits": (
         "faulty:halves_its_batch"
     ),
+    "test_a_sweep_that_is_stopped_while_it_plans_leaves_no_process": "send_signal(number)",
+    "test_what_a_module_starts_as_it_is_imported_delays_no_answer_and_ends_with_it": "daemons:run",
+    "test_a_module_whose_import_does_not_end_is_named_after_a_while": "hangs:run",
+    "test_an_attempt_whose_supervisor_is_sent_sigterm_is_lost_and_so_not_repeated": "signal.SIGTERM",
     "test_a_refused_allocation_is_out_of_memory_with_what_was_asked": "faulty:asks_for_too_much",
     "test_a_budget_refuses_cleanly_and_tightly": "faulty:touches_in_steps",
     "test_without_a_budget_a_point_that_is_too_large_for_the_machine_is_refused_and_not_killed": "faulty:reserves",

@@ -144,7 +144,8 @@ def test_a_sweep_that_is_stopped_while_it_plans_leaves_no_process(
         importing, child = started(here)
         began = time.monotonic()
         sweep.send_signal(number)
-        assert sweep.wait(20) == code
+        # Python ends itself by SIGINT if that arrived within an `exec`, as of a dataclass; a shell shows 130 for both.
+        assert sweep.wait(20) in (code, -number)
         assert time.monotonic() - began < 2
         assert ended(importing, child)
         assert sweep.stderr is not None
