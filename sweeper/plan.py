@@ -11,8 +11,9 @@ from typing import Any, Protocol
 from runners.device import Device
 from runners.point import Point, canonical
 from sweeper.objective import Objective
-from sweeper.units import typed_bytes
+from sweeper.units import shown_bytes
 
+SECONDS = ("timeout",)
 SIZES = ("budget", "used_by_others")  # keys whose settled values are bytes
 
 
@@ -109,8 +110,12 @@ def typed(value: Any) -> str:
 
 
 def typed_value(key: str, value: Any) -> str:
-    """The value of a key as a person would type it: a size of memory with its unit."""
-    return typed_bytes(value) if key in SIZES and isinstance(value, int) else typed(value)
+    """The value of a key for a heading, nearly as a person would type it: a long size of memory is rounded."""
+    if key in SIZES and isinstance(value, int):
+        return shown_bytes(value)
+    if key in SECONDS and isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return typed(value)
 
 
 # A resolver that reads something other than keys: ${oc.env:USER}, ${now:%H}.

@@ -10,6 +10,7 @@ KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 UNITS = {
     "B": 1, "KIB": KIB, "MIB": MIB, "GIB": GIB, "TIB": TIB, "KB": KB, "MB": MB, "GB": GB, "TB": TB,
 }  # fmt: skip
+LONGEST_NUMBER = 5  # digits of a size in a heading
 SIZE = "24GiB, 24GB, 600MiB or a number of bytes"  # how to write a size, for messages
 BOTH = ((GB, "GB", GIB, "GiB"), (MB, "MB", MIB, "MiB"), (KB, "KB", KIB, "KiB"))
 SHOWN = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
@@ -22,9 +23,18 @@ def format_bytes(count: int) -> str:
 
 
 def typed_bytes(count: int) -> str:
-    """Bytes as a person would type them, exactly: `24GiB`, or the number where no unit divides it."""
-    unit, name = next(((unit, name) for unit, name in SHOWN if count and count % unit == 0), (1, ""))
+    """Bytes as a person would type them, exactly: `24GiB`, `24GB`, or the number where no unit divides it."""
+    units = [*SHOWN, *((unit, name) for unit, name, *_ in BOTH)]
+    unit, name = max(((unit, name) for unit, name in units if count and count % unit == 0), default=(1, ""))
     return f"{count // unit}{name}"
+
+
+def shown_bytes(count: int) -> str:
+    """Bytes as `typed_bytes` has them, or to two decimals where that would be a long number: `23.09GiB`."""
+    typed = typed_bytes(count)
+    if count < KIB or len(typed.rstrip("KMGTiB")) <= LONGEST_NUMBER:
+        return typed
+    return format_bytes(count).replace(" ", "")
 
 
 def format_exact(count: int) -> str:

@@ -162,7 +162,8 @@ def assumptions(devices: Sequence[Device], points: Iterable[Point]) -> list[str]
     """A line for each calculated card: what is taken off its total, and how sure that is."""
     cards = [device for device in devices if device.card is not None and not device.card.is_host]
     if len(cards) > MOST_LINES:
-        return [f"{len(cards)} calculated cards: context_bytes and used_by_others_bytes are taken off their totals"]
+        taken = "the memory of the context, the libraries and other processes"
+        return [f"{len(cards)} calculated cards: {taken} is taken off their totals"]
     given = frozenset(point.get("used_by_others") for point in points)
     return [_assumption(device.name, device.card, given) for device in cards if device.card is not None]
 

@@ -72,7 +72,9 @@ def _lines(found: RunComparison) -> Iterator[str]:
     for point in found.points[:LISTED]:
         yield ""
         yield assignments(found.values[point.point_id], differing or shared)
-        yield from indent(table([HEADS, *(_row(figure, point.errors) for figure in point.figures)], "<<<<<"))
+        if point.figures:
+            heads = HEADS if any(figure.kind == MEASURED for figure in point.figures) else (*HEADS[:-1], "")
+            yield from indent(table([heads, *(_row(figure, point.errors) for figure in point.figures)], "<<<<<"))
         yield from (f"  {device}: {status}" for device, status in point.without_figures.items())
     yield from more(len(found.points), LISTED, "points")
     yield ""

@@ -181,7 +181,7 @@ def _only(table: pa.Table, row: Row) -> pa.Table:
 
 
 def _estimates(estimates: pa.Table, points: pa.Table) -> list[dict[str, Any]]:
-    """Each different term once, with the model, workload and dtype of its first point."""
+    """Each different term once, with the model, workload and dtype of its first point; alike ones by their size."""
     names = ["point_id", "model", "workload", "dtype"]
     of_point = {row["point_id"]: row for row in points.select(names).to_pylist()}
     found: dict[str, dict[str, Any]] = {}
@@ -190,7 +190,12 @@ def _estimates(estimates: pa.Table, points: pa.Table) -> list[dict[str, Any]]:
         term.pop("run")
         shown = {name: point.get(name) for name in names[1:]} | term
         found.setdefault(json.dumps(shown), shown)
-    return list(found.values())
+    order = list(dict.fromkeys(map(_kind_of_term, found.values())))
+    return sorted(found.values(), key=lambda term: (order.index(_kind_of_term(term)), term["bytes"] or 0))
+
+
+def _kind_of_term(term: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(term[name] for name in ("term", "model", "workload", "dtype"))
 
 
 def _assumed(estimates: pa.Table, rows: Sequence[Row]) -> list[str]:
@@ -294,6 +299,8 @@ def _term_lines(terms: Sequence[Mapping[str, Any]]) -> list[str]:
 def _environment_line(record: Mapping[str, Any]) -> str:
     words = [str(record[name]) for name in ("host", "system", "device_name", "device_uuid") if record.get(name)]
     named = ("torch", "python", "driver", "backend", "backend_version", "allocator_backend")
+    if record.get("allocator_backend") == "calculated":  # torch's backend traced it; the card is another
+        record = {**record, "backend": None, "backend_version": None}
     words += [f"{name} {record[name]}" for name in named if record.get(name)]
     if record.get("device_total_bytes"):
         words.append(f"device memory {format_bytes(record['device_total_bytes'])}")

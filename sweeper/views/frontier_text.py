@@ -66,7 +66,7 @@ def frontier_text(
     rows = list(rows)
     found = groups_of(rows, searched=searched)
     decided = [group for group in found if group.decided]
-    names = _names(decided)
+    names = _names(found)
     run = RunContext(rows if context is None else context)
     lines = _card_lines([group for group in decided if group.rows[0]["kind"] == CALCULATED], names, objective)
     if lines:
@@ -255,13 +255,16 @@ def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
     by_device: dict[str, list[Row]] = defaultdict(list)
     for group in found:
         by_device[group.rows[0]["device"]] += group.rows
-    alike: dict[str, list[str]] = defaultdict(list)  # devices by what is shown of them
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)  # devices by what is shown of them
     for device, rows in by_device.items():
         reasons = (_message(row) or (_undecided(row) if row["status"] == Status.OK.value else "") for row in rows)
         reason = next(filter(None, reasons), "")
         statuses = counts(Counter(row["status"] for row in rows))
-        alike[f"no attempt decided what fits: {statuses}" + (f" ({reason})" if reason else "")].append(device)
-    return [f"{', '.join(devices)}  {text}" for text, devices in alike.items()]
+        alike[statuses, f" ({reason})" if reason else ""].append(device)
+    return [
+        f"{', '.join(devices)}  no attempt decided what fits: {statuses}{' on each' if devices[1:] else ''}{reason}"
+        for (statuses, reason), devices in alike.items()
+    ]
 
 
 def why(row: Row) -> str:

@@ -99,7 +99,10 @@ class Show:
             found = levers_text.as_text(levers_text.as_json(levers_text.runs_of(rows, self._dimensions)))
         else:
             found = frontier_text(rows, self._objective, self._margin, context, searched)
-        total = format_count(sum(statuses.values()), "point")
+        points, devices = (len({row[name] for row in rows}) for name in ("point_id", "device"))
+        total = format_count(points, "point")
+        if devices > 1:  # a search measures other points on each
+            total += f" {'x' if len(rows) == points * devices else 'on'} {devices} devices"
         for text in ("", f"{total}: {counts(statuses)}", "", found, "", f"tables: {tables}"):
             self._line(text)
 

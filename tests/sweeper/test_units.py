@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sweeper.plan import typed_value
 from sweeper.units import (
     format_both,
     format_bytes,
@@ -12,6 +13,7 @@ from sweeper.units import (
     format_exact,
     format_seconds,
     parse_bytes,
+    shown_bytes,
     typed_bytes,
 )
 
@@ -61,6 +63,16 @@ def test_counts_and_durations_have_units() -> None:
     assert [format_seconds(seconds) for seconds in (0.4, 99.4, 125)] == ["0 s", "99 s", "2 min"]
 
 
-@pytest.mark.parametrize("typed", ["24GiB", "64MiB", "3KiB", "1537"])
+@pytest.mark.parametrize("typed", ["24GiB", "64MiB", "3KiB", "1537", "24GB", "500MB"])
 def test_bytes_are_shown_as_the_size_that_was_typed(typed: str) -> None:
     assert typed_bytes(parse_bytes(typed)) == typed
+
+
+def test_a_heading_rounds_a_size_that_is_a_long_number_exactly() -> None:
+    rtx_4090 = 24_209_216 * 2**10
+    assert (typed_bytes(rtx_4090), shown_bytes(rtx_4090)) == ("24209216KiB", "23.09GiB")
+    assert [shown_bytes(count) for count in (24 * 10**9, 24 * 2**30, 0, 1537)] == ["24GB", "24GiB", "0", "1537"]
+
+
+def test_a_heading_has_whole_seconds_without_decimals() -> None:
+    assert [typed_value("timeout", value) for value in (5.0, 0.5, None)] == ["5", "0.5", "null"]

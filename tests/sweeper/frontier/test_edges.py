@@ -574,7 +574,7 @@ def test_cards_with_the_same_reason_are_in_one_line() -> None:
     other = row("unavailable", device="cpu", error_message="no torch")
     text = frontier_text([*rows, other])
     assert text.splitlines() == [
-        "sim:p100, sim:t4, sim:v100  no attempt decided what fits: 1 unavailable (bfloat16 needs another card)",
+        "sim:p100, sim:t4, sim:v100  no attempt decided what fits: 1 unavailable on each (bfloat16 needs another card)",
         "cpu  no attempt decided what fits: 1 unavailable (no torch)",
     ]
 

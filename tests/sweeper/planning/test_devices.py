@@ -294,7 +294,7 @@ def test_what_is_taken_off_a_calculated_cards_total_is_shown_as_assumed_with_the
     assert devices.assumptions([home], with_others(GIB)) == [line + " and 1.00 GiB for other processes"]
     assert devices.assumptions([home], with_others(0, GIB)) == [line]
     assert devices.assumptions([home] * 4, with_others(None)) == [
-        "4 calculated cards: context_bytes and used_by_others_bytes are taken off their totals"
+        "4 calculated cards: the memory of the context, the libraries and other processes is taken off their totals"
     ]
     assert devices.assumptions([Device(name="cpu"), Device(name="sim:cpu", card=CPU_CARD)], with_others(None)) == []
 

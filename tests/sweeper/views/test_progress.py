@@ -178,12 +178,23 @@ def test_the_end_counts_the_statuses_and_names_the_tables(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sweeper.views.frontier_text.frontier_text", lambda *values: "THE FRONTIER")
-    rows = [{"status": status} for status in ("ok", "oom", "ok", "not_run")]
+    statuses = ("ok", "oom", "ok", "not_run")
+    rows = [{"status": status, "point_id": str(at), "device": "cpu"} for at, status in enumerate(statuses)]
     Show(plan(batch=(1, 2))).ended(rows, tmp_path / "outputs" / "mine")
     assert capsys.readouterr().out.splitlines() == [
         *("", "4 points: 2 ok, 1 oom, 1 not_run", "", "THE FRONTIER", ""),
         "tables: outputs/mine/points.parquet, attempts, phases, environment, estimates, frontier",
     ]
+
+
+@pytest.mark.parametrize(("left_out", "total"), [(0, "2 points x 2 devices: 4 ok"), (1, "2 points on 2 devices: 3 ok")])
+def test_the_end_counts_a_point_on_two_devices_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], left_out: int, total: str
+) -> None:
+    monkeypatch.setattr("sweeper.views.frontier_text.frontier_text", lambda *values: "")
+    rows = [{"status": "ok", "point_id": point, "device": device} for point in "ab" for device in ("cpu", "sim:cpu")]
+    Show(plan()).ended(rows[left_out:], tmp_path)
+    assert capsys.readouterr().out.splitlines()[1] == total
 
 
 # --- on a terminal ----------------------------------------------------------------------------------------------------
