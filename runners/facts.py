@@ -195,6 +195,8 @@ OF_A_RECORD = {
     "threads": int | None,
     "allocator_settings": str | None,
     "workload_code": str | None,
+    "libraries": Mapping[str, Any] | None,
+    "variables": Mapping[str, Any] | None,
 }
 OF_A_MODEL = dict.fromkeys(("parameters", "parameter_bytes", "trainable_parameters"), int | None)
 

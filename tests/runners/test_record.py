@@ -271,6 +271,7 @@ def test_a_request_with_a_value_that_no_sweep_writes_is_damaged(
         ({"kind": "failed", "chain": [{"bases": []}]}, "failed: it has no 'type'"),
         ({"kind": "failed", "chain": [{"type": "E", "bases": "E"}]}, "failed: chain has"),
         ({"kind": "environment", "record": {"device_total_bytes": "5"}}, "environment: device_total_bytes has"),
+        ({"kind": "environment", "record": {"libraries": -1}}, "environment: libraries has"),
         ({"kind": "environment", "record": None}, "environment: record has"),
         ({"kind": "finished", "metrics": {}, "tokens": 2**63}, "finished: tokens has"),
         ({"kind": "finished", "metrics": {}, "steps": True}, "finished: steps has"),
