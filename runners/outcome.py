@@ -133,15 +133,13 @@ class Outcome:
     def fits(self) -> bool | None:
         """Whether the point fits on the device, or None if this attempt did not decide it.
 
-        A limit that the workload set itself is not the device's. A workload that continued after a refused allocation
-        may have done so with less than was requested. One that held more than the budget in memory that the kernel does
-        not limit has not shown that it fits.
+        A workload that continued after a refused allocation may have done so with less than was requested. One that
+        held more than the budget in memory that the kernel does not limit has not shown that it fits. A limit that the
+        workload set itself decides as a budget does: it stands for a smaller device.
         """
         if self.status is Status.OK:
             return None if self.handled_refusals or self.exceeds_budget else True
         if self.status in (Status.OOM, Status.OOM_KILLED):
-            if self.budget_kind == facts.WORKLOAD_LIMIT and self.oom_scope == "host":
-                return None
             own = self.oom_scope == "device" or self.device.is_host
             return False if own else None
         return None

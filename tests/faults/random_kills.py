@@ -33,7 +33,14 @@ POINTS = 5
 # Takes some 0.15 s; its child stays until it is ended.
 PROGRAM = "echo $1 >> measured; setsid sleep 3600 <&- >&- 2>&- & sleep 0.15"
 COMMAND = ["workload=command", f"workload.argv=[sh,-c,'{PROGRAM}',sh,'{{batch}}']", f"batch=range(1,{POINTS + 1})"]
-COMMAND += ["devices=[cpu]", "parallel=true", "start=warm", "timeout=30", "name=run", "retry=[lost,killed,crashed,timeout]"]
+COMMAND += [
+    "devices=[cpu]",
+    "parallel=true",
+    "start=warm",
+    "timeout=30",
+    "name=run",
+    "retry=[lost,killed,crashed,timeout]",
+]
 ENDS_WITHIN = 5.0  # seconds for every process of a sweep whose orchestrator is gone
 LONGEST = 60.0  # seconds of a sweep
 

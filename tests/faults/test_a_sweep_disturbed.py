@@ -86,8 +86,16 @@ class Sweep:
 
     def pids(self) -> dict[str, int]:
         """The pids of the sweep's own processes."""
-        ours = [pid for pid in self.everything_below() if b"supervise" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        ours = [pid for pid in self.everything_below() if b"supervise" in command_of(pid)]
         return dict(zip(("orchestrator", "watcher", "supervisor", "measured"), [self.process.pid, *ours], strict=True))
+
+
+def command_of(pid: int) -> bytes:
+    """The arguments of a process; nothing if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -200,7 +201,8 @@ def test_files_of_another_attempt_are_noticed(tmp_path: Path, files: list[str], 
         shutil.copy(other.path / name, one.path / name)
     outcome = outcome_in(one, attempt_in(one))
     assert nothing_is_known_of(outcome)
-    assert outcome.error_message == f"its record is damaged: {why}"
+    shorter = r"journal\.jsonl has \d+ of its \d+ bytes"  # where a figure of the other attempt has fewer digits
+    assert re.fullmatch(f"its record is damaged: ({re.escape(why)}|{shorter})", outcome.error_message or "")
     assert outcome_in(other, attempt_in(other)).metrics == {"loss": 2}
 
 

@@ -680,7 +680,7 @@ def test_every_experiment_in_conf_settles() -> None:
 def test_every_model_in_conf_settles_and_has_the_name_of_its_file() -> None:
     for file in (CONF / "model").glob("*.yaml"):
         path = ["model.path=x"] if file.stem == "pretrained" else []
-        (point,) = plan(f"model={file.stem}", *path).points
+        (point,) = plan(f"model={file.stem}", "context=64", *path).points
         assert point["model"] == file.stem
 
 

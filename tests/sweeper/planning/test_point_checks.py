@@ -108,7 +108,7 @@ def test_what_others_use_is_part_of_a_points_id_and_without_it_a_point_has_the_i
 
 def test_what_others_use_is_taken_off_a_budget_named_after_a_card() -> None:
     assert point(budget="card:rtx-4090", used_by_others="1GB")["budget"] == 23_500_000_000
-    assert refused(point, budget="card:rtx-4090", used_by_others="24.5GB").startswith("used_by_others=24500000000: ")
+    assert refused(point, budget="card:rtx-4090", used_by_others="24.5GB").startswith("used_by_others=24500MB: ")
 
 
 @pytest.mark.parametrize("written", ["24G", "24", 24, 0, -1, 1e9, True, "GiB", "card:nosuch", [1], "1GiB 2"])
