@@ -123,6 +123,7 @@ def test_code_that_points_of_the_run_name_is_not_run(run: Path) -> None:
     assert len(load(run).points) == len(CODE) + 2
 
 
+@pytest.mark.slow
 def test_a_search_that_goes_on_from_points_of_the_run_runs_only_what_was_typed(run: Path) -> None:
     """Its requests name other code than their points, in the folders of points that the search asks for."""
     edit(run, "point.json", lambda line: line["values"].update(CODE["workload.argv"]))
@@ -153,6 +154,7 @@ def test_an_interpreter_a_folder_and_an_environment_of_the_run_are_not_used(run:
     assert not (run / "other").exists()
 
 
+@pytest.mark.slow
 def test_paths_that_the_run_names_are_not_written_to(run: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -165,6 +167,7 @@ def test_paths_that_the_run_names_are_not_written_to(run: Path, tmp_path: Path) 
     assert {path.name for path in made} <= {"__pycache__", f"theirs.{sys.implementation.cache_tag}.pyc"}
 
 
+@pytest.mark.slow
 def test_an_interpolation_in_the_run_is_text(run: Path) -> None:
     secret = "${oc.env:SECRET_TOKEN}"
     set_values(run, {"model": {"name": secret, "width": secret}, "seed": secret})
@@ -224,6 +227,7 @@ def spoiled(value: Any) -> Any:
 SPOILED = ("record", "identity", "metrics", "settings", "command", "last_output", "phase", "unavailable")
 
 
+@pytest.mark.slow
 def test_control_characters_in_the_run_reach_no_terminal(run: Path) -> None:
     workload = {"name": f"mine{NASTY}", "params": {NASTY: NASTY}}
     set_values(run, {"workload": workload}, {"model": {"name": NASTY}}, {"dtype": NASTY})

@@ -101,6 +101,7 @@ def test_files_in_the_current_folder_hide_no_module_that_sweeper_imports(mywork:
 # --- the locale -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_letters_beyond_ascii_need_no_quotes_and_reach_the_workload(mywork: Path) -> None:
     done = typed(mywork, *WORDS, "workload.params.text=é,grüße,a b ü,'{ß}'", "env.GREETING=grüße")
     assert done.returncode == 0, done.stderr

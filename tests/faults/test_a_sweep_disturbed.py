@@ -281,6 +281,7 @@ def test_a_half_made_attempt_folder_counts_as_no_attempt_and_is_removed(tmp_path
     assert list(run.glob("points/*/*")) == [whole]
 
 
+@pytest.mark.slow
 def test_edited_code_and_changed_settings_are_refused_with_both_values_or_kept_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_the_same_command_again_calculates_nothing(three_cards: tuple[Path, str]
     assert sorted(path.name for path in (folder / "run" / "points").glob("*/*")) == before
 
 
+@pytest.mark.slow
 def test_a_search_calculates_no_point_twice_and_starts_measuring_at_the_calculated_edge(tmp_path: Path) -> None:
     words = ["batch=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16", "context=2048", "budget=200MiB", "start=warm"]
     sweep(tmp_path, *MLP, *words, "design=frontier", "devices=[cpu,sim:cpu]", "allocator=repeatable")
@@ -118,6 +119,7 @@ def test_a_budget_named_after_a_card_is_the_capacity_of_its_allocator(tmp_path: 
     assert row.budget_kind == "allocator"
 
 
+@pytest.mark.slow
 def test_what_other_processes_use_of_a_card_decides_what_fits_and_is_in_the_row(tmp_path: Path) -> None:
     (tmp_path / "mine" / "card").mkdir(parents=True)
     (tmp_path / "mine" / "card" / "tiny.yaml").write_text(json.dumps(TINY))

@@ -689,6 +689,7 @@ def test_a_point_that_is_never_decided_leaves_only_itself_unknown(drawn, data):
 # The benchmark, on few frontiers
 
 
+@pytest.mark.slow
 def test_the_benchmark_finds_no_wrong_answer():
     script = Path(__file__).parents[3] / "benchmarks" / "search.py"
     ended = subprocess.run([sys.executable, str(script), "--quick"], capture_output=True, text=True, check=False)

@@ -79,6 +79,7 @@ def _advised(message: str) -> str | None:
     return advice.removeprefix("sweeper ") if advice and complete else None
 
 
+@pytest.mark.slow
 def test_what_a_message_says_to_write_is_taken() -> None:
     """With the workload that the line has, and with devices of this machine."""
     advices = set(filter(None, map(_advised, TABLE.values())))
