@@ -406,7 +406,7 @@ LIMITS = (
         "enforces; data_limit: the budget as RLIMIT_DATA, above the bytes held at the start; tensors: the budget of "
         "calculated tensors, on sim:cpu; guard: the machine's available memory less a reserve, as RLIMIT_DATA; cgroup: "
         "the same of a memory cgroup; inherited_data_limit: RLIMIT_DATA, and address_limit: RLIMIT_AS, that the "
-        "process was started with; workload_limit: a lower one of either that a workload which failed had set itself",
+        "process was started with; workload_limit: either of them, as a workload lowered it before it failed",
     ),
     _outcome(
         "budget_used_bytes",
