@@ -1,6 +1,6 @@
 # make install   .venv with everything that a sweep needs
 # make sweep     the same, and a first sweep on the device that is found
-# make check     ruff, mypy and the tests that neither import torch nor start a process: within a minute
+# make check     ruff, mypy and the tests that neither import torch nor start a process: within three minutes
 # make test      ruff, mypy and all tests, in .venv with the test extra: minutes
 #
 # PYTHON=python3.12 chooses the interpreter that .venv is made with.
