@@ -25,16 +25,15 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
+from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
-from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_composites import Functions, composites_replaced
 
 WORKSPACE = 2**62  # an event in place of a size: the workspace of a matrix product's handle, which depends on the card
 EMPTY_CACHE = 2**62 + 1  # an event: torch.cuda.empty_cache()
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
-RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
-RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
 EMPTY, ON_HOST = -1, -2  # in place of an allocation's number: a storage without bytes, or without bytes on the device
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
@@ -49,6 +48,7 @@ class Rules(Protocol):
 
     composites: Functions  # operators that are made of others on the device, but of different ones
     kernels: Functions  # operators that have a kernel on the device, in place of others
+    replacements: Functions  # the results of operators that depend on more than the shapes of their arguments
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -76,6 +76,8 @@ class MetaTracer(UnseenByDynamo):
     def __init__(self, rules: Rules) -> None:
         super().__init__()
         self.events = array("q")
+        # Of each event whose bytes a library decides: its number, and the least and the most bytes.
+        self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
@@ -86,15 +88,14 @@ class MetaTracer(UnseenByDynamo):
         self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
-        recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
-        self._composites: Functions = {**rules.composites, **recurrent}
+        self._replacements: Functions = {**REPLACEMENTS, **rules.replacements}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
         """Enter around the workload. Raises Unavailable at the end if the workload caught that exception before."""
         with (
             self._rules.applied(),
-            composites_replaced(self._composites, self._rules.kernels),
+            composites_replaced(self._rules.composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
             self._refuse_threads(),
@@ -142,7 +143,7 @@ class MetaTracer(UnseenByDynamo):
         kwargs = kwargs or {}
         if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
-        if (composite := self._composites.get(func)) is not None:
+        if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
@@ -155,7 +156,7 @@ class MetaTracer(UnseenByDynamo):
         if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
         accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
-        signature = signature_of(func, args, kwargs)
+        signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
             self._rules.check(func, args)
@@ -176,7 +177,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return REPLACEMENTS.get(func, func)(*args, **kwargs)
+            return self._replacements.get(func, func)(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
@@ -192,10 +193,15 @@ class MetaTracer(UnseenByDynamo):
             return
         numbers = []
         for size in sizes:
+            self._note_bounds(size)
             self.events.append(size)
             numbers.append(self._next_number())
         for number in numbers:
             self.events.append(-number - 1)
+
+    def _note_bounds(self, size: int) -> None:
+        if size and isinstance(size, Estimate):
+            self.bounds.append((len(self.events), size.low, size.high))
 
     def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
@@ -224,6 +230,8 @@ class MetaTracer(UnseenByDynamo):
                 return
         elif tensor.layout is not torch.strided:
             raise self._unavailable(func, "it returns a sparse tensor")
+        if not self._on_host:
+            self._note_bounds(getattr(tensor, "estimate", 0))
         key, size = self._registered(tensor.untyped_storage())
         if _may_have_value(tensor):
             self._compute_value(key, size, func, args, kwargs)

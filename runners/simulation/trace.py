@@ -17,6 +17,7 @@ from runners import facts, failure, files, processes, untrusted
 from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
+from runners.simulation.uncertainty import with_uncertainty
 
 BYTES_OF_A_LINE = 600
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
@@ -87,6 +88,8 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
             with whole, workload_block:
                 finished = workload.run(values, "meta", phases)
         phases.close(completed=True)
+        if tracer.bounds:
+            finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
