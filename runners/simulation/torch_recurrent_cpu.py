@@ -75,7 +75,7 @@ def _lstm_by_kernel(
                     size,
                     options.num_layers,
                 ),
-                *(options.has_biases, options.bidirectional, batch_first, options.train),
+                *(options.num_layers, options.has_biases, options.bidirectional, batch_first, options.train),
             )
             last_hidden.append(hy)
             last_cell.append(cy)

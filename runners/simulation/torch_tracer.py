@@ -23,11 +23,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
+from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
+from runners.simulation import torch_sparse
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
-from runners.simulation.torch_composites import Functions, composites_replaced
+from runners.simulation.torch_composites import Functions, composites_replaced, operators
 
 WORKSPACE = 2**62  # an event in place of a size: the workspace of a matrix product's handle, which depends on the card
 EMPTY_CACHE = 2**62 + 1  # an event: torch.cuda.empty_cache()
@@ -100,6 +101,7 @@ class MetaTracer(UnseenByDynamo):
             self._remember_constants(),
             self._refuse_threads(),
             self._follow_empty_cache(),
+            replaced(torch.Tensor, new=_new),
             self,
         ):
             yield
@@ -151,7 +153,7 @@ class MetaTracer(UnseenByDynamo):
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
             return self._copy_value(args[0], kwargs)
-        if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
+        if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
         if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
@@ -162,7 +164,8 @@ class MetaTracer(UnseenByDynamo):
             self._rules.check(func, args)
             result = self._call(func, args, kwargs)
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
-            call = CachedCall(shapes_of(func, args, result), self._rules.uses_workspace(func), temporaries)
+            made = None if signature is None else shapes_of(func, args, result)
+            call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
@@ -177,7 +180,13 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
+            if torch_sparse.any_sparse(args, kwargs) or func in MAKE_SPARSE:
+                return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
             return self._replacements.get(func, func)(*args, **kwargs)
+        except torch_sparse.UnknownCount as error:
+            raise self._unavailable(
+                func, "the number of its elements depends on numbers that are not computed"
+            ) from error
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
@@ -225,11 +234,15 @@ class MetaTracer(UnseenByDynamo):
             self._next_number()
 
     def _trace(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
-        if not tensor.is_meta:
-            if not self._rules.host_counts or tensor.device.type != "cpu":
-                return
-        elif tensor.layout is not torch.strided:
-            raise self._unavailable(func, "it returns a sparse tensor")
+        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+            return
+        if tensor.layout is not torch.strided:
+            estimates = getattr(tensor, "estimates", None)
+            for number, storage in enumerate(storages_of(tensor)):
+                if estimates and not self._on_host:
+                    self._note_bounds(estimates[number])
+                self._registered(storage)
+            return
         if not self._on_host:
             self._note_bounds(getattr(tensor, "estimate", 0))
         key, size = self._registered(tensor.untyped_storage())
@@ -321,6 +334,10 @@ class MetaTracer(UnseenByDynamo):
             raise self._unavailable(func, "the workload reads a number (.item(), .cpu()), and none is computed")
         return _on_cpu(tensor, value)
 
+    def _known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        value = self._values.get(tensor.untyped_storage()._cdata)
+        return None if value is None else _on_cpu(tensor, value)
+
     def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape depends on values, computed from known whole numbers.
 
@@ -365,15 +382,18 @@ class MetaTracer(UnseenByDynamo):
         if func in FINITE:
             return
         for leaf in tree_iter(args):
-            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+            if _is_dense(leaf):
                 self._values.pop(leaf.untyped_storage()._cdata, None)
 
     def _compute_value(self, key: int, size: int, func: Any, args: Any, kwargs: Any) -> None:
         """Compute the whole numbers of a result if all operands are known; forget them if not."""
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        keys = [leaf.untyped_storage()._cdata for leaf in given if leaf.is_meta]
+        keys = [storage._cdata for leaf in given if leaf.is_meta for storage in storages_of(leaf)]
         if key in keys and not func._schema.is_mutable:
             return  # a view
+        if any(map(torch_sparse.is_sparse, given)):
+            self._values.pop(key, None)
+            return
         if size > LARGEST_VALUE or not all(each in self._values for each in keys) or _is_undefined(func):
             self._values.pop(key, None)
             return
@@ -446,11 +466,26 @@ def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:
     (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace). Under a dispatch mode it adds to a new tensor."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not isinstance(new, torch.Tensor):
         return False
-    if old.shape != new.shape or old.dtype != new.dtype or not old.is_meta or not hasattr(old, "_use_count"):
+    if old.shape != new.shape or old.dtype != new.dtype or not _is_dense(old) or not hasattr(old, "_use_count"):
         return False
     storage = old.untyped_storage()
     alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == SOLE_REFERENCES
     return alone and storage.nbytes() == old.nbytes
+
+
+def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Tensor.new, which PyTorch lacks for a sparse tensor on `meta`: torch.optim.SparseAdam makes tensors by it."""
+    if like.layout is torch.sparse_coo and like.is_meta and len(args) == 3:
+        return torch.sparse_coo_tensor(*args)
+    return was_new(like, *args, **kwargs)
+
+
+was_new: Any = torch.Tensor.new
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether it is a tensor without data that has one storage."""
+    return isinstance(value, torch.Tensor) and value.is_meta and value.layout is torch.strided
 
 
 def _may_have_value(tensor: torch.Tensor) -> bool:
@@ -488,8 +523,10 @@ def _loss_of_elements(operator: Any) -> Any:
 
 LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
 REPLACEMENTS: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
+REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
+MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
 # Results without defined values: uninitialised memory.
 UNDEFINED = frozenset(
