@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
+from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
@@ -38,7 +39,7 @@ RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
 # In place of an allocation's number: a storage without bytes, on the host for now, or on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 SINGLE = 8  # bytes of one number of any type
-HOST = torch.device("cpu")
+HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
 
 aten = torch.ops.aten
 
@@ -87,8 +88,8 @@ class MetaTracer(UnseenByDynamo):
         self._values: dict[int, torch.UntypedStorage] = {}  # by the same: its whole numbers, where known
         self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
-        self._has_abstract = False  # whether a tensor was made on no device
-        self._is_abstract = False  # whether new tensors are on no device: the program asked for `meta`
+        self.has_abstract = False  # whether a tensor was made on no device
+        self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
         recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
@@ -153,16 +154,16 @@ class MetaTracer(UnseenByDynamo):
                     self._storages[key] = size, self._allocate(size), reference
 
     @contextmanager
-    def abstract(self) -> Iterator[None]:
-        """Enter around what a program makes on `meta` itself, which takes memory of no device."""
-        before, self._is_abstract = self._is_abstract, True
+    def made_for(self, device: str) -> Iterator[None]:
+        """Enter around what a program makes for a device by name. What it makes on `meta` takes memory of no device."""
+        before, self._made_for = self._made_for, device
         try:
             yield
         finally:
-            self._is_abstract = before
+            self._made_for = before
 
     def is_abstract(self, tensor: torch.Tensor) -> bool:
-        if not self._has_abstract or tensor.layout is not torch.strided:
+        if not self.has_abstract or tensor.layout is not torch.strided:
             return False
         return self._storages.get(tensor.untyped_storage()._cdata, (0, EMPTY))[1] == ABSTRACT
 
@@ -192,8 +193,8 @@ class MetaTracer(UnseenByDynamo):
             return func(*args, **kwargs)  # no allocation, no kernel
         if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
-        if self._has_abstract and not self._is_abstract and self._all_abstract(args, kwargs):
-            with self.abstract():
+        if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
+            with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
         accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
         signature = signature_of(func, args, kwargs)
@@ -248,7 +249,7 @@ class MetaTracer(UnseenByDynamo):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._twins:
-            twin = torch.UntypedStorage(storage.nbytes(), device="meta")
+            twin: Any = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
             self._storages[twin._cdata] = (
                 storage.nbytes(),
                 EMPTY,
@@ -268,10 +269,10 @@ class MetaTracer(UnseenByDynamo):
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
-            if "DefaultCPUAllocator" in str(error):  # refused to a tensor with data; the workload may catch that
-                raise self._unavailable(
-                    func, "this machine has too little memory for a tensor that has data"
-                ) from error
+            message = str(error)
+            if "DefaultCPUAllocator" in message and CALCULATED not in message:  # the workload may catch it
+                why = "this machine has too little memory for a tensor that has data"
+                raise self._unavailable(func, why) from error
             raise
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
@@ -342,8 +343,8 @@ class MetaTracer(UnseenByDynamo):
     def _allocate(self, size: int) -> int:
         if self._on_host:
             return ON_HOST
-        if self._is_abstract:
-            self._has_abstract = True
+        if self._made_for == ABSTRACT_DEVICE:
+            self.has_abstract = True
             return ABSTRACT
         if not size:
             return EMPTY

@@ -17,7 +17,7 @@ from runners import facts, failure, files, processes, untrusted
 from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
-from runners.simulation.card_memory import memory_of
+from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
 
 BYTES_OF_A_LINE = 600
@@ -165,7 +165,7 @@ def _without_machine_errors(error: BaseException) -> BaseException:
     message = untrusted.text(error, failure.LONGEST_MESSAGE)
     if any(sign in message for sign in NEEDS_A_DEVICE) or untrusted.type_name(type(error)).startswith("torch._dynamo"):
         return Unavailable(f"the workload needs a real device, and is traced without data: {message}")
-    if issubclass(type(error), MemoryError) or "DefaultCPUAllocator" in message:
+    if issubclass(type(error), MemoryError) or ("DefaultCPUAllocator" in message and CALCULATED not in message):
         return Unavailable(f"this machine has too little memory to trace the workload: {message}")
     return error
 
