@@ -80,6 +80,7 @@ class MetaTracer(UnseenByDynamo):
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
+        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0

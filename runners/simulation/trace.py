@@ -120,6 +120,8 @@ def trace_workload(
     except BaseException as error:
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
         journal.add({"kind": "failed", **describe_error(_without_machine_errors(own))})
+    if tracer.notes:
+        journal.lines.insert(-1, {"kind": "notes", "notes": [*tracer.notes], EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events, card.name if memory.was_read else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
