@@ -27,15 +27,14 @@ from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
+from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
-from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_composites import Functions, composites_replaced
 
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
-RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
-RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
 # In place of an allocation's number: a storage without bytes, on the host for now, or on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 SINGLE = 8  # bytes of one number of any type
@@ -51,6 +50,7 @@ class Rules(Protocol):
 
     composites: Functions  # operators that are made of others on the device, but of different ones
     kernels: Functions  # operators that have a kernel on the device, in place of others
+    replacements: Functions  # the results of operators that depend on more than the shapes of their arguments
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -79,6 +79,8 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
+        # Of each event whose bytes a library decides: its number, and the least and the most bytes.
+        self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
         self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
@@ -93,15 +95,14 @@ class MetaTracer(UnseenByDynamo):
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
-        recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
-        self._composites: Functions = {**rules.composites, **recurrent}
+        self._replacements: Functions = {**REPLACEMENTS, **rules.replacements}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
         """Enter around the workload. Raises Unavailable at the end if the workload caught that exception before."""
         with (
             self._rules.applied(),
-            composites_replaced(self._composites, self._rules.kernels),
+            composites_replaced(self._rules.composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
             self._refuse_threads(),
@@ -179,7 +180,7 @@ class MetaTracer(UnseenByDynamo):
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
-        if (composite := self._composites.get(func)) is not None:
+        if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
@@ -198,7 +199,7 @@ class MetaTracer(UnseenByDynamo):
             with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
         accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
-        signature = signature_of(func, args, kwargs)
+        signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
             if signature is None and func not in BETWEEN_DEVICES:
@@ -266,7 +267,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return REPLACEMENTS.get(func, func)(*args, **kwargs)
+            return self._replacements.get(func, func)(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
@@ -283,10 +284,15 @@ class MetaTracer(UnseenByDynamo):
         numbers: list[int] = []
         try:
             for size in sizes:
+                self._note_bounds(size)
                 numbers.append(self._requested(size))
         finally:
             for number in numbers:
                 self.events.append(-number - 1)
+
+    def _note_bounds(self, size: int) -> None:
+        if size and isinstance(size, Estimate):
+            self.bounds.append((len(self.events), size.low, size.high))
 
     def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
@@ -318,6 +324,8 @@ class MetaTracer(UnseenByDynamo):
                 return
         elif tensor.layout is not torch.strided:
             raise self._unavailable(func, "it returns a sparse tensor")
+        if not self._on_host:
+            self._note_bounds(getattr(tensor, "estimate", 0))
         key, size = self._registered(tensor.untyped_storage())
         if _may_have_value(tensor):
             self._compute_value(key, size, func, args, kwargs)

@@ -19,6 +19,7 @@ from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
 from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.uncertainty import with_uncertainty
 
 BYTES_OF_A_LINE = 600
 OWN_CODE = ("custom", "command")
@@ -116,6 +117,8 @@ def trace_workload(
         phases.close(completed=True)
         if is_program(attempt) and tracer.is_unused:
             raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
+        if tracer.bounds:
+            finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
