@@ -24,6 +24,7 @@ from runners.simulation.kernels.torch_sizes import HALVES
 from runners.simulation.kernels.torch_temporaries import temporaries
 from runners.simulation.torch_autocast import autocast_replaced
 from runners.simulation.torch_composites import Functions, decomposed, operators
+from runners.simulation.torch_extensions import ExtensionKernels
 from runners.simulation.torch_tracer import body_replaced, replaced
 
 aten = torch.ops.aten
@@ -41,6 +42,7 @@ class CpuRules:
     host_counts = True
 
     def __init__(self) -> None:
+        self.extensions = ExtensionKernels(None)
         self.kernels: Functions = dict.fromkeys(operators("mish_backward"), _like_the_input)
         self.composites: Functions = {
             aten.scaled_dot_product_attention.default: _attention_on_cpu,
@@ -72,6 +74,7 @@ class CudaRules:
     def __init__(self, architecture: GpuArchitecture) -> None:
         self._architecture = architecture
         self._temporaries = temporaries(architecture)
+        self.extensions = ExtensionKernels(architecture)
         self.composites: Functions = {
             aten.scaled_dot_product_attention.default: partial(attention, architecture),
             aten._scaled_dot_product_attention_math.default: attention_in_parts,

@@ -35,11 +35,19 @@ LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
 RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
 RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
-EMPTY, ON_HOST = -1, -2  # in place of an allocation's number: a storage without bytes, or without bytes on the device
+EMPTY, ON_HOST = -1, -2  # in place of an allocation's number: a storage without events, or one that has yet to move
 SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
 
 aten = torch.ops.aten
+
+
+class Extensions(Protocol):
+    """Operators of libraries other than PyTorch."""
+
+    def of(self, operator: Any) -> Any:
+        """The function that computes an operator by others; None for one that is not known or is PyTorch's."""
+        ...
 
 
 class Rules(Protocol):
@@ -49,6 +57,7 @@ class Rules(Protocol):
 
     composites: Functions  # operators that are made of others on the device, but of different ones
     kernels: Functions  # operators that have a kernel on the device, in place of others
+    extensions: Extensions  # operators of other libraries
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -85,6 +94,7 @@ class MetaTracer(UnseenByDynamo):
         self._values: dict[int, torch.UntypedStorage] = {}  # by the same: its whole numbers, where known
         self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
+        self._outside = False  # whether they are in memory that has no events
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
         recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
         self._composites: Functions = {**rules.composites, **recurrent}
@@ -138,13 +148,41 @@ class MetaTracer(UnseenByDynamo):
                 if number == ON_HOST:
                     self._storages[key] = size, self._allocate(size), reference
 
+    @contextmanager
+    def moved_to_device(self, module: torch.nn.Module) -> Iterator[None]:
+        """Enter around what moves a module from the host, within `made_on_host`, and then changes it on the device."""
+        before = self._on_host
+        self._on_host = False
+        try:
+            if before:
+                for parameter in module.parameters():
+                    parameter.data = torch.empty_like(parameter)
+            yield
+        finally:
+            self._on_host = before
+
+    @contextmanager
+    def outside_allocator(self) -> Iterator[None]:
+        """Enter around what makes tensors in memory of another kind, which has no events."""
+        before = self._outside
+        self._outside = True
+        try:
+            yield
+        finally:
+            self._outside = before
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         kwargs = kwargs or {}
         if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
         if (composite := self._composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
+        if (kernel := self._rules.extensions.of(func)) is not None:
+            with self:
+                return kernel(*args, **kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
@@ -250,7 +288,7 @@ class MetaTracer(UnseenByDynamo):
     def _allocate(self, size: int) -> int:
         if self._on_host:
             return ON_HOST
-        if not size:
+        if not size or self._outside:
             return EMPTY
         self.events.append(size)
         return self._next_number()
@@ -290,8 +328,7 @@ class MetaTracer(UnseenByDynamo):
                 ):
                     with _disable_current_modes():
                         value = torch.tensor(*args[first:], **{**kwargs, "device": HOST, "dtype": tensor.dtype})
-                    key, _ = self._registered(tensor.untyped_storage())
-                    self._values[key] = value.untyped_storage()
+                    self.remember(tensor, value)
                 return tensor
 
             return made
@@ -299,6 +336,12 @@ class MetaTracer(UnseenByDynamo):
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep the value of a tensor without data."""
+        if torch._C.TensorBase.is_meta.__get__(tensor):  # type: ignore[attr-defined]
+            key, _ = self._registered(tensor.untyped_storage())
+            self._values[key] = value.untyped_storage()
 
     def _item(self, tensor: torch.Tensor) -> Any:
         return self._value(tensor, aten._local_scalar_dense.default).item()
@@ -480,6 +523,15 @@ def _loss_of_elements(operator: Any) -> Any:
 
 LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
 REPLACEMENTS: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
+
+
+def _int4_product(input: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+    """torch's own on `meta` asks for an attribute that only fake tensors have. Tiles have 8 rows of the weight
+    (aten/src/ATen/native/cuda/int4mm.cu)."""
+    return input.new_empty(len(input), len(packed) * 8)
+
+
+REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
