@@ -35,12 +35,20 @@ from runners.simulation.torch_composites import Functions, composites_replaced
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
-# In place of an allocation's number: a storage without bytes, on the host for now, or on no device.
+# In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 SINGLE = 8  # bytes of one number of any type
 HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
 
 aten = torch.ops.aten
+
+
+class Extensions(Protocol):
+    """Operators of libraries other than PyTorch."""
+
+    def of(self, operator: Any) -> Any:
+        """The function that computes an operator by others; None for one that is not known or is PyTorch's."""
+        ...
 
 
 class Rules(Protocol):
@@ -51,6 +59,7 @@ class Rules(Protocol):
     composites: Functions  # operators that are made of others on the device, but of different ones
     kernels: Functions  # operators that have a kernel on the device, in place of others
     replacements: Functions  # the results of operators that depend on more than the shapes of their arguments
+    extensions: Extensions  # operators of other libraries
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -94,6 +103,7 @@ class MetaTracer(UnseenByDynamo):
         self.has_abstract = False  # whether a tensor was made on no device
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
+        self._outside = False  # whether they are in memory that has no events
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
         self._replacements: Functions = {**REPLACEMENTS, **rules.replacements}
 
@@ -173,7 +183,32 @@ class MetaTracer(UnseenByDynamo):
         """The tensor with its numbers, on the host."""
         return self._value(tensor, aten._to_copy.default).clone()
 
+    @contextmanager
+    def moved_to_device(self, module: torch.nn.Module) -> Iterator[None]:
+        """Enter around what moves a module from the host, within `made_on_host`, and then changes it on the device."""
+        before = self._on_host
+        self._on_host = False
+        try:
+            if before:
+                for parameter in module.parameters():
+                    parameter.data = torch.empty_like(parameter)
+            yield
+        finally:
+            self._on_host = before
+
+    @contextmanager
+    def outside_allocator(self) -> Iterator[None]:
+        """Enter around what makes tensors in memory of another kind, which has no events."""
+        before = self._outside
+        self._outside = True
+        try:
+            yield
+        finally:
+            self._outside = before
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             return self._follow(func, args, kwargs or {})
 
@@ -183,6 +218,9 @@ class MetaTracer(UnseenByDynamo):
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
+        if (kernel := self._rules.extensions.of(func)) is not None:
+            with self:
+                return kernel(*args, **kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
@@ -355,7 +393,7 @@ class MetaTracer(UnseenByDynamo):
         if self._made_for == ABSTRACT_DEVICE:
             self.has_abstract = True
             return ABSTRACT
-        if not size:
+        if not size or self._outside:
             return EMPTY
         return self._requested(size)
 
@@ -395,8 +433,7 @@ class MetaTracer(UnseenByDynamo):
                     ):
                         with _disable_current_modes():
                             value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
-                        key, _ = self._registered(tensor.untyped_storage())
-                        self._values[key] = value.untyped_storage()
+                        self.remember(tensor, value)
                 return tensor
 
             return made
@@ -404,6 +441,12 @@ class MetaTracer(UnseenByDynamo):
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep the value of a tensor without data."""
+        if torch._C.TensorBase.is_meta.__get__(tensor):  # type: ignore[attr-defined]
+            key, _ = self._registered(tensor.untyped_storage())
+            self._values[key] = value.untyped_storage()
 
     def _item(self, tensor: torch.Tensor) -> Any:
         return self._value(tensor, aten._local_scalar_dense.default).item()
@@ -585,6 +628,15 @@ def _loss_of_elements(operator: Any) -> Any:
 
 LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
 REPLACEMENTS: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
+
+
+def _int4_product(input: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+    """torch's own on `meta` asks for an attribute that only fake tensors have. Tiles have 8 rows of the weight
+    (aten/src/ATen/native/cuda/int4mm.cu)."""
+    return input.new_empty(len(input), len(packed) * 8)
+
+
+REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
 # Their tensors may be on several devices.

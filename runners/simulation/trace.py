@@ -245,4 +245,9 @@ def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
     from runners.models import torch_models
     from runners.simulation.torch_tracer import replaced
 
-    return replaced(torch_models, empty_cache=lambda device: tracer.empty_cache(), made_on_host=tracer.made_on_host)
+    return replaced(
+        torch_models,
+        empty_cache=lambda device: tracer.empty_cache(),
+        made_on_host=tracer.made_on_host,
+        moved_to_device=tracer.moved_to_device,
+    )
