@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from runners.device import SIM, device_named
 from runners.engines.local import EngineFailed, Local
