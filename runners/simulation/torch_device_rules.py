@@ -24,6 +24,7 @@ from runners.simulation.kernels.torch_sizes import HALVES
 from runners.simulation.kernels.torch_temporaries import temporaries
 from runners.simulation.torch_autocast import autocast_replaced
 from runners.simulation.torch_composites import Functions, decomposed, operators
+from runners.simulation.torch_extensions import ExtensionKernels
 from runners.simulation.torch_recurrent_cpu import lstm_layer, recurrent_on_cpu
 from runners.simulation.torch_recurrent_cuda import CudnnRecurrent, flatten_parameters
 from runners.simulation.torch_sparse import embedding_sparse_backward
@@ -44,6 +45,7 @@ class CpuRules:
     host_counts = True
 
     def __init__(self) -> None:
+        self.extensions = ExtensionKernels(None)
         self.kernels: Functions = dict.fromkeys(operators("mish_backward"), _like_the_input)
         self.composites: Functions = {
             aten.scaled_dot_product_attention.default: _attention_on_cpu,
@@ -79,6 +81,7 @@ class CudaRules:
         self._architecture = architecture
         self._temporaries = temporaries(architecture)
         recurrent = CudnnRecurrent(architecture)
+        self.extensions = ExtensionKernels(architecture)
         self.composites: Functions = {
             aten.scaled_dot_product_attention.default: partial(attention, architecture),
             aten._scaled_dot_product_attention_math.default: attention_in_parts,

@@ -64,17 +64,7 @@ def _lstm_by_kernel(
             weights = list(params[index * each : (index + 1) * each])
             weights += [] if options.has_biases else [torch.zeros_like(weight) for weight in weights]
             outputs[direction], hy, cy, _ = aten.mkldnn_rnn_layer(
-                *(
-                    layer_input,
-                    *weights,
-                    hidden[index],
-                    cell[index],
-                    bool(direction),
-                    [],
-                    LSTM,
-                    size,
-                    options.num_layers,
-                ),
+                *(layer_input, *weights, hidden[index], cell[index], bool(direction), [], LSTM, size),
                 *(options.num_layers, options.has_biases, options.bidirectional, batch_first, options.train),
             )
             last_hidden.append(hy)

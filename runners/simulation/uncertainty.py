@@ -6,7 +6,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-LARGEST_SIZE = 2**62  # events from here on are no sizes: torch_tracer.WORKSPACE
+from runners.simulation.events import REFUSED, WORKSPACE
+
 ROUNDED_TO = 512  # bytes, by PyTorch's allocator for CUDA
 
 Bounds = Sequence[tuple[int, int, int]]  # of an event of MetaTracer: its number, and the least and the most bytes
@@ -29,9 +30,9 @@ def _peak(events: array[int], instead: Mapping[int, int]) -> int:
         if event < 0:
             live -= sizes[-event - 1]
             continue
-        if event > LARGEST_SIZE:  # the cache is emptied
+        if event >= REFUSED and event != WORKSPACE:  # no allocation
             continue
-        size = 0 if event == LARGEST_SIZE else instead.get(number, event)
+        size = 0 if event == WORKSPACE else instead.get(number, event)
         sizes.append(-(-size // ROUNDED_TO) * ROUNDED_TO)
         live += sizes[-1]
         peak = max(peak, live)
