@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import zlib
@@ -21,8 +22,8 @@ from runners.point import Attempt
 BYTES_OF_A_LINE = 600
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
-# Of PyTorch's errors for a device that it was not built for, and of flex_attention's for tensors without data.
-NEEDS_A_DEVICE = ("not compiled with CUDA", "Found input tensors on meta device")
+# Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's for tensors without data.
+NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device")
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
 
@@ -67,6 +68,7 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
 
     The workload's exceptions become the last line, a failure described by `describe_error`.
     """
+    from runners.simulation.torch_extensions import libraries_adapted
     from runners.simulation.torch_tracer import MetaTracer
 
     values, tracer = attempt.point.values, MetaTracer(rules_of(card_of(attempt)))
@@ -78,14 +80,17 @@ def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: Descr
             name = attempt.point["workload"]
             raise Unavailable(f"workload={name}: a separate program cannot be traced without data")
         _check_dtypes(attempt)
-        with processes.forks_end_here(), _autocast_in_imports(card_of(attempt)):
-            workload.prepare(values, "meta")
-        phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
-        phases.open()
-        with _workload_hooks(tracer), tracer.around_workload():
-            whole = phases(WHOLE) if values.get("phases") == WHOLE else contextlib.nullcontext()
-            with whole, workload_block:
-                finished = workload.run(values, "meta", phases)
+        with libraries_adapted(tracer, card_of(attempt).is_host):
+            with processes.forks_end_here(), _autocast_in_imports(card_of(attempt)):
+                if rules := (values.get("workload") or {}).get("rules"):
+                    importlib.import_module(rules)
+                workload.prepare(values, "meta")
+            phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
+            phases.open()
+            with _workload_hooks(tracer), tracer.around_workload():
+                whole = phases(WHOLE) if values.get("phases") == WHOLE else contextlib.nullcontext()
+                with whole, workload_block:
+                    finished = workload.run(values, "meta", phases)
         phases.close(completed=True)
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
