@@ -8,27 +8,41 @@ either is left to PyTorch, which refuses it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch._library import simple_registry
+from torch._library.custom_ops import OPDEFS
 from torch._library.fake_impl import set_ctx_getter
 
+try:
+    from torch._library.triton import set_wrap_triton_enabled
+except ImportError:  # before PyTorch 2.6
+
+    def set_wrap_triton_enabled(enabled: bool) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+from runners.meters.torch_tensors import is_composite
 from runners.phases import Unavailable
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
-from runners.simulation import torch_bitsandbytes
+from runners.simulation import torch_bitsandbytes, torch_triton
 from runners.simulation.late_imports import Adaptation, adapted
 from runners.simulation.torch_bitsandbytes import bitsandbytes_kernels, without_cuda
 from runners.simulation.torch_tracer import MetaTracer
 
 Kernel = Callable[..., Any]
+ANY_DEVICE, META = torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.Meta
 OWN = frozenset(("aten", "prims", "prim", "quantized", "c10d", "_c10d_functional", "profiler"))  # PyTorch's operators
 
 
 def libraries_adapted(tracer: MetaTracer, is_host: bool) -> AbstractContextManager[None]:
     """Enter around all that may import the libraries, before the workload is traced."""
-    return adapted({"bitsandbytes": Adaptation(without_cuda, torch_bitsandbytes.adapted(tracer, is_host))})
+    bitsandbytes = Adaptation(without_cuda, torch_bitsandbytes.adapted(tracer, is_host))
+    triton = Adaptation(nullcontext, torch_triton.adapted(tracer))
+    return adapted({"bitsandbytes": bitsandbytes} if is_host else {"bitsandbytes": bitsandbytes, "triton": triton})
 
 
 class ExtensionKernels:
@@ -49,17 +63,16 @@ class ExtensionKernels:
         if operator.namespace == "bitsandbytes":
             if "bitsandbytes" not in self._libraries:
                 self._libraries["bitsandbytes"] = bitsandbytes_kernels(self._architecture)
-            kernel = self._libraries["bitsandbytes"].get(operator._name.removesuffix(".default"))
+            kernel = self._libraries["bitsandbytes"].get(_name(operator))
             if kernel is not None:
                 return kernel
-        return _rule(operator)
+        return _rule(operator) or _python_kernel(operator) or (None if _is_known(operator) else _refusal(operator))
 
 
 def _rule(operator: Any) -> Kernel | None:
     """The function that was registered with register_fake. What it makes beside its results counts as well."""
-    entry = simple_registry.singleton.find(operator._name.removesuffix(".default"))
-    rule = entry.fake_impl.kernel
-    if rule is None:
+    rule = simple_registry.singleton.find(_name(operator)).fake_impl.kernel
+    if rule is None or _without_rule(operator):
         return None
 
     def depends_on_data() -> Any:
@@ -68,7 +81,42 @@ def _rule(operator: Any) -> Kernel | None:
         )
 
     def followed(*args: Any, **kwargs: Any) -> Any:
-        with set_ctx_getter(depends_on_data):
+        with set_ctx_getter(depends_on_data), set_wrap_triton_enabled(False):  # a triton_op is its own rule
             return rule(*args, **kwargs)
 
     return followed
+
+
+def _python_kernel(operator: Any) -> Kernel | None:
+    """Its kernel for any device, if that is a Python function, which calls other operators."""
+    if f"{_name(operator).replace('::', '/')}/{ANY_DEVICE.name}" not in torch.library._impls or _without_rule(operator):
+        return None
+    return partial(operator._op_dk, ANY_DEVICE)
+
+
+def _without_rule(operator: Any) -> bool:
+    """Whether it was made by torch.library.custom_op, and has no rule. Its kernel would read data."""
+    made = OPDEFS.get(_name(operator))
+    return made is not None and made._abstract_fn is None
+
+
+def _is_known(operator: Any) -> bool:
+    """Whether tensors without data have a kernel, or PyTorch makes it of others."""
+    if _without_rule(operator):
+        return False
+    return bool(operator.has_kernel_for_dispatch_key(META) or is_composite(operator))
+
+
+def _refusal(operator: Any) -> Kernel:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise Unavailable(
+            f"{operator} cannot be traced without data: it is of an extension, and no rule says which tensors it makes; "
+            f"torch.library.register_fake({_name(operator)!r}) gives one, in a module that workload.rules names"
+        )
+
+    return refuse
+
+
+def _name(operator: Any) -> str:
+    name: str = operator._name
+    return name.removesuffix(".default")

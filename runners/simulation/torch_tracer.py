@@ -221,8 +221,7 @@ class MetaTracer(UnseenByDynamo):
             with self:
                 return composite(*args, **kwargs)
         if (kernel := self._rules.extensions.of(func)) is not None:
-            with self:
-                return kernel(*args, **kwargs)
+            return self._followed(kernel, args, kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
@@ -305,6 +304,15 @@ class MetaTracer(UnseenByDynamo):
                 self._values[twin._cdata] = storage
         place = (tensor.storage_offset(), tensor.shape, tensor.stride())
         return torch.empty(0, dtype=tensor.dtype, device="meta").set_(self._twins[key][0], *place)
+
+    def _followed(self, kernel: Any, args: Any, kwargs: Any) -> Any:
+        """The result of an operator of another library."""
+        try:
+            with self:
+                return kernel(*args, **kwargs)
+        except Unavailable as error:
+            self._failed(str(error))
+            raise
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
@@ -521,6 +529,10 @@ class MetaTracer(UnseenByDynamo):
         """The values of what an operator without results has changed are unknown."""
         if func in FINITE:
             return
+        self.written(args)
+
+    def written(self, args: Any) -> None:
+        """Forget the values of tensors that code which is not traced has written to."""
         for leaf in tree_iter(args):
             if _is_dense(leaf):
                 self._values.pop(leaf.untyped_storage()._cdata, None)
@@ -553,9 +565,12 @@ class MetaTracer(UnseenByDynamo):
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
         message = f"{func} cannot be traced without data: {why}"
+        self._failed(message)
+        return Unavailable(message)
+
+    def _failed(self, message: str) -> None:
         if self.failure is None:
             self.failure, self.failure_event = message, len(self.events)
-        return Unavailable(message)
 
 
 # --- replacements -----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import zlib
@@ -25,8 +26,8 @@ BYTES_OF_A_LINE = 600
 OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
-# Of PyTorch's errors for a device that it was not built for, and of flex_attention's for tensors without data.
-NEEDS_A_DEVICE = ("not compiled with CUDA", "Found input tensors on meta device")
+# Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's for tensors without data.
+NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device")
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
 
@@ -86,6 +87,7 @@ def trace_workload(
     The workload's exceptions become the last line, a failure described by `describe_error`. With `refuses` the card's
     memory refuses what does not fit where it is allocated, so that a program that catches it is followed further.
     """
+    from runners.simulation.torch_extensions import libraries_adapted
     from runners.simulation.torch_tracer import MetaTracer
 
     values, card = attempt.point.values, card or card_of(attempt)
@@ -103,17 +105,18 @@ def trace_workload(
         if is_program(attempt):
             tracer.memory = memory
             surroundings, device = program_device(card, tracer, memory)
-            with tracer.around_workload(), surroundings:
+            with libraries_adapted(tracer, card.is_host), tracer.around_workload(), surroundings:
                 with processes.forks_end_here():
-                    workload.prepare(values, device)
+                    _prepare(workload, values, device)
                 phases.open()
                 finished = _run(workload, values, device, phases, workload_block)
         else:
-            with processes.forks_end_here(), _autocast_in_imports(card):
-                workload.prepare(values, "meta")
-            phases.open()
-            with _workload_hooks(tracer), tracer.around_workload():
-                finished = _run(workload, values, "meta", phases, workload_block)
+            with libraries_adapted(tracer, card.is_host):
+                with processes.forks_end_here(), _autocast_in_imports(card):
+                    _prepare(workload, values, "meta")
+                phases.open()
+                with _workload_hooks(tracer), tracer.around_workload():
+                    finished = _run(workload, values, "meta", phases, workload_block)
         phases.close(completed=True)
         if is_program(attempt) and tracer.is_unused:
             raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
@@ -141,6 +144,13 @@ class NothingPlaced(Exception):
 def is_program(attempt: Attempt) -> bool:
     """Whether the workload is the user's own code, which chooses its device and may ask about the card."""
     return attempt.point["workload"] in OWN_CODE
+
+
+def _prepare(workload: ModuleType, values: Mapping[str, Any], device: str) -> None:
+    """Import the user's rules for extensions, and what the workload needs."""
+    if rules := (values.get("workload") or {}).get("rules"):
+        importlib.import_module(rules)
+    workload.prepare(values, device)
 
 
 def _run(workload: ModuleType, values: Mapping[str, Any], device: str, phases: Phases, block: Any) -> dict[str, Any]:
