@@ -33,6 +33,24 @@ if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker
 
 USUAL_RECURSION_LIMIT = 1000
+# What calculated attempts need of ours, for the template to import once; a measured process imports it when it needs
+# it. Then, what they need by the library of their model.
+OF_A_CALCULATION = (
+    "runners.simulation.simulate",
+    "runners.simulation.torch_device_rules",
+    "runners.simulation.torch_tracer",
+    "runners.torch_fingerprint",
+)
+OF_A_MODEL: dict[str | None, tuple[str, ...]] = {
+    "torch": ("runners.models.torch_weights", "runners.workloads.torch_training"),
+    "transformers": (
+        "runners.models.torch_weights",
+        "runners.models.transformers_models",
+        "runners.models.transformers_prompts",
+        "runners.workloads.torch_training",
+    ),
+}
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -91,10 +109,19 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
         processes.die_with(parent)
     _be_an_ordinary_process()
     journal, trace = Journal(folder.journal), FailureTrace(folder, attempt.trace)
+    error: BaseException | None = None
     try:
-        finished = _measure(attempt, journal, trace)
-    except BaseException as error:  # any exception of a workload is a fact about its point
+        try:
+            finished = _measure(attempt, journal, trace)
+        except BaseException as raised:  # any exception of a workload is a fact about its point
+            error = raised
+            _be_undisturbed()
+        else:
+            _be_undisturbed()
+    except BaseException as disturbed:  # an alarm of the workload's that came before they were switched off
+        error = error or disturbed
         _be_undisturbed()
+    if error is not None:
         with trace.unlimited():
             try:
                 signal_number = _record(error, journal, trace)
@@ -103,10 +130,8 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
                 signal_number = _record(error, journal, trace)
         if signal_number:
             processes.die_of(signal_number)
-    else:
-        _be_undisturbed()
-        if finished is not None:
-            journal.write(facts.Finished(**finished))
+    elif finished is not None:
+        journal.write(facts.Finished(**finished))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):  # a stream of the workload's own
             stream.flush()
@@ -128,9 +153,15 @@ def _record(error: BaseException, journal: Journal, trace: FailureTrace) -> int 
 
 
 def _be_undisturbed() -> None:
-    """Switch off what a workload leaves behind to interrupt the code that runs after it."""
+    """Switch off what a workload leaves behind to interrupt the code that runs after it.
+
+    An alarm can still interrupt this function where no `try` covers it: call it twice, the second time where the first
+    call raises.
+    """
     for _ in range(100):  # an alarm may interrupt this too
         try:
+            for timer in TIMERS:  # first, since the handlers below take longer than a short interval
+                signal.setitimer(timer, 0)
             for number in signal.valid_signals():
                 if callable(signal.getsignal(number)):
                     signal.signal(number, signal.SIG_IGN)
@@ -145,9 +176,10 @@ def _be_undisturbed() -> None:
 def import_libraries(attempt: Attempt) -> None:
     """Import the libraries that the workload names. Raises Unavailable, with the root cause, if one fails to import."""
     workload = _workload(attempt)
-    if attempt.device.is_calculated:  # the baseline of a measured process has no room for it
-        importlib.import_module("runners.simulation.simulate")
-    for module in workload.imports(attempt.point.values):
+    modules = workload.imports(attempt.point.values)
+    if attempt.device.is_calculated:  # the baseline of a measured process has no room for them
+        modules += (*OF_A_CALCULATION, *OF_A_MODEL.get(attempt.point.get("model.library"), ()))
+    for module in modules:
         try:
             importlib.import_module(module)
         except Exception as error:
