@@ -50,10 +50,10 @@ def main(max_epochs=2):
         ]
     )
     val_transforms = Compose([ScaleIntensityd(keys=["image"]), EnsureTyped(keys=["image", "label"])])
-    train_ds = CacheDataset(data=list(volumes(4)), transform=train_transforms, cache_rate=1.0, num_workers=2)
-    train_loader = DataLoader(train_ds, batch_size=2, shuffle=True, num_workers=2)
-    val_ds = CacheDataset(data=list(volumes(1)), transform=val_transforms, cache_rate=1.0, num_workers=2)
-    val_loader = DataLoader(val_ds, batch_size=1, num_workers=2)
+    train_ds = CacheDataset(data=list(volumes(4)), transform=train_transforms, cache_rate=1.0, num_workers=1)
+    train_loader = DataLoader(train_ds, batch_size=2, shuffle=True, num_workers=1)
+    val_ds = CacheDataset(data=list(volumes(1)), transform=val_transforms, cache_rate=1.0, num_workers=1)
+    val_loader = DataLoader(val_ds, batch_size=1, num_workers=1)
 
     model = UNet(
         spatial_dims=3,

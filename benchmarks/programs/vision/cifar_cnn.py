@@ -35,8 +35,8 @@ def main(batch_size=128, epochs=2):
 
     trainset = TensorDataset(torch.randn(640, 3, 32, 32), torch.randint(0, 10, (640,)))
     testset = TensorDataset(torch.randn(256, 3, 32, 32), torch.randint(0, 10, (256,)))
-    trainloader = DataLoader(trainset, batch_size=batch_size, shuffle=True, num_workers=2)
-    testloader = DataLoader(testset, batch_size=batch_size, shuffle=False, num_workers=2)
+    trainloader = DataLoader(trainset, batch_size=batch_size, shuffle=True, num_workers=1)
+    testloader = DataLoader(testset, batch_size=batch_size, shuffle=False, num_workers=1)
 
     net = Net()
     net.to(device)

@@ -93,8 +93,8 @@ def main(batch_size=16, epochs=2):
     scheduler = CosineLRScheduler(optimizer, t_initial=epochs, warmup_t=1, warmup_lr_init=1e-5)
 
     mixup_fn = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=100)
-    loader_train = DataLoader(FakePictures(2 * batch_size), batch_size, shuffle=True, drop_last=True, num_workers=2)
-    loader_eval = DataLoader(FakePictures(2 * batch_size), 2 * batch_size, num_workers=2)
+    loader_train = DataLoader(FakePictures(2 * batch_size), batch_size, shuffle=True, drop_last=True, num_workers=1)
+    loader_eval = DataLoader(FakePictures(2 * batch_size), 2 * batch_size, num_workers=1)
 
     best_metric = None
     for epoch in range(epochs):
