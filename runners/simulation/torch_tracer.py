@@ -30,7 +30,15 @@ from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.live_memory import LiveMemory
-from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
+from runners.simulation.torch_call_cache import (
+    IN_PLACE,
+    NOTHING,
+    CachedCall,
+    changes_alike,
+    recreate,
+    shapes_of,
+    signature_of,
+)
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
@@ -215,8 +223,8 @@ class MetaTracer(UnseenByDynamo):
             return self._follow(func, args, kwargs or {})
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func in TO_PYTHON and args[0].is_meta:
-            return self._item(args[0])
+        if func in TO_PYTHON:
+            return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
@@ -244,7 +252,7 @@ class MetaTracer(UnseenByDynamo):
             if signature is None and func not in BETWEEN_DEVICES:
                 args, kwargs = self._on_one_device(args, kwargs)
             self._rules.check(func, args)
-            result = self._call(func, args, kwargs)
+            result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
             made = None if signature is None else shapes_of(func, args, result)
             call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
