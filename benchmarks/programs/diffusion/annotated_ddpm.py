@@ -34,7 +34,9 @@ class Residual(nn.Module):
 
 
 def Upsample(dim, dim_out=None):
-    return nn.Sequential(nn.Upsample(scale_factor=2, mode="nearest"), nn.Conv2d(dim, default(dim_out, dim), 3, padding=1))
+    return nn.Sequential(
+        nn.Upsample(scale_factor=2, mode="nearest"), nn.Conv2d(dim, default(dim_out, dim), 3, padding=1)
+    )
 
 
 def Downsample(dim, dim_out=None):

@@ -60,7 +60,9 @@ class DiTBlock(nn.Module):
         self.attn = Attention(hidden_size, num_heads)
         self.norm2 = nn.LayerNorm(hidden_size, elementwise_affine=False, eps=1e-6)
         self.mlp = nn.Sequential(
-            nn.Linear(hidden_size, 4 * hidden_size), nn.GELU(approximate="tanh"), nn.Linear(4 * hidden_size, hidden_size)
+            nn.Linear(hidden_size, 4 * hidden_size),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(4 * hidden_size, hidden_size),
         )
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(hidden_size, 6 * hidden_size, bias=True))
 

@@ -54,9 +54,7 @@ def main(epochs=3):
             method="sparse",
         )
         edge_label_index = torch.cat([train_data.edge_label_index, neg_edge_index], dim=-1)
-        edge_label = torch.cat(
-            [train_data.edge_label, train_data.edge_label.new_zeros(neg_edge_index.size(1))], dim=0
-        )
+        edge_label = torch.cat([train_data.edge_label, train_data.edge_label.new_zeros(neg_edge_index.size(1))], dim=0)
         out = model.decode(z, edge_label_index).view(-1)
         loss = criterion(out, edge_label)
         loss.backward()

@@ -42,11 +42,11 @@ else:
     device = torch.device("cpu")
 print(f"Using device: {device}")
 
-dataset = dset.FakeData(3 * opt.batchSize, image_size=(3, opt.imageSize, opt.imageSize), transform=transforms.ToTensor())
-nc = 3
-dataloader = torch.utils.data.DataLoader(
-    dataset, batch_size=opt.batchSize, shuffle=True, num_workers=int(opt.workers)
+dataset = dset.FakeData(
+    3 * opt.batchSize, image_size=(3, opt.imageSize, opt.imageSize), transform=transforms.ToTensor()
 )
+nc = 3
+dataloader = torch.utils.data.DataLoader(dataset, batch_size=opt.batchSize, shuffle=True, num_workers=int(opt.workers))
 nz, ngf, ndf = int(opt.nz), int(opt.ngf), int(opt.ndf)
 
 

@@ -110,7 +110,9 @@ def main(epochs=1, batch_size=4, num_classes=21):
     ]
     optimizer = torch.optim.SGD(params_to_optimize, lr=0.01, momentum=0.9, weight_decay=1e-4)
     iters_per_epoch = len(data_loader)
-    main_lr_scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=iters_per_epoch * epochs, power=0.9)
+    main_lr_scheduler = torch.optim.lr_scheduler.PolynomialLR(
+        optimizer, total_iters=iters_per_epoch * epochs, power=0.9
+    )
     for epoch in range(epochs):
         train_one_epoch(model, optimizer, data_loader, main_lr_scheduler, device, epoch)
         confmat = evaluate(model, data_loader_test, device, num_classes=num_classes)

@@ -96,7 +96,9 @@ def train_knowledge_distillation(teacher, student, train_loader, epochs, T, soft
             student_logits = student(inputs)
             soft_targets = nn.functional.softmax(teacher_logits / T, dim=-1)
             soft_prob = nn.functional.log_softmax(student_logits / T, dim=-1)
-            soft_targets_loss = torch.sum(soft_targets * (soft_targets.log() - soft_prob)) / soft_prob.size()[0] * (T**2)
+            soft_targets_loss = (
+                torch.sum(soft_targets * (soft_targets.log() - soft_prob)) / soft_prob.size()[0] * (T**2)
+            )
             label_loss = ce_loss(student_logits, labels)
             loss = soft_weight * soft_targets_loss + ce_weight * label_loss
             loss.backward()

@@ -9,7 +9,9 @@ from torch.utils.data import DataLoader
 
 
 class MaskedAutoencoderViT(nn.Module):
-    def __init__(self, img_size=96, patch_size=8, embed_dim=192, depth=4, num_heads=6, decoder_dim=128, decoder_depth=2):
+    def __init__(
+        self, img_size=96, patch_size=8, embed_dim=192, depth=4, num_heads=6, decoder_dim=128, decoder_depth=2
+    ):
         super().__init__()
         self.patch_size = patch_size
         num_patches = (img_size // patch_size) ** 2
