@@ -22,8 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from runners.meters.cpu import TensorBytes
+from runners.meters.torch_gradients import GradientSums
 
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+ADD = torch.ops.aten.add.Tensor
 ALIGNMENT = 64  # c10/core/alignment.h, gAlignment
 
 
@@ -57,6 +59,7 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
         # The collector may release storages in the heartbeat's thread. Appending is atomic, and only the measured
         # thread changes the count.
         self._dead: deque[int] = deque()
+        self._sums = GradientSums()
         self._graphs_before = _compiled_graphs()
 
     @property
@@ -75,6 +78,8 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
             # The mode is off while it handles an operator, and would miss the weight that this one dequantises.
             with self:
                 result = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **(kwargs or {}))
+        elif func is ADD and not kwargs and self._sums.is_in_place(*args):
+            result = args[0].add_(args[1])
         else:
             try:
                 result = func(*args, **(kwargs or {}))
@@ -103,6 +108,7 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
         known, reference = self._storages.get(key, (0, None))
         if reference is None:
             reference = weakref.ref(storage, partial(self._died, key))
+            self._sums.made(key)
         elif known == size:
             return
         self._storages[key] = size, reference
@@ -114,7 +120,9 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
 
     def settle(self) -> None:
         while self._dead:
-            size, _ = self._storages.pop(self._dead.popleft())
+            key = self._dead.popleft()
+            size, _ = self._storages.pop(key)
+            self._sums.died(key)
             self.live -= size
 
 

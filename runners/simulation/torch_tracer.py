@@ -23,6 +23,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
+from runners.meters.torch_gradients import GradientSums
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
@@ -40,10 +41,10 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_results import RESULTS
 
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
-SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 SINGLE = 8  # bytes of one number of any type
@@ -108,13 +109,14 @@ class MetaTracer(UnseenByDynamo):
         self._storages: dict[int, tuple[int, int, Any]] = {}
         self._values: dict[int, torch.UntypedStorage] = {}  # by the same: its whole numbers, where known
         self._calls: dict[Any, CachedCall] = {}
+        self._sums = GradientSums()
         self._on_host = False  # whether new tensors are in host memory
         self.has_abstract = False  # whether a tensor was made on no device
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
-        self._replacements: Functions = {**REPLACEMENTS, **rules.replacements}
+        self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
@@ -240,12 +242,12 @@ class MetaTracer(UnseenByDynamo):
             return args[0]
         if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
-        if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
+        if torch.Tag.dynamic_output_shape in func.tags and func not in RESULTS and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
         if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
             with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
-        accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
+        accumulated = func is aten.add.Tensor and not kwargs and self._sums.is_in_place(*args)
         signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
@@ -404,6 +406,7 @@ class MetaTracer(UnseenByDynamo):
         if known is None:
             reference = weakref.ref(storage, partial(self._storage_died, key))
             self._storages[key] = size, self._allocate(size), reference
+            self._sums.made(key)
         elif known[0] != size:  # resized in place: the old memory is freed after the new is allocated
             self._storages[key] = size, self._allocate(size), known[2]
             self._free(known[1])
@@ -428,6 +431,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _storage_died(self, key: int, _: Any) -> None:
         self._values.pop(key, None)
+        self._sums.died(key)
         self._free(self._storages.pop(key)[1])
 
     def _free(self, number: int) -> None:
@@ -622,18 +626,6 @@ def body_replaced(function: Any, by: Any) -> Iterator[None]:
         yield
     finally:
         function.__code__ = before
-
-
-def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:
-    """Whether autograd would accumulate a gradient in place, since nothing else refers to the first one
-    (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace). Under a dispatch mode it adds to a new tensor."""
-    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not isinstance(new, torch.Tensor):
-        return False
-    if old.shape != new.shape or old.dtype != new.dtype or not _is_dense(old) or not hasattr(old, "_use_count"):
-        return False
-    storage = old.untyped_storage()
-    alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == SOLE_REFERENCES
-    return alone and storage.nbytes() == old.nbytes
 
 
 def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

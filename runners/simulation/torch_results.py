@@ -1,0 +1,152 @@
+"""The results of operators for which PyTorch has no function on `meta`, or one whose storages differ from a device's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runners.phases import Unavailable
+from runners.simulation.kernels.torch_sizes import Estimate
+from runners.simulation.torch_composites import Functions, decomposed, operators
+
+aten = torch.ops.aten
+
+
+# aten/src/ATen/native/Im2Col.cpp, Col2Im.cpp and their CUDA kernels
+def _col2im(input: Tensor, output_size: Sequence[int], *window: Any) -> Tensor:
+    """An image as a part of a storage as large as its columns, which the kernel makes and then shrinks."""
+    made: Tensor = aten.col2im.default(input, output_size, *window)
+    return made if made.nbytes >= input.nbytes else _resized(made, input.numel())
+
+
+def _resized(tensor: Tensor, elements: int) -> Tensor:
+    """A tensor like this in a larger storage."""
+    return tensor.new_empty(elements).as_strided(tensor.shape, tensor.stride())
+
+
+# aten/src/ATen/native/LossCTC.cpp, cuda/LossCTC.cu
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The losses, and a number for each sequence, step and state of its target: twice its length and one more.
+
+    Lengths that are not known are at most that of the targets.
+    """
+    if _is_cudnn(log_probs, targets, blank):
+        raise Unavailable(
+            "aten._ctc_loss cannot be traced without data: its kernel is cuDNN's, for targets of int32 on the host; "
+            "targets of int64 take PyTorch's own"
+        )
+    steps, batch = (log_probs.size(0), log_probs.size(1)) if log_probs.dim() == 3 else (log_probs.size(0), 1)
+    known = not isinstance(target_lengths, Tensor) or not target_lengths.is_meta
+    most = targets.size(1) if targets.dim() == 2 else targets.numel()
+    longest = int(max(target_lengths, default=0)) if known else most
+    alpha = log_probs.new_empty(batch, steps, 2 * longest + 1)
+    if not known:
+        alpha.estimate = Estimate(alpha.nbytes, alpha.nbytes // (2 * longest + 1) * 3, alpha.nbytes)  # type: ignore[attr-defined]
+    return log_probs.new_empty(batch), alpha
+
+
+def _is_cudnn(log_probs: Tensor, targets: Tensor, blank: int) -> bool:
+    """_use_cudnn_ctc_loss in aten/src/ATen/native/cudnn/LossCTC.cpp. Only a GPU has targets elsewhere than logits."""
+    elsewhere = log_probs.is_meta and not targets.is_meta
+    concatenated = targets.dim() == 1 and targets.dtype == torch.int32
+    return elsewhere and concatenated and blank == 0 and log_probs.dtype == torch.float32
+
+
+# aten/src/ATen/native/BatchLinearAlgebra.cpp, linalg_lstsq
+def _lstsq(
+    matrix: Tensor, right: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The solution as a part of what it was computed in place of, and residuals of a system with more rows."""
+    rows, columns = matrix.shape[-2:]
+    is_vector = right.dim() == 1 or (right.dim() == matrix.dim() - 1 and right.shape == matrix.shape[:-1])
+    sides = 1 if is_vector else right.size(-1)
+    batch = matrix.shape[:-2]
+    solution = matrix.new_empty(*batch, sides, max(rows, columns)).mT[..., :columns, :]
+    residuals = matrix.new_empty(*batch, sides) if rows > columns and driver != "gelsy" else matrix.new_empty(0)
+    return (
+        solution.squeeze(-1) if is_vector else solution,
+        residuals,
+        matrix.new_empty(batch if driver != "gels" else 0, dtype=torch.int64),
+        matrix.new_empty(0),
+    )
+
+
+def _equal(self: Tensor, other: Tensor) -> bool:
+    """Single booleans without data are torch.istft's own question whether its windows leave a gap, which is an error
+    (aten/src/ATen/native/SpectralOps.cpp, is_scalar_tensor_true). Of others it is not known."""
+    if self.dtype is other.dtype is torch.bool and not self.dim() and not other.dim():
+        return False
+    raise NotImplementedError("whether all numbers are equal depends on numbers that are not computed")
+
+
+def _like_input(at: int) -> Any:
+    """A gradient of the shape of the argument in this place."""
+
+    def gradient(*args: Any, **_: Any) -> Tensor:
+        return torch.empty_like(args[at], memory_format=torch.contiguous_format)
+
+    return gradient
+
+
+def _in_place(*_: Any, **__: Any) -> None:
+    """Changes its arguments, and returns nothing."""
+
+
+def _with_mask(input: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(input), torch.empty_like(input, dtype=torch.bool)
+
+
+def _geqrf(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(matrix), matrix.new_empty(*matrix.shape[:-2], min(matrix.shape[-2:]))
+
+
+RESULTS: Functions = {
+    **dict.fromkeys(operators("col2im"), _col2im),
+    **dict.fromkeys(operators("_ctc_loss", "_ctc_loss.Tensor"), _ctc_loss),
+    **dict.fromkeys(operators("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like_input(1)),
+    **dict.fromkeys(operators("linalg_lstsq"), _lstsq),
+    **dict.fromkeys(operators("equal"), _equal),
+    **dict.fromkeys(operators("geqrf"), _geqrf),
+    **dict.fromkeys(
+        operators("_masked_softmax", "_sample_dirichlet", "binomial", "_standard_gamma_grad"), _like_input(0)
+    ),
+    **dict.fromkeys(operators("_masked_softmax_backward", "_dirichlet_grad"), _like_input(0)),
+    **dict.fromkeys(operators("multi_margin_loss_backward", "multilabel_margin_loss_backward"), _like_input(1)),
+    **dict.fromkeys(operators("fractional_max_pool3d_backward"), _like_input(1)),
+    **dict.fromkeys(
+        operators(
+            *("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr"),
+            *("_fused_adam_.tensor_lr", "_fused_adamw_.tensor_lr", "_cummax_helper", "_cummin_helper"),
+        ),
+        _in_place,
+    ),
+    **dict.fromkeys(
+        operators(
+            *("fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask"),
+            "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+        ),
+        _with_mask,
+    ),
+}
+
+
+# aten/src/ATen/native/Onehot.cpp
+def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
+    """Zeros, and a one for each index. A CPU looks first whether all are in range."""
+    if not input.numel() or not input.is_meta:
+        made: Tensor = decomposed(aten.one_hot.default, input, num_classes)
+        return made
+    if num_classes == -1:
+        num_classes = int(input.max().item()) + 1
+    zeros = torch.zeros(*input.shape, num_classes, dtype=input.dtype, device=input.device)
+    return zeros.scatter_(-1, input.unsqueeze(-1), 1)
