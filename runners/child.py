@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker
 
 USUAL_RECURSION_LIMIT = 1000
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -91,10 +92,19 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
         processes.die_with(parent)
     _be_an_ordinary_process()
     journal, trace = Journal(folder.journal), FailureTrace(folder, attempt.trace)
+    error: BaseException | None = None
     try:
-        finished = _measure(attempt, journal, trace)
-    except BaseException as error:  # any exception of a workload is a fact about its point
+        try:
+            finished = _measure(attempt, journal, trace)
+        except BaseException as raised:  # any exception of a workload is a fact about its point
+            error = raised
+            _be_undisturbed()
+        else:
+            _be_undisturbed()
+    except BaseException as disturbed:  # an alarm of the workload's that came before they were switched off
+        error = error or disturbed
         _be_undisturbed()
+    if error is not None:
         with trace.unlimited():
             try:
                 signal_number = _record(error, journal, trace)
@@ -103,10 +113,8 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
                 signal_number = _record(error, journal, trace)
         if signal_number:
             processes.die_of(signal_number)
-    else:
-        _be_undisturbed()
-        if finished is not None:
-            journal.write(facts.Finished(**finished))
+    elif finished is not None:
+        journal.write(facts.Finished(**finished))
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BaseException):  # a stream of the workload's own
             stream.flush()
@@ -128,9 +136,15 @@ def _record(error: BaseException, journal: Journal, trace: FailureTrace) -> int 
 
 
 def _be_undisturbed() -> None:
-    """Switch off what a workload leaves behind to interrupt the code that runs after it."""
+    """Switch off what a workload leaves behind to interrupt the code that runs after it.
+
+    An alarm can still interrupt this function where no `try` covers it: call it twice, the second time where the first
+    call raises.
+    """
     for _ in range(100):  # an alarm may interrupt this too
         try:
+            for timer in TIMERS:  # first, since the handlers below take longer than a short interval
+                signal.setitimer(timer, 0)
             for number in signal.valid_signals():
                 if callable(signal.getsignal(number)):
                     signal.signal(number, signal.SIG_IGN)

@@ -248,6 +248,19 @@ class CachingAllocator:
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
 
+    def statistics(self) -> dict[str, Any]:
+        """As torch.cuda.memory_stats_as_nested_dict(), without the counts by pool and the sums over time."""
+
+        def of(name: str) -> dict[str, dict[str, int]]:
+            return {"all": {"current": getattr(self, name), "peak": getattr(self, f"peak_{name}")}}
+
+        names = ("allocated", "reserved", "active", "requested")
+        return {
+            **{f"{name}_bytes": of(name) for name in names},
+            "num_alloc_retries": self.alloc_retries,
+            "num_ooms": self.num_ooms,
+        }
+
     def segments(self) -> list[dict[str, Any]]:
         """The segments as in torch.cuda.memory_snapshot(): of an expandable segment, each mapped part."""
         blocks = [*self._held.values(), *self._small.blocks(), *self._large.blocks()]

@@ -9,18 +9,22 @@ from runners.device import Card
 from runners.phases import Reading
 from runners.simulation.allocator import CachingAllocator, Refused, Settings
 
+CALCULATED = "(calculated)"  # in the message of a refusal of HostMemory
 ALIGNMENT = 64  # bytes, of tensors on a host: c10/core/alignment.h
 
 
 class Memory(Protocol):
-    """Memory that a trace is replayed on. Sizes are in bytes; `allocate` returns a handle or raises Refused."""
+    """Memory that a trace is replayed on. Sizes are in bytes.
+
+    `allocate` takes a size and a stream, and returns a handle or raises Refused.
+    """
 
     @property
     def alloc_retries(self) -> int | None: ...
     @property
     def num_ooms(self) -> int | None: ...
     @property
-    def allocate(self) -> Callable[[int], int]: ...
+    def allocate(self) -> Callable[[int, int], int]: ...
     @property
     def free(self) -> Callable[[int], None]: ...
     @property
@@ -49,29 +53,29 @@ class CardMemory:
 
         self._workspace = workspace_bytes(gpu_architecture(card))
         self._outside = card.outside_bytes
-        self._allocator = CachingAllocator(
+        self.allocator = CachingAllocator(
             capacity=None if unlimited or card.total_bytes is None else card.total_bytes - self._outside,
             total=card.total_bytes or 0,
             limit=budget,
             settings=Settings.parse(card.settings),
             outside=self._outside,
         )
-        self.allocate, self.free = self._allocator.allocate, self._allocator.free
-        self.empty_cache = self._allocator.empty_cache
+        self.allocate, self.free = self.allocator.allocate, self.allocator.free
+        self.empty_cache = self.allocator.empty_cache
 
     def workspace_bytes(self) -> int:
         return int(self._workspace)
 
     @property
     def alloc_retries(self) -> int:
-        return self._allocator.alloc_retries
+        return self.allocator.alloc_retries
 
     @property
     def num_ooms(self) -> int:
-        return self._allocator.num_ooms
+        return self.allocator.num_ooms
 
     def boundary(self) -> Reading:
-        allocator = self._allocator
+        allocator = self.allocator
         now = {name: getattr(allocator, name) for name in ("allocated", "reserved", "requested", "active")}
         peak = {name: getattr(allocator, f"peak_{name}") for name in now}
         allocator.reset_peaks()
@@ -88,11 +92,11 @@ class HostMemory:
         self._budget, self._allocated, self._peak = budget, 0, 0
         self._sizes: list[int] = []
 
-    def allocate(self, size: int) -> int:
+    def allocate(self, size: int, stream: int = 0) -> int:
         size = -(-size // ALIGNMENT) * ALIGNMENT
         if self._budget is not None and self._allocated + size > self._budget:
             raise Refused(
-                f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes (calculated)",
+                f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes {CALCULATED}",
                 size, self._budget - self._allocated, self._allocated, self._allocated,
             )  # fmt: skip
         self._allocated += size

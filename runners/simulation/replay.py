@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,20 +10,21 @@ from runners.journal import BETWEEN
 from runners.phases import Reading
 from runners.simulation.allocator import Refused
 from runners.simulation.card_memory import HostMemory, Memory
+from runners.simulation.events import Player
 from runners.simulation.trace import EVENT, AllocationTrace
 
 
 def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict[str, Any]]:
     """The journal's lines with the counters of `memory`, under the name `device`. A refusal ends them."""
-    handles: list[int] = []
+    player = Player(memory)
     done, before = 0, memory.boundary()
     phase: dict[str, Any] = {"phase": BETWEEN, "run_index": None}
     for line in trace.lines:
-        retries, ooms = memory.alloc_retries, memory.num_ooms
+        retries, ooms, refusals = memory.alloc_retries, memory.num_ooms, player.refusals
         line = dict(line)
         until = line.pop(EVENT)
         try:
-            _apply(trace.events, done, until, memory, handles)
+            player.play(trace.events, done, until)
         except Refused as refused:
             counters = _counters(before, memory.boundary(), memory, retries, ooms)
             yield {
@@ -39,27 +39,18 @@ def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict
         done = until
         if line["kind"] == "ended":
             after = memory.boundary()
-            line |= {"counters": {device: _counters(before, after, memory, retries, ooms)}, "elapsed_s": None}
+            counters = _counters(before, after, memory, retries, ooms)
+            if player.refusals > refusals:  # the program learnt of them
+                assert player.refused is not None
+                counters["refusals"] = player.refusals - refusals
+                counters["refused"] = _as_fact(player.refused, counters["end"])._asdict()
+                counters["refused_bytes"] = player.refused.requested
+            line |= {"counters": {device: counters}, "elapsed_s": None}
             before, phase = after, {"phase": BETWEEN, "run_index": None}
         elif line["kind"] == "began":
             line["counters"] = {device: {"baseline": before.now}}
             phase = {"phase": line["phase"], "run_index": line["run_index"]}
         yield line
-
-
-def _apply(events: array[int], first: int, end: int, memory: Memory, handles: list[int]) -> None:
-    from runners.simulation.torch_tracer import EMPTY_CACHE, WORKSPACE
-
-    allocate, free = memory.allocate, memory.free
-    for event in events[first:end]:
-        if event < 0:
-            free(handles[-event - 1])
-        elif event < WORKSPACE:
-            handles.append(allocate(event))
-        elif event == EMPTY_CACHE:
-            memory.empty_cache()
-        else:
-            handles.append(allocate(memory.workspace_bytes()))
 
 
 def _counters(before: Reading, after: Reading, memory: Memory, retries: int | None, ooms: int | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ journal ends where the allocator refuses.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +21,8 @@ from runners.point import Attempt
 from runners.simulation.allocator import Settings
 from runners.simulation.card_memory import memory_of
 from runners.simulation.replay import replay
-from runners.simulation.trace import AllocationTrace, DescribeError, card_of, trace_workload
+from runners.simulation.spare_process import SpareProcess
+from runners.simulation.trace import AllocationTrace, DescribeError, card_of, is_program, trace_workload
 
 
 def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_error: DescribeError) -> None:
@@ -30,26 +31,48 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_e
     others = attempt.point.get("used_by_others")
     if others is not None:
         card = replace(card, used_by_others_bytes=others)
-    path = Path(attempt.allocation_trace or os.devnull)
-    trace = AllocationTrace.read(path) if attempt.allocation_trace else None
-    if trace is None:
-        trace = trace_workload(attempt, workload, describe_error)
-        if attempt.allocation_trace and trace.lines[-1]["kind"] == "finished":  # a failure may not happen again
-            trace.write(path)
     budget = attempt.point.get("budget")
+
+    def followed(refuses: bool) -> AllocationTrace:
+        return trace_workload(attempt, workload, describe_error, card, refuses)
+
+    def lines(trace: AllocationTrace, unlimited: bool = False) -> list[dict[str, Any]]:
+        return list(replay(trace, attempt.device.name, memory_of(card, None if unlimited else budget, unlimited)))
+
     if budget is not None:
         kind, room = facts.TENSORS, budget
         if card.total_bytes is not None:
             kind, room = facts.ALLOCATOR, min(budget, card.total_bytes - card.outside_bytes)
         journal.write(facts.Budget(kind, room))
-    for line in replay(trace, attempt.device.name, memory_of(card, budget)):
-        refused = line["kind"] == "failed"
-        if refused and _fits_if_expandable(trace, attempt, card, budget):
-            line["chain"][0]["message"] += facts.FITS_IF_EXPANDABLE
-        journal.write(facts.from_json(line))
-        if refused:
-            unlimited = replay(trace, attempt.device.name, memory_of(card, budget=None, unlimited=True))
-            journal.write(facts.Unlimited(_peaks(unlimited)))
+    catches = is_program(attempt)  # a refusal may be caught
+    kept = _kept(attempt, card)
+    with SpareProcess(lambda: followed(refuses=True).packed()) if catches else nullcontext() as spare:
+        trace = kept or followed(refuses=False)
+        if kept is None and attempt.allocation_trace and trace.lines[-1]["kind"] == "finished":
+            trace.write(Path(attempt.allocation_trace))  # a failure may not happen again, and is not kept
+        written = lines(trace)
+        refused = written[-1]["kind"] == "failed" and trace.lines[-1]["kind"] == "finished"
+        if refused and spare is not None:
+            packed = spare.run()
+            if packed is None:
+                raise RuntimeError("the process in which the program ran with this card's limit ended without a trace")
+            written = lines(AllocationTrace.unpacked(packed))
+            refused = written[-1]["kind"] == "failed" and any("refused" in line for line in _counters_of(written[-2]))
+    if refused and _fits_if_expandable(trace, attempt, card, budget):
+        written[-1]["chain"][0]["message"] += facts.FITS_IF_EXPANDABLE
+    journal.write(*map(facts.from_json, written))
+    if refused:
+        journal.write(facts.Unlimited(_peaks(lines(trace, unlimited=True))))
+
+
+def _kept(attempt: Attempt, card: Card) -> AllocationTrace | None:
+    """The trace that another attempt has left, if it holds for this card."""
+    trace = AllocationTrace.read(Path(attempt.allocation_trace)) if attempt.allocation_trace else None
+    return None if trace is None or trace.card not in (None, card.name) else trace
+
+
+def _counters_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [{key: value for key, value in each.items() if value} for each in line.get("counters", {}).values()]
 
 
 def _fits_if_expandable(trace: AllocationTrace, attempt: Attempt, card: Card, budget: int | None) -> bool:

@@ -25,19 +25,20 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
+from runners.simulation.card_memory import CALCULATED
+from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
+from runners.simulation.kernels.torch_sizes import Estimate
+from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
-from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_composites import Functions, composites_replaced
 
-WORKSPACE = 2**62  # an event in place of a size: the workspace of a matrix product's handle, which depends on the card
-EMPTY_CACHE = 2**62 + 1  # an event: torch.cuda.empty_cache()
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
-RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
-RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
-EMPTY, ON_HOST = -1, -2  # in place of an allocation's number: a storage without events, or one that has yet to move
+# In place of an allocation's number: a storage without events, on the host for now, or on no device.
+EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 SINGLE = 8  # bytes of one number of any type
-HOST = torch.device("cpu")
+HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
 
 aten = torch.ops.aten
 
@@ -58,6 +59,7 @@ class Rules(Protocol):
     composites: Functions  # operators that are made of others on the device, but of different ones
     kernels: Functions  # operators that have a kernel on the device, in place of others
     extensions: Extensions  # operators of other libraries
+    replacements: Functions  # the results of operators that depend on more than the shapes of their arguments
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -85,7 +87,11 @@ class MetaTracer(UnseenByDynamo):
     def __init__(self, rules: Rules) -> None:
         super().__init__()
         self.events = array("q")
+        self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
+        # Of each event whose bytes a library decides: its number, and the least and the most bytes.
+        self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
+        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0
@@ -95,16 +101,18 @@ class MetaTracer(UnseenByDynamo):
         self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
         self._outside = False  # whether they are in memory that has no events
+        self.has_abstract = False  # whether a tensor was made on no device
+        self._made_for: str | None = None  # the device that the program has named for new tensors
+        self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
-        recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
-        self._composites: Functions = {**rules.composites, **recurrent}
+        self._replacements: Functions = {**REPLACEMENTS, **rules.replacements}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
         """Enter around the workload. Raises Unavailable at the end if the workload caught that exception before."""
         with (
             self._rules.applied(),
-            composites_replaced(self._composites, self._rules.kernels),
+            composites_replaced(self._rules.composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
             self._refuse_threads(),
@@ -115,8 +123,17 @@ class MetaTracer(UnseenByDynamo):
         if self.failure is not None:
             raise Unavailable(self.failure)
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether no tensor was ever on the device."""
+        return not any(0 < event < WORKSPACE for event in self.events)
+
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
+
+    def use_stream(self, number: int) -> None:
+        """Allocate on this stream from here on."""
+        self.events.append(STREAM + number)
 
     @contextmanager
     def _follow_empty_cache(self) -> Iterator[None]:
@@ -171,13 +188,34 @@ class MetaTracer(UnseenByDynamo):
         finally:
             self._outside = before
 
+    @contextmanager
+    def made_for(self, device: str) -> Iterator[None]:
+        """Enter around what a program makes for a device by name. What it makes on `meta` takes memory of no device."""
+        before, self._made_for = self._made_for, device
+        try:
+            yield
+        finally:
+            self._made_for = before
+
+    def is_abstract(self, tensor: torch.Tensor) -> bool:
+        if not self.has_abstract or tensor.layout is not torch.strided:
+            return False
+        return self._storages.get(tensor.untyped_storage()._cdata, (0, EMPTY))[1] == ABSTRACT
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with its numbers, on the host."""
+        return self._value(tensor, aten._to_copy.default).clone()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
+            return self._follow(func, args, kwargs or {})
+
+    def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
-        if (composite := self._composites.get(func)) is not None:
+        if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
         if (kernel := self._rules.extensions.of(func)) is not None:
@@ -187,14 +225,22 @@ class MetaTracer(UnseenByDynamo):
                 return func._op_dk(COMPOSITE, *args, **kwargs)
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
             return self._copy_value(args[0], kwargs)
+        if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
+            args[0].copy_(self.host_copy(args[1]))
+            return args[0]
         if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
         if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
+        if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
+            with self.made_for(ABSTRACT_DEVICE):
+                return self._follow(func, args, kwargs)
         accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
-        signature = signature_of(func, args, kwargs)
+        signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
+            if signature is None and func not in BETWEEN_DEVICES:
+                args, kwargs = self._on_one_device(args, kwargs)
             self._rules.check(func, args)
             result = self._call(func, args, kwargs)
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
@@ -219,29 +265,79 @@ class MetaTracer(UnseenByDynamo):
         except Unavailable as error:
             self._failed(str(error))
             raise
+    def _all_abstract(self, args: Any, kwargs: Any) -> bool:
+        """Whether an operator has tensors of no device only. Raises Unavailable if it has others too."""
+        given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
+        abstract = [self.is_abstract(leaf) for leaf in given]
+        if any(abstract) and not all(abstract):
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and meta!"
+            )
+        return bool(given) and all(abstract)
+
+    def _on_one_device(self, args: Any, kwargs: Any) -> Any:
+        """The arguments of an operator, of which none or all but single numbers are without data.
+
+        Raises RuntimeError as a card would. Where a host is calculated, tensors with data get twins without.
+        """
+        given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        real = [leaf for leaf in given if leaf.device == HOST and leaf.ndim]
+        if not real or not any(leaf.is_meta for leaf in given):
+            return args, kwargs
+        if not self._rules.host_counts:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+            )
+        twins = {id(leaf): self._twin(leaf) for leaf in real}
+        return tree_map(lambda leaf: twins.get(id(leaf), leaf), (args, kwargs))
+
+    def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor without data, in a storage that counts as part of its own."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._twins:
+            twin: Any = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+            self._storages[twin._cdata] = (
+                storage.nbytes(),
+                EMPTY,
+                weakref.ref(twin, partial(self._storage_died, twin._cdata)),
+            )
+            self._twins[key] = twin, weakref.ref(storage, lambda _: self._twins.pop(key, None))
+            if _may_have_value(
+                torch.empty(0, dtype=tensor.dtype, device="meta").set_(twin, 0, tensor.shape, tensor.stride())
+            ):
+                self._values[twin._cdata] = storage
+        place = (tensor.storage_offset(), tensor.shape, tensor.stride())
+        return torch.empty(0, dtype=tensor.dtype, device="meta").set_(self._twins[key][0], *place)
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return REPLACEMENTS.get(func, func)(*args, **kwargs)
+            return self._replacements.get(func, func)(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
-            if "DefaultCPUAllocator" in str(error):  # refused to a tensor with data; the workload may catch that
-                raise self._unavailable(
-                    func, "this machine has too little memory for a tensor that has data"
-                ) from error
+            message = str(error)
+            if "DefaultCPUAllocator" in message and CALCULATED not in message:  # the workload may catch it
+                why = "this machine has too little memory for a tensor that has data"
+                raise self._unavailable(func, why) from error
             raise
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
         """All temporaries of a kernel are alive at once."""
         if self._on_host:
             return
-        numbers = []
-        for size in sizes:
-            self.events.append(size)
-            numbers.append(self._next_number())
-        for number in numbers:
-            self.events.append(-number - 1)
+        numbers: list[int] = []
+        try:
+            for size in sizes:
+                self._note_bounds(size)
+                numbers.append(self._requested(size))
+        finally:
+            for number in numbers:
+                self.events.append(-number - 1)
+
+    def _note_bounds(self, size: int) -> None:
+        if size and isinstance(size, Estimate):
+            self.bounds.append((len(self.events), size.low, size.high))
 
     def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
@@ -253,16 +349,19 @@ class MetaTracer(UnseenByDynamo):
                 if isinstance(leaf, torch.Tensor):
                     self._trace(leaf, func, args, kwargs)
 
-    def _next_number(self) -> int:
+    def _requested(self, event: int) -> int:
+        """The number of a new allocation. Raises what a program on the device catches if it does not fit."""
+        self.events.append(event)
+        if self.memory is not None and self.memory.refuses and (refused := self.memory.check()) is not None:
+            raise (RuntimeError if self._rules.host_counts else torch.OutOfMemoryError)(str(refused))
         self._allocations += 1
         return self._allocations - 1
 
     def _allocate_workspace(self) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward not in self._workspaces and not self._on_host:
+            self._requested(WORKSPACE)
             self._workspaces.add(in_backward)
-            self.events.append(WORKSPACE)
-            self._next_number()
 
     def _trace(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
         if not tensor.is_meta:
@@ -270,6 +369,8 @@ class MetaTracer(UnseenByDynamo):
                 return
         elif tensor.layout is not torch.strided:
             raise self._unavailable(func, "it returns a sparse tensor")
+        if not self._on_host:
+            self._note_bounds(getattr(tensor, "estimate", 0))
         key, size = self._registered(tensor.untyped_storage())
         if _may_have_value(tensor):
             self._compute_value(key, size, func, args, kwargs)
@@ -296,10 +397,12 @@ class MetaTracer(UnseenByDynamo):
     def _allocate(self, size: int) -> int:
         if self._on_host:
             return ON_HOST
+        if self._made_for == ABSTRACT_DEVICE:
+            self.has_abstract = True
+            return ABSTRACT
         if not size or self._outside:
             return EMPTY
-        self.events.append(size)
-        return self._next_number()
+        return self._requested(size)
 
     def _storage_died(self, key: int, _: Any) -> None:
         self._values.pop(key, None)
@@ -331,12 +434,13 @@ class MetaTracer(UnseenByDynamo):
         def remembering(make: Any, first: int) -> Any:
             def made(*args: Any, **kwargs: Any) -> Any:
                 tensor = make(*args, **kwargs)
-                if _may_have_value(tensor) and not any(
-                    isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
-                ):
-                    with _disable_current_modes():
-                        value = torch.tensor(*args[first:], **{**kwargs, "device": HOST, "dtype": tensor.dtype})
-                    self.remember(tensor, value)
+                with torch._C.DisableTorchFunction():
+                    if _may_have_value(tensor) and not any(
+                        isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
+                    ):
+                        with _disable_current_modes():
+                            value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
+                        self.remember(tensor, value)
                 return tensor
 
             return made
@@ -549,6 +653,21 @@ def _int4_product(input: torch.Tensor, packed: torch.Tensor, group: int, scales:
 REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
+# Their tensors may be on several devices.
+BETWEEN_DEVICES = frozenset(
+    {
+        aten._to_copy.default,
+        aten.copy_.default,
+        aten.index.Tensor,
+        aten.index_put.default,
+        aten.index_put_.default,
+        aten._index_put_impl_.default,
+        aten._foreach_copy_.default,
+        aten._pack_padded_sequence.default,
+        aten._ctc_loss.default,
+        aten._ctc_loss.Tensor,
+    }
+)
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
 # Results without defined values: uninitialised memory.
 UNDEFINED = frozenset(

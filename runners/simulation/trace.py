@@ -16,13 +16,18 @@ from typing import Any
 
 from runners import facts, failure, files, processes, untrusted
 from runners.device import Card
+from runners.models import quantized_weights
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
+from runners.simulation.card_memory import CALCULATED, memory_of
+from runners.simulation.live_memory import LiveMemory
+from runners.simulation.uncertainty import with_uncertainty
 
 BYTES_OF_A_LINE = 600
+OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
-# Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's for tensors without data.
+# Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's.
 NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device")
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
@@ -34,26 +39,34 @@ class AllocationTrace:
 
     lines: list[dict[str, Any]]  # of the journal, each with its EVENT
     events: array[int]  # as MetaTracer.events
+    card: str | None = None  # the name of the only card that it holds for: the program asked about its memory
 
     @classmethod
     def read(cls, path: Path) -> AllocationTrace | None:
         """None if the file does not exist or is damaged: the point is then traced again."""
         try:
-            head, _, packed = files.read(path).partition(b"\n")
-        except FileNotFoundError:
-            return None
-        events = array("q")
-        try:
-            events.frombytes(zlib.decompress(packed))
-            return cls(json.loads(head), events)
-        except (ValueError, zlib.error):
+            return cls.unpacked(files.read(path))
+        except (FileNotFoundError, ValueError, zlib.error):
             return None
 
     def write(self, path: Path) -> None:
         """Write to a temporary file and rename it, so that a reader never sees a part."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        files.write(temporary, json.dumps(self.lines).encode() + b"\n" + zlib.compress(self.events.tobytes(), 1))
+        files.write(temporary, self.packed())
         files.replace(temporary, path)
+
+    def packed(self) -> bytes:
+        head = json.dumps([self.lines, self.card]).encode()
+        return head + b"\n" + zlib.compress(self.events.tobytes(), 1)
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> AllocationTrace:
+        """Raises ValueError and zlib.error for what `packed` did not return."""
+        head, _, compressed = packed.partition(b"\n")
+        events = array("q")
+        events.frombytes(zlib.decompress(compressed))
+        lines, card = json.loads(head)
+        return cls(lines, events, card)
 
 
 def card_of(attempt: Attempt) -> Card:
@@ -63,46 +76,111 @@ def card_of(attempt: Attempt) -> Card:
     return attempt.device.card
 
 
-def trace_workload(attempt: Attempt, workload: ModuleType, describe_error: DescribeError) -> AllocationTrace:
-    """Run the workload in this process, on the device `meta`.
+def trace_workload(
+    attempt: Attempt,
+    workload: ModuleType,
+    describe_error: DescribeError,
+    card: Card | None = None,
+    refuses: bool = False,
+) -> AllocationTrace:
+    """Run the workload in this process, on tensors without data.
 
-    The workload's exceptions become the last line, a failure described by `describe_error`.
+    The workload's exceptions become the last line, a failure described by `describe_error`. With `refuses` the card's
+    memory refuses what does not fit where it is allocated, so that a program that catches it is followed further.
     """
     from runners.simulation.torch_extensions import libraries_adapted
     from runners.simulation.torch_tracer import MetaTracer
 
-    values, tracer = attempt.point.values, MetaTracer(rules_of(card_of(attempt)))
+    values, card = attempt.point.values, card or card_of(attempt)
+    tracer = MetaTracer(rules_of(card))
     workload_block = processes.forks_end_here()
     meter = _EventMeter(attempt.device.name, tracer.events)
     journal = _MemoryJournal(meter)
+    memory = LiveMemory(tracer.events, lambda: memory_of(card, values.get("budget"), unlimited=not refuses), refuses)
     try:
         if hasattr(workload, "measure"):
             name = attempt.point["workload"]
             raise Unavailable(f"workload={name}: a separate program cannot be traced without data")
         _check_dtypes(attempt)
-        with libraries_adapted(tracer, card_of(attempt).is_host):
-            with processes.forks_end_here(), _autocast_in_imports(card_of(attempt)):
-                if rules := (values.get("workload") or {}).get("rules"):
-                    importlib.import_module(rules)
-                workload.prepare(values, "meta")
-            phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
-            phases.open()
-            with _workload_hooks(tracer), tracer.around_workload():
-                whole = phases(WHOLE) if values.get("phases") == WHOLE else contextlib.nullcontext()
-                with whole, workload_block:
-                    finished = workload.run(values, "meta", phases)
+        phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
+        with libraries_adapted(tracer, card.is_host):
+            if is_program(attempt):
+                tracer.memory = memory
+                surroundings, device = program_device(card, tracer, memory)
+                with tracer.around_workload(), surroundings:
+                    with processes.forks_end_here():
+                        _import_rules(values)
+                        workload.prepare(values, device)
+                    phases.open()
+                    finished = _run(workload, values, device, phases, workload_block)
+            elif quantized_weights.requested_scheme(values):  # the libraries ask tensors for their device
+                surroundings, device = program_device(card, tracer, memory)
+                with surroundings, _workload_hooks(tracer):
+                    with processes.forks_end_here():
+                        workload.prepare(values, device)
+                    phases.open()
+                    with tracer.around_workload():
+                        finished = _run(workload, values, device, phases, workload_block)
+            else:
+                with processes.forks_end_here(), _autocast_in_imports(card):
+                    workload.prepare(values, "meta")
+                phases.open()
+                with _workload_hooks(tracer), tracer.around_workload():
+                    finished = _run(workload, values, "meta", phases, workload_block)
         phases.close(completed=True)
+        if is_program(attempt) and tracer.is_unused:
+            raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
+        if tracer.bounds:
+            finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
         journal.add({"kind": "failed", **describe_error(_without_machine_errors(own))})
+    if tracer.notes:
+        journal.lines.insert(-1, {"kind": "notes", "notes": [*tracer.notes], EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
-        return AllocationTrace(journal.lines, tracer.events)
+        return AllocationTrace(journal.lines, tracer.events, card.name if memory.was_read else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
     until = tracer.failure_event
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
     failed = {"kind": "failed", **describe_error(Unavailable(tracer.failure)), EVENT: until}
     return AllocationTrace([*known, failed], tracer.events[:until])
+
+
+class NothingPlaced(Exception):
+    """A program ended without a tensor on the card: what it took says nothing about the card."""
+
+
+def is_program(attempt: Attempt) -> bool:
+    """Whether the workload is the user's own code, which chooses its device and may ask about the card."""
+    return attempt.point["workload"] in OWN_CODE
+
+
+def _import_rules(values: Mapping[str, Any]) -> None:
+    """Import the module that says what the operators of extensions allocate."""
+    if rules := (values.get("workload") or {}).get("rules"):
+        importlib.import_module(rules)
+
+
+def _run(workload: ModuleType, values: Mapping[str, Any], device: str, phases: Phases, block: Any) -> dict[str, Any]:
+    whole = phases(WHOLE) if values.get("phases") == WHOLE else contextlib.nullcontext()
+    with whole, block:
+        finished: dict[str, Any] = workload.run(values, device, phases)
+    return finished
+
+
+def program_device(card: Card, tracer: Any, memory: LiveMemory) -> tuple[contextlib.AbstractContextManager[None], str]:
+    """What a program is given in place of the device, and the device's name."""
+    import torch
+
+    from runners.simulation.torch_card import ProgramDevice
+    from runners.simulation.torch_cuda_backend import CudaBackend
+    from runners.simulation.torch_device_rules import all_entered
+
+    if card.is_host:
+        return ProgramDevice(tracer, torch.device("cpu")).entered(), "cpu"
+    backend = CudaBackend(card, memory, tracer.use_stream, tracer.empty_cache)
+    return all_entered(backend.entered(), ProgramDevice(tracer, torch.device("cuda", 0)).entered()), "cuda"
 
 
 def _without_machine_errors(error: BaseException) -> BaseException:
@@ -111,7 +189,7 @@ def _without_machine_errors(error: BaseException) -> BaseException:
     message = untrusted.text(error, failure.LONGEST_MESSAGE)
     if any(sign in message for sign in NEEDS_A_DEVICE) or untrusted.type_name(type(error)).startswith("torch._dynamo"):
         return Unavailable(f"the workload needs a real device, and is traced without data: {message}")
-    if issubclass(type(error), MemoryError) or "DefaultCPUAllocator" in message:
+    if issubclass(type(error), MemoryError) or ("DefaultCPUAllocator" in message and CALCULATED not in message):
         return Unavailable(f"this machine has too little memory to trace the workload: {message}")
     return error
 
@@ -183,6 +261,8 @@ def _autocast_in_imports(card: Card) -> contextlib.AbstractContextManager[None]:
 def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
     """Report to the tracer what no operator shows: that a workload empties the cache (`cache=empty`), and that it
     builds a model on the host before it moves the model."""
+    import torch
+
     from runners.models import torch_models
     from runners.simulation.torch_tracer import replaced
 
@@ -191,4 +271,7 @@ def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
         empty_cache=lambda device: tracer.empty_cache(),
         made_on_host=tracer.made_on_host,
         moved_to_device=tracer.moved_to_device,
+        first_device=lambda device: device,
+        real_numbers=torch._C.DisableTorchFunction,
+        is_calculated=lambda device: True,
     )

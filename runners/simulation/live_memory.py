@@ -1,0 +1,52 @@
+"""The memory that a traced program sees while it runs: the events so far, applied to the imitated allocator.
+
+A program may ask how much memory it holds, and learns of a refusal where it allocates. This allocator is the program's:
+what it resets does not disturb the counters of the attempt, which a replay takes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from runners.simulation.allocator import Refused
+from runners.simulation.card_memory import Memory
+from runners.simulation.events import REFUSED, REFUSED_WORKSPACE, WORKSPACE, Player
+
+
+class LiveMemory:
+    """Applies the events of a trace to a memory up to the last one, when the program asks about it.
+
+    With `refuses` the tracer asks at every allocation. A card's capacity refuses then only: without it the program runs
+    to its end, and its trace holds for every card, unless it asked (`was_read`).
+    """
+
+    def __init__(self, events: array[int], make: Callable[[], Memory], refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.was_read = False  # whether the program asked for what differs between cards
+        self._events, self._make = events, make
+        self._player: Player | None = None
+        self._played = 0
+
+    def read(self) -> Memory:
+        """The memory after all events so far, for a program that asks about it."""
+        self.was_read = True
+        return self._advanced().memory
+
+    def check(self) -> Refused | None:
+        """Apply the last event, an allocation. A refusal is returned, and takes its place among the events."""
+        try:
+            self._advanced()
+        except Refused as refused:
+            last = self._events[-1]
+            self._events[-1] = REFUSED_WORKSPACE if last == WORKSPACE else REFUSED + last
+            self.was_read = True
+            return refused
+        return None
+
+    def _advanced(self) -> Player:
+        if self._player is None:
+            self._player = Player(self._make())
+        done, self._played = self._played, len(self._events)
+        self._player.play(self._events, done, self._played)
+        return self._player

@@ -1,0 +1,339 @@
+"""The device that a traced program chose, in front of tensors without data.
+
+A function mode answers for every function and attribute of torch that names a device: the program reads `cuda:0` (or
+`cpu`, where a host is calculated) from tensors that are on `meta`. What is below a dispatch mode sees them as they are.
+
+On a card, tensors of the host are real: they have data, and take none of the card's memory. Where a host is calculated,
+every tensor that the program makes is without data.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
+
+from runners.phases import Unavailable
+from runners.simulation.torch_tracer import MetaTracer, replaced
+
+META, CPU = torch.device("meta"), torch.device("cpu")
+NO_FUNCTION_MODES = torch._C.DisableTorchFunction
+COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
+
+Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class ProgramDevice(TorchFunctionMode):
+    """Entered around a program, with a tracer inside. `device` is what the program reads: `cuda:0` or `cpu`."""
+
+    def __init__(self, tracer: MetaTracer, device: torch.device) -> None:
+        super().__init__()
+        self._tracer, self._device = tracer, device
+        self._is_card = device.type == "cuda"
+        self._constructors: frozenset[Any] = frozenset(_device_constructors())
+        self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
+        tensor: Any = torch.Tensor
+        self._handlers: Mapping[Any, Handler] = {
+            tensor.device.__get__: self._device_of,
+            tensor.is_cuda.__get__: self._is_type("cuda"),
+            tensor.is_cpu.__get__: self._is_type("cpu"),
+            tensor.is_meta.__get__: self._is_type("meta"),
+            tensor.get_device: self._index,
+            tensor.type: self._type,
+            tensor.to: self._to,
+            tensor.cuda: self._cuda,
+            tensor.cpu: self._cpu,
+            tensor.pin_memory: self._pin,
+            tensor.is_pinned: self._is_pinned,
+            tensor.record_stream: self._nothing,
+            tensor.data_ptr: self._address,
+            tensor.data.__set__: self._set_data,
+            tensor.numpy: self._numpy,
+            tensor.__array__: self._array,
+            tensor.tolist: self._list,
+            tensor.__repr__: self._text,
+            tensor.__format__: self._formatted,
+            torch.as_tensor: self._as_tensor,
+            torch._has_compatible_shallow_copy_type: self._may_take_data,
+        }
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Enter around the program, and again around what autograd calls of the program while it runs backward."""
+        run: Any = torch.autograd.graph._engine_run_backward
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if self in torch.overrides._get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+                return run(*args, **kwargs)
+            with self:
+                return run(*args, **kwargs)
+
+        make: Any = torch.Tensor._make_wrapper_subclass
+
+        def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
+
+        with (
+            replaced(torch.Tensor, _make_wrapper_subclass=make_wrapper),
+            replaced(torch.autograd, _engine_run_backward=run_backward),
+            replaced(torch.autograd.graph, _engine_run_backward=run_backward),
+            _storages_answer(self),
+            self,
+        ):
+            yield
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and (owner := _class_with_functions(types)) is not None:
+            with self:  # the function of a subclass asks tensors for their device too
+                return owner.__torch_function__(func, types, args, kwargs or {})
+        handler = self._handlers.get(func)
+        if handler is not None:
+            return handler(func, args, kwargs or {})
+        if func in self._constructors:
+            return self._make(func, args, kwargs or {})
+        if kwargs:
+            if (device := kwargs.get("device")) is not None and not isinstance(device, torch.Tensor):
+                return self._make(func, args, kwargs)
+            if kwargs.get("generator") is not None:
+                kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
+            return func(*args, **kwargs)
+        return func(*args)
+
+    # --- where a tensor is ---
+
+    def is_here(self, tensor: Any) -> bool:
+        """Whether a tensor without data stands for one on the program's device."""
+        with NO_FUNCTION_MODES():
+            return isinstance(tensor, torch.Tensor) and tensor.is_meta and not self._tracer.is_abstract(tensor)
+
+    def _device_of(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self._device if self.is_here(args[0]) else func(*args)
+
+    def _is_type(self, name: str) -> Handler:
+        def answer(func: Any, args: Any, kwargs: Any) -> Any:
+            return self._device.type == name if self.is_here(args[0]) else func(*args)
+
+        return answer
+
+    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return (0 if self._is_card else -1) if self.is_here(args[0]) else func(*args)
+
+    def _real(self, device: Any) -> torch.device | None:
+        """The device that a device of the program's is made on. Raises RuntimeError for a card that is not there."""
+        if device is None:
+            return None
+        real = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        if real.type == self._device.type:
+            if self._is_card and real.index not in (None, 0):
+                raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+            return META
+        return real
+
+    # --- what makes and moves tensors ---
+
+    def _make(self, func: Any, args: Any, kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
+        if device is None:
+            if self._is_card or func not in self._constructors:
+                return func(*args, **kwargs)
+            kwargs = {**kwargs, "device": META}
+        else:
+            real = self._real(device)
+            kwargs = {**kwargs, "device": real}
+            if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
+                with self._tracer.made_for(_type(device)):
+                    return func(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            return self._pinned_copy(func(*args, **{**kwargs, "pin_memory": False}))
+        return func(*args, **kwargs)
+
+    def _as_tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if len(args) > 2:
+            args, kwargs = args[:2], {**kwargs, "device": args[2]}
+        return self._make(func, args, kwargs)
+
+    def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, *given = args
+        if given and (isinstance(given[0], (str, int)) or type(given[0]) is torch.device):
+            return self._moved(func, tensor, given[0], given[1:], kwargs)
+        if kwargs.get("device") is not None:
+            rest = {name: value for name, value in kwargs.items() if name != "device"}
+            return self._moved(func, tensor, kwargs["device"], given, rest)
+        return func(*args, **kwargs)
+
+    def _moved(self, func: Any, tensor: Any, device: Any, rest: Any, kwargs: Any) -> Any:
+        real = self._real(device)
+        if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
+            if _type(device) != "meta" and not self.is_here(tensor) and tensor.is_meta:
+                raise NotImplementedError(
+                    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
+                    "torch.nn.Module.to() when moving module from meta to a different device."
+                )
+            with self._tracer.made_for(_type(device)):
+                return func(tensor, META, *rest, **kwargs)
+        if real == META and not self._is_card:  # the host's own tensors stay as they are
+            with NO_FUNCTION_MODES():
+                real = tensor.device
+        return func(tensor, real, *rest, **kwargs)
+
+    def _cuda(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self._is_card:
+            return func(*args, **kwargs)
+        tensor, *given = args
+        device = given[0] if given else kwargs.get("device")
+        options = {name: value for name, value in kwargs.items() if name != "device"}
+        return torch.Tensor.to(tensor, self._real("cuda" if device is None else device), **options)
+
+    def _cpu(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return args[0] if not self._is_card and self.is_here(args[0]) else func(*args, **kwargs)
+
+    def _type(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, *given = args
+        wanted = given[0] if given else kwargs.get("dtype")
+        if wanted is None:
+            name: str = func(tensor)
+            return name.replace("meta", "cuda") if self._is_card else name.replace("torch.meta.", "torch.")
+        if isinstance(wanted, str) and wanted.startswith("torch.cuda."):
+            dtype = getattr(torch, wanted.removeprefix("torch.cuda.")).dtype
+            return torch.Tensor.to(tensor, META, dtype)
+        return func(*args, **kwargs)
+
+    def _may_take_data(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """On a real device tensors of the host and of the card may take each other's place."""
+        return True if any(map(self.is_here, args)) else func(*args, **kwargs)
+
+    def _set_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """`tensor.data = other`. Between the host and the card the two tensors change places: `meta` has no data to
+        take over. The tensor keeps its identity, and so does a parameter that two modules share."""
+        tensor, other = args
+        with NO_FUNCTION_MODES():
+            if tensor.is_meta == other.is_meta:
+                return func(tensor, other)
+            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+                raise Unavailable("a parameter that has hooks was moved to another device: its hooks would be lost")
+            needs_gradient, gradient = tensor.requires_grad, tensor.grad
+            tensor.grad = None
+            taken = other.detach().requires_grad_(needs_gradient)
+            try:
+                torch._C._swap_tensor_impl(tensor, taken)
+            except RuntimeError as error:
+                raise Unavailable(
+                    f"a tensor that a graph of autograd holds was moved to another device: {error}"
+                ) from None
+            if gradient is not None and gradient.is_meta == tensor.is_meta:
+                tensor.grad = gradient
+        return None
+
+    # --- pinned memory of the host ---
+
+    def _pin(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self._is_card:
+            return func(*args, **kwargs)
+        if self.is_here(args[0]):
+            raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+        return args[0] if self._holds_pinned(args[0]) else self._pinned_copy(args[0].clone())
+
+    def _pinned_copy(self, tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._pinned[key] = weakref.ref(storage, lambda _: self._pinned.pop(key, None))
+        return tensor
+
+    def _holds_pinned(self, tensor: Any) -> bool:
+        return tensor.untyped_storage()._cdata in self._pinned
+
+    def _is_pinned(self, func: Any, args: Any, kwargs: Any) -> bool:
+        return self._holds_pinned(args[0])
+
+    # --- what a program reads of a tensor ---
+
+    def _nothing(self, func: Any, args: Any, kwargs: Any) -> None: ...
+
+    def _address(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An address that two tensors have in common if they share memory there."""
+        tensor = args[0]
+        if not self.is_here(tensor):
+            return func(tensor)
+        return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+
+    def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        if not self.is_here(tensor):
+            return func(*args, **kwargs)
+        if self._is_card:
+            raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
+        return func(self._tracer.host_copy(tensor.detach()), **kwargs)
+
+    def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, *rest = args
+        if not self.is_here(tensor):
+            return func(*args, **kwargs)
+        if self._is_card:
+            raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
+        return func(self._tracer.host_copy(tensor.detach()), *rest, **kwargs)
+
+    def _list(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = args[0]
+        return func(self._tracer.host_copy(tensor.detach())) if self.is_here(tensor) else func(tensor)
+
+    def _text(self, func: Any, args: Any, kwargs: Any) -> str:
+        text: str = func(*args, **kwargs)
+        return text.replace("device='meta'", f"device='{self._device}'") if self.is_here(args[0]) else text
+
+    def _formatted(self, func: Any, args: Any, kwargs: Any) -> str:
+        tensor, form = args
+        if self.is_here(tensor) and tensor.dim() == 0:
+            return format(tensor.item(), form)
+        return self._text(func, args, kwargs)
+
+
+def _class_with_functions(types: Any) -> Any:
+    """A subclass of tensors that replaces functions of torch, if it was not asked for this one already."""
+    if not torch._C._is_torch_function_enabled():
+        return None
+    usual = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    functions = ((each, each.__torch_function__) for each in types)
+    return next((each for each, function in functions if getattr(function, "__func__", function) not in usual), None)
+
+
+def _type(device: Any) -> str:
+    return "cuda" if isinstance(device, int) else torch.device(device).type
+
+
+def _of_host(generator: Any) -> Any:
+    """A generator of the card draws nothing here."""
+    return None if getattr(generator, "device", CPU).type == "cuda" else generator
+
+
+@contextmanager
+def _storages_answer(here: ProgramDevice) -> Iterator[None]:
+    """Storages are no tensors, and pass no function mode."""
+    base: Any = torch._C.StorageBase
+    device = base.device
+
+    def device_of(storage: Any) -> Any:
+        real = device.__get__(storage)
+        return here._device if real.type == "meta" else real
+
+    names: dict[str, Any] = {
+        "device": property(device_of),
+        "is_cuda": property(lambda storage: device_of(storage).type == "cuda"),
+    }
+    before = {name: vars(torch.UntypedStorage).get(name) for name in names}
+    for name, value in names.items():
+        setattr(torch.UntypedStorage, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                delattr(torch.UntypedStorage, name)
+            else:
+                setattr(torch.UntypedStorage, name, value)

@@ -1,0 +1,86 @@
+"""Run a user's function as a calculated attempt does, in this process: on a card or a calculated host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runners import failure
+from runners.device import CPU_CARD, Card, Device
+from runners.point import Attempt, Point
+from runners.simulation.card_memory import memory_of
+from runners.simulation.replay import replay
+from runners.simulation.trace import trace_workload
+from runners.workloads import custom
+from tests.measuring import MIB, SETTLED
+
+H100 = Card(
+    name="NVIDIA H100 80GB HBM3", vendor="nvidia", architecture="sm_90", total_bytes=85045477376, context_bytes=2**29
+)
+MI300X = Card(name="AMD MI300X", vendor="amd", architecture="gfx942", total_bytes=192 * 2**30, context_bytes=2**29)
+HOST = CPU_CARD
+
+
+@dataclass
+class Calculated:
+    """How a program ended on a device: its journal's lines, and the highest of each counter."""
+
+    lines: list[dict[str, Any]]
+    peaks: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def error(self) -> str | None:
+        """The type and the message of what ended it."""
+        last = self.lines[-1]
+        return None if last["kind"] == "finished" else f"{last['chain'][0]['type']}: {last['chain'][0]['message']}"
+
+    @property
+    def returned(self) -> Any:
+        assert self.error is None, self.lines[-1].get("traceback") or self.error
+        return self.lines[-1]["metrics"]
+
+
+def calculated(program: Callable[..., Any], card: Card = H100, total: int | None = None, **params: Any) -> Calculated:
+    """Run the program on a card, of which `total` bytes are free for its allocator, and which refuses more."""
+    if total is not None:
+        card = replace(card, total_bytes=total + card.context_bytes)
+    where = f"{program.__module__}:{program.__qualname__}"
+    _found[where] = program
+    values = {**SETTLED, "model": None, "workload": {"name": "custom", "target": where, "params": params}}
+    device = Device(name="sim:cpu" if card.is_host else "sim:card", card=card)
+    attempt = Attempt(point=Point(values=values), device=device, number=1, cwd=".")
+    trace = trace_workload(attempt, _CUSTOM, failure.failure_facts, refuses=True)
+    lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(card, None))]
+    found = Calculated(lines)
+    for line in lines:
+        for name, peak in (line.get("counters") or {}).get(device.name, {}).get("peak", {}).items():
+            found.peaks[name] = max(found.peaks.get(name, 0), peak)
+    return found
+
+
+_found: dict[str, Callable[..., Any]] = {}
+
+
+class _Custom:
+    """The workload `custom`, for functions that are not imported by name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(custom, name)
+
+    @staticmethod
+    def prepare(values: Any, device: str) -> None:
+        return None
+
+    @staticmethod
+    def run(values: Any, device: str, phase: Any) -> dict[str, Any]:
+        before, custom.find = custom.find, lambda target, key="": _found[target]
+        try:
+            return custom.run(values, device, phase)
+        finally:
+            custom.find = before
+
+
+_CUSTOM: Any = _Custom()
+__all__ = ["H100", "HOST", "MI300X", "MIB", "Calculated", "calculated"]
