@@ -96,7 +96,7 @@ class Mlp(Network):
         drawn = generator(seed)
         shape = (self._values["batch"], self._values["context"], self._values["model"]["width"])
         numbers = torch.empty(shape, dtype=self.dtype, device=first_device(self.device))
-        for sample in numbers if not numbers.is_meta else ():
+        for sample in () if is_calculated(self.device) else numbers:
             sample.normal_(generator=drawn)
         return numbers.to(self.device)
 
@@ -123,8 +123,14 @@ def build(values: Mapping[str, Any], device: str) -> Network:
 
 
 def first_device(device: str) -> str:
-    """The device on which weights are initialised: the CPU, so that a seed gives the same weights on every device."""
-    return "meta" if device == "meta" else "cpu"
+    """The device on which weights are initialised: the CPU, so that a seed gives the same weights on every device. In a
+    simulation, which replaces this function, `device` itself: nothing has data there."""
+    return "meta" if is_calculated(device) else "cpu"
+
+
+def is_calculated(device: str) -> bool:
+    """Whether tensors on this device have no data. A simulation that gives it another name replaces this function."""
+    return device == "meta"
 
 
 def weights_seed(seed: int) -> int:
@@ -153,15 +159,15 @@ def shapes(inputs: Mapping[str, torch.Tensor]) -> dict[str, list[int]]:
 
 
 def checksum(output: torch.Tensor) -> Any:
-    """The sum of the last elements of an output (..., n), to compare two runs. None on the meta device."""
+    """The sum of the last elements of an output (..., n), to compare two runs. None where nothing is computed."""
     while output.ndim > 1:
         output = output[-1]
     return number(output[-CHECKED:].double().sum())
 
 
 def number(tensor: torch.Tensor) -> Any:
-    """The value of a one-element tensor as JSON; None on the meta device."""
-    return None if tensor.is_meta else as_json(tensor.item())
+    """The value of a one-element tensor as JSON; None where nothing is computed."""
+    return None if is_calculated(str(tensor.device)) else as_json(tensor.item())
 
 
 def made_on_host() -> AbstractContextManager[None]:
@@ -171,6 +177,11 @@ def made_on_host() -> AbstractContextManager[None]:
 
 def moved_to_device(module: nn.Module) -> AbstractContextManager[None]:
     """Context in which a library moves a module that was made on the host, and quantises it. Replaced likewise."""
+    return nullcontext()
+
+
+def real_numbers() -> AbstractContextManager[None]:
+    """Context in which tensors of the CPU have data. A simulation of a CPU replaces it: its other tensors have none."""
     return nullcontext()
 
 

@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers import cache_utils
 
+from runners.models import torch_models
 from runners.phases import Unavailable
 
 FULL, WINDOWED = ("full_attention",), ("sliding_attention", "chunked_attention")
@@ -113,7 +114,7 @@ def _compile_quanto(device: str) -> None:
 
     The compiler took 59 s of CPU time and 1.5 GiB (0.2.7), once per installation. Raises Unavailable if it fails.
     """
-    if device == "meta":
+    if torch_models.is_calculated(device):
         return
     extensions = importlib.import_module("optimum.quanto.library.extensions")
     for name in ("quanto_cuda", "quanto_hip") if device.startswith("cuda") else ("quanto_cpp",):

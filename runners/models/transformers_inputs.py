@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from runners.models import torch_models
 from runners.models.torch_models import dtype_named, generator
 
 TEXT = ("input_ids", "decoder_input_ids")
@@ -35,18 +36,19 @@ class InputSpec:
         For a simulated device, floating-point inputs are on the meta device. Tokens have data even then: a mask or a
         length computed from them can change what the model does.
         """
-        without_data = device == "meta" and self.dtype.is_floating_point
+        without_data = torch_models.is_calculated(device) and self.dtype.is_floating_point
         return torch.empty((batch, *self.shape), dtype=self.dtype, device="meta" if without_data else "cpu")
 
 
 def draw_batch(inputs: Mapping[str, InputSpec], batch: int, seed: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Draw a batch on the CPU: tensors (batch, *shape), or (batch * shape[0], ...) for joined inputs."""
     numbers = generator(seed)
-    tensors = {name: each.of(batch, device) for name, each in inputs.items()}
-    for sample in range(batch):
-        for name, each in inputs.items():
-            if not tensors[name].is_meta:
-                each.draw(tensors[name][sample], numbers)
+    with torch_models.real_numbers():
+        tensors = {name: each.of(batch, device) for name, each in inputs.items()}
+        for sample in range(batch):
+            for name, each in inputs.items():
+                if not tensors[name].is_meta:
+                    each.draw(tensors[name][sample], numbers)
     return {name: tensor.flatten(0, 1) if inputs[name].joined else tensor for name, tensor in tensors.items()}
 
 

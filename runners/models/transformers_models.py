@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from runners.models import transformers_inputs, transformers_real_inputs
-from runners.models.torch_models import Network, dtype_named, first_device, weights_seed
+from runners.models import torch_models, transformers_inputs, transformers_real_inputs
+from runners.models.torch_models import Network, dtype_named, weights_seed
 from runners.phases import Unavailable
 
 # Files of a hub repository to fetch: top level only, and no second copy of the weights in another format.
@@ -152,12 +152,13 @@ def build(values: Mapping[str, Any], device: str) -> Network:
     torch.manual_seed(weights_seed(values["seed"]))
     model, dtype = values["model"], dtype_named(values["dtype"])
     model_class, config = class_and_config(model)
-    if "path" in model and first_device(device) != "meta":
+    first = torch_models.first_device(device)
+    if "path" in model and not torch_models.is_calculated(device):
         module = model_class.from_pretrained(_folder(model), dtype=dtype, local_files_only=True, **_attention(values))
         _initialise_buffers(module)
     else:
         # Built in its dtype, as the library does. A cast from float32 would need the memory of the float32 model.
-        with torch.device("meta") if first_device(device) == "meta" else nullcontext():
+        with nullcontext() if first == "cpu" else torch.device(first):
             module = model_class._from_config(config, dtype=dtype, **_attention(values))
     return Transformer(module, values, device)
 
@@ -307,7 +308,7 @@ def _check_attention(model_class: Any, config: Any, values: Mapping[str, Any], d
         raise ValueError(f"attention={requested}: {name} has no attention")
     if requested == "flash_attention_2":
         computes_in = (values.get("workload") or {}).get("precision") or values["dtype"]
-        if device == "meta":
+        if torch_models.is_calculated(device):
             raise Unavailable(f"attention={requested}: kernels of another library cannot be traced; sdpa uses torch's")
         if not device.startswith("cuda"):
             raise Unavailable(f"attention={requested}: its kernels need a CUDA device, not {device}")

@@ -39,7 +39,10 @@ def adapted(tracer: MetaTracer, is_host: bool) -> Callable[[ModuleType], Abstrac
 
     def from_import_on(module: ModuleType) -> AbstractContextManager[None]:
         functional = module.functional
-        changed: dict[str, Any] = {"get_4bit_type": partial(_table, tracer, functional.get_4bit_type)}
+        changed: dict[str, Any] = {
+            "get_4bit_type": partial(_table, tracer, functional.get_4bit_type),
+            "create_dynamic_map": partial(_with_data, functional.create_dynamic_map),
+        }
         if hasattr(functional, "name2qmap"):
             changed["name2qmap"] = {}  # tables by device that the library keeps, and those of this trace have no data
         if not is_host:
@@ -47,6 +50,13 @@ def adapted(tracer: MetaTracer, is_host: bool) -> Callable[[ModuleType], Abstrac
         return replaced(functional, **changed)
 
     return from_import_on
+
+
+def _with_data(make: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """A table that is made on the host of numbers."""
+    with torch._C.DisableTorchFunction():
+        table: torch.Tensor = make(*args, **kwargs)
+    return table
 
 
 def _table(tracer: MetaTracer, make: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
@@ -73,15 +75,25 @@ class ProgramDevice(TorchFunctionMode):
             with self:
                 return run(*args, **kwargs)
 
+        make: Any = torch.Tensor._make_wrapper_subclass
+
+        def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
+
         with (
+            replaced(torch.Tensor, _make_wrapper_subclass=make_wrapper),
             replaced(torch.autograd, _engine_run_backward=run_backward),
             replaced(torch.autograd.graph, _engine_run_backward=run_backward),
             _storages_answer(self),
+            _recomputed_alike(),
             self,
         ):
             yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and (owner := _class_with_functions(types)) is not None:
+            with self:  # the function of a subclass asks tensors for their device too
+                return owner.__torch_function__(func, types, args, kwargs or {})
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
@@ -285,6 +297,15 @@ class ProgramDevice(TorchFunctionMode):
         return self._text(func, args, kwargs)
 
 
+def _class_with_functions(types: Any) -> Any:
+    """A subclass of tensors that replaces functions of torch, if it was not asked for this one already."""
+    if not torch._C._is_torch_function_enabled():
+        return None
+    usual = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+    functions = ((each, each.__torch_function__) for each in types)
+    return next((each for each, function in functions if getattr(function, "__func__", function) not in usual), None)
+
+
 def _type(device: Any) -> str:
     return "cuda" if isinstance(device, int) else torch.device(device).type
 
@@ -292,6 +313,24 @@ def _type(device: Any) -> str:
 def _of_host(generator: Any) -> Any:
     """A generator of the card draws nothing here."""
     return None if getattr(generator, "device", CPU).type == "cuda" else generator
+
+
+@contextmanager
+def _recomputed_alike() -> Iterator[None]:
+    """Let checkpointing compare tensors by the device that they are on: it asks in the forward pass from within an
+    operator, where no program's device answers, and in the backward pass from outside."""
+    extractors: Any = torch.utils.checkpoint._allowed_determinism_checks_to_fns
+    before = dict(extractors)
+
+    def described(extract: Any, tensor: torch.Tensor) -> Any:
+        with NO_FUNCTION_MODES():
+            return extract(tensor)
+
+    extractors.update({name: partial(described, extract) for name, extract in before.items()})
+    try:
+        yield
+    finally:
+        extractors.update(before)
 
 
 @contextmanager

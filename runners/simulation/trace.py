@@ -16,6 +16,7 @@ from typing import Any
 
 from runners import facts, failure, files, processes, untrusted
 from runners.device import Card
+from runners.models import quantized_weights
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
 from runners.simulation.card_memory import CALCULATED, memory_of
@@ -26,7 +27,7 @@ BYTES_OF_A_LINE = 600
 OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
-# Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's for tensors without data.
+# Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's.
 NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device")
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
@@ -102,16 +103,24 @@ def trace_workload(
             raise Unavailable(f"workload={name}: a separate program cannot be traced without data")
         _check_dtypes(attempt)
         phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
-        if is_program(attempt):
-            tracer.memory = memory
-            surroundings, device = program_device(card, tracer, memory)
-            with libraries_adapted(tracer, card.is_host), tracer.around_workload(), surroundings:
-                with processes.forks_end_here():
-                    _prepare(workload, values, device)
-                phases.open()
-                finished = _run(workload, values, device, phases, workload_block)
-        else:
-            with libraries_adapted(tracer, card.is_host):
+        with libraries_adapted(tracer, card.is_host):
+            if is_program(attempt):
+                tracer.memory = memory
+                surroundings, device = program_device(card, tracer, memory)
+                with tracer.around_workload(), surroundings:
+                    with processes.forks_end_here():
+                        _prepare(workload, values, device)
+                    phases.open()
+                    finished = _run(workload, values, device, phases, workload_block)
+            elif quantized_weights.requested_scheme(values):  # the libraries ask tensors for their device
+                surroundings, device = program_device(card, tracer, memory)
+                with surroundings, _workload_hooks(tracer):
+                    with processes.forks_end_here():
+                        workload.prepare(values, device)
+                    phases.open()
+                    with tracer.around_workload():
+                        finished = _run(workload, values, device, phases, workload_block)
+            else:
                 with processes.forks_end_here(), _autocast_in_imports(card):
                     _prepare(workload, values, "meta")
                 phases.open()
@@ -252,6 +261,8 @@ def _autocast_in_imports(card: Card) -> contextlib.AbstractContextManager[None]:
 def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
     """Report to the tracer what no operator shows: that a workload empties the cache (`cache=empty`), and that it
     builds a model on the host before it moves the model."""
+    import torch
+
     from runners.models import torch_models
     from runners.simulation.torch_tracer import replaced
 
@@ -260,4 +271,7 @@ def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
         empty_cache=lambda device: tracer.empty_cache(),
         made_on_host=tracer.made_on_host,
         moved_to_device=tracer.moved_to_device,
+        first_device=lambda device: device,
+        real_numbers=torch._C.DisableTorchFunction,
+        is_calculated=lambda device: True,
     )

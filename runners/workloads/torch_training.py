@@ -12,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from runners import libraries
+from runners.models import torch_models
 from runners.phases import Unavailable
 
 # Class of torch.optim and its options. Without options torch chooses the implementation: foreach on CUDA, which holds a
@@ -41,7 +42,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
         raise Unavailable(f"workload.optimizer={name}: torch {torch.__version__} has no {OPTIMIZERS[name][0]}")
     if name == ADAMW_8BIT:
         _bitsandbytes()
-    if name == "adafactor" and device == "meta":  # the norms of gradients and weights, in every release so far
+    if name == "adafactor" and torch_models.is_calculated(device):  # the norms of gradients and weights, in every release so far
         raise Unavailable(f"workload.optimizer={name}: its steps read numbers, and a calculated device computes none")
     if precision not in PRECISIONS:
         raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
@@ -83,7 +84,7 @@ def autocast(precision: str | None, device: str) -> Callable[[], AbstractContext
 
 def scaler(precision: str | None, device: str) -> torch.amp.GradScaler:
     """Gradient scaler against float16 underflow; disabled for other precisions."""
-    return torch.amp.GradScaler("cpu" if device == "meta" else _kind(device), enabled=precision == "float16")
+    return torch.amp.GradScaler("cpu" if torch_models.is_calculated(device) else _kind(device), enabled=precision == "float16")
 
 
 def microbatches(inputs: Mapping[str, torch.Tensor], targets: torch.Tensor, count: int) -> list[Batch]:
@@ -125,7 +126,7 @@ def draws_numbers(module: torch.nn.Module) -> bool:
 
 def _check_compiler(device: str) -> None:
     """Raise Unavailable if torch.compile lacks a C++ compiler (CPU) or triton (CUDA)."""
-    if device == "meta":
+    if torch_models.is_calculated(device):
         raise Unavailable("workload.compile=true: compiled code cannot run on a simulated device")
     if device == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler

@@ -48,6 +48,7 @@ def imports(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def prepare(values: Mapping[str, Any], device: str) -> None:
+    from runners.models import torch_models
     from runners.phases import Unavailable
     from runners.workloads import torch_training
 
@@ -62,7 +63,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
             raise ValueError(
                 f"workload.export=save_pretrained: {name} is not a transformers model; use workload.export=state_dict"
             )
-    if workload["export"] is not None and device == "meta":
+    if workload["export"] is not None and torch_models.is_calculated(device):
         raise Unavailable(f"workload.export={workload['export']}: a simulated device has no data to write")
     builders.prepare(values, device)
     if sizes := _evaluation(values):
