@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from runners.refusals import RefusalCount
@@ -42,3 +44,30 @@ class Threads(AbstractContextManager[None]):
         threading.Thread.start = start  # type: ignore[method-assign]
         if threading.excepthook is self._hook:
             threading.excepthook = ended
+
+
+@contextmanager
+def entered_in_threads(enter: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Have each thread that starts in the block run inside what `enter` returns: PyTorch's modes are a thread's own."""
+    bootstrap: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    start: Any = _thread.start_new_thread
+
+    def bootstrapped(thread: threading.Thread) -> None:
+        with enter():
+            bootstrap(thread)
+
+    def started(function: Callable[..., Any], *arguments: Any) -> int:
+        def run(*args: Any, **kwargs: Any) -> None:
+            with enter():
+                function(*args, **kwargs)
+
+        identity: int = start(run, *arguments)
+        return identity
+
+    threading.Thread._bootstrap_inner = bootstrapped  # type: ignore[attr-defined]
+    _thread.start_new_thread = started
+    try:
+        yield
+    finally:
+        threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
+        _thread.start_new_thread = start

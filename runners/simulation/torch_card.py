@@ -20,6 +20,7 @@ from torch.utils._device import _device_constructors
 
 from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.threads import entered_in_threads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
@@ -77,11 +78,14 @@ class ProgramDevice(TorchFunctionMode):
             replaced(torch.autograd, _engine_run_backward=run_backward),
             replaced(torch.autograd.graph, _engine_run_backward=run_backward),
             _storages_answer(self),
+            entered_in_threads(lambda: self),
             self,
         ):
             yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._tracer.is_elsewhere:
+            return func(*args, **(kwargs or {}))
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})

@@ -10,9 +10,11 @@ What cannot be traced raises Unavailable with the operator's name, since any num
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
@@ -30,6 +32,7 @@ from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.threads import entered_in_threads
 
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
@@ -91,6 +94,13 @@ class MetaTracer(UnseenByDynamo):
         self.has_abstract = False  # whether a tensor was made on no device
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
+        self._has_threads = False  # whether there was another thread than the workload's first
+        self._turn = threading.RLock()
+        self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
+        self._made_by: dict[int, tuple[int, int]] = {}  # by living thread: its allocations, and all before it
+        self._unordered_threads = 0
+        self.is_elsewhere = False  # in a process that the workload forked, which is not followed
+        _TRACERS.add(self)
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
         recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
         self._composites: Functions = {**rules.composites, **recurrent}
@@ -103,7 +113,7 @@ class MetaTracer(UnseenByDynamo):
             composites_replaced(self._composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
-            self._refuse_threads(),
+            entered_in_threads(self.in_thread),
             self._follow_empty_cache(),
             self,
         ):
@@ -156,11 +166,12 @@ class MetaTracer(UnseenByDynamo):
     @contextmanager
     def made_for(self, device: str) -> Iterator[None]:
         """Enter around what a program makes for a device by name. What it makes on `meta` takes memory of no device."""
-        before, self._made_for = self._made_for, device
-        try:
-            yield
-        finally:
-            self._made_for = before
+        with self._turn:
+            before, self._made_for = self._made_for, device
+            try:
+                yield
+            finally:
+                self._made_for = before
 
     def is_abstract(self, tensor: torch.Tensor) -> bool:
         if not self.has_abstract or tensor.layout is not torch.strided:
@@ -173,7 +184,12 @@ class MetaTracer(UnseenByDynamo):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
-            return self._follow(func, args, kwargs or {})
+            if self.is_elsewhere:
+                return func(*args, **(kwargs or {}))
+            if not self._has_threads:
+                return self._follow(func, args, kwargs or {})
+            with self._turn:
+                return self._follow(func, args, kwargs or {})
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON and args[0].is_meta:
@@ -303,6 +319,9 @@ class MetaTracer(UnseenByDynamo):
         if self.memory is not None and self.memory.refuses and (refused := self.memory.check()) is not None:
             raise (RuntimeError if self._rules.host_counts else torch.OutOfMemoryError)(str(refused))
         self._allocations += 1
+        if self._has_threads and (thread := threading.get_ident()) in self._made_by:
+            made, before = self._made_by[thread]
+            self._made_by[thread] = made + 1, before
         return self._allocations - 1
 
     def _allocate_workspace(self) -> None:
@@ -323,6 +342,8 @@ class MetaTracer(UnseenByDynamo):
 
     def _registered(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         """Its address and bytes. A storage that is new or resized adds its events."""
+        while self._dead:
+            self._end_storage(self._dead.popleft())
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is None:
@@ -351,6 +372,16 @@ class MetaTracer(UnseenByDynamo):
         return self._requested(size)
 
     def _storage_died(self, key: int, _: Any) -> None:
+        """Never wait here: the collector may run this in any thread, whatever locks that holds."""
+        if not self._has_threads:
+            self._end_storage(key)
+        elif self._turn.acquire(blocking=False):
+            self._end_storage(key)
+            self._turn.release()
+        else:
+            self._dead.append(key)
+
+    def _end_storage(self, key: int) -> None:
         self._values.pop(key, None)
         self._free(self._storages.pop(key)[1])
 
@@ -359,11 +390,24 @@ class MetaTracer(UnseenByDynamo):
             self.events.append(-number - 1)
 
     @contextmanager
-    def _refuse_threads(self) -> Iterator[None]:
-        """Raise Unavailable where a thread starts: no dispatch mode reaches it."""
-        start = self._refusal("threading.Thread.start", "tensors of another thread are not traced")
-        with replaced(threading.Thread, start=start):
-            yield
+    def in_thread(self) -> Iterator[None]:
+        """Enter in another thread than the workload's. Threads take turns from then on."""
+        self._has_threads = True
+        thread = threading.get_ident()
+        self._made_by[thread] = 0, self._allocations
+        with self.pushed():
+            try:
+                yield
+            finally:
+                self._unordered_threads += self._is_unordered(*self._made_by.pop(thread))
+
+    @property
+    def unordered_threads(self) -> int:
+        """Threads that made tensors on the device while others did: in which order is not determined."""
+        return self._unordered_threads + sum(self._is_unordered(*made) for made in list(self._made_by.values()))
+
+    def _is_unordered(self, made: int, before: int) -> bool:
+        return 0 < made < self._allocations - before
 
     def _refusal(self, what: Any, why: str) -> Any:
         def refuse(*_: Any, **__: Any) -> Any:
@@ -484,6 +528,18 @@ class MetaTracer(UnseenByDynamo):
         if self.failure is None:
             self.failure, self.failure_event = message, len(self.events)
         return Unavailable(message)
+
+
+# Those that a forked process finds: it works with data, as on any device.
+_TRACERS: weakref.WeakSet[MetaTracer] = weakref.WeakSet()
+
+
+def _work_with_data() -> None:
+    for tracer in _TRACERS:
+        tracer.is_elsewhere = True
+
+
+os.register_at_fork(after_in_child=_work_with_data)
 
 
 # --- replacements -----------------------------------------------------------------------------------------------------
