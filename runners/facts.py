@@ -184,8 +184,27 @@ class Unlimited(NamedTuple):
     t: float | None = None
 
 
+class Notes(NamedTuple):
+    """What has to be known to read the figures of an attempt: an assumption, a bound, or what was left out."""
+
+    notes: Sequence[str]  # each a short clause
+    t: float | None = None
+
+
 Fact = (
-    Environment | Baseline | Budget | Model | Began | Heartbeat | Ended | Report | Failed | Trace | Finished | Unlimited
+    Environment
+    | Baseline
+    | Budget
+    | Model
+    | Began
+    | Heartbeat
+    | Ended
+    | Report
+    | Failed
+    | Trace
+    | Finished
+    | Unlimited
+    | Notes
 )
 
 
@@ -348,6 +367,7 @@ KINDS: Mapping[type[Fact], str] = {
     Trace: "trace",
     Finished: "finished",
     Unlimited: "unlimited",
+    Notes: "notes",
 }
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) for made, kind in KINDS.items()} | {
     "environment": _environment,

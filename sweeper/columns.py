@@ -15,6 +15,7 @@ Version (in each file's metadata, `sweeper.schema`):
         limit_bytes, headroom_bytes, headroom_counter, handled_refusals, handled_refusal_bytes, started_cold_because,
         peak_graph_pools_bytes, context_bytes; in phases: refusals, refused_bytes, graph_pools. contaminated is about
         change: a process that was there before and stayed as it was is none
+    8   new in points and attempts: notes
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -36,7 +37,7 @@ import pyarrow as pa
 from sweeper import quality
 from sweeper.rows import MeasuredPhase, PlannedRow
 
-VERSION = 7
+VERSION = 8
 SCHEMA = "sweeper.schema"  # the key of the version in each file's metadata
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
@@ -283,6 +284,14 @@ ENDED = (
         "refused allocations after which the workload continued, at least so many; a pass with any does not decide "
         "whether the point fits. null where they cannot all be observed, as on cpu once the workload started a thread",
         "times",
+    ),
+    Column(
+        "notes",
+        TEXT,
+        "what has to be known to read the figures: assumptions, bounds, and what was left out. A JSON list of clauses; "
+        "null without any",
+        None,
+        lambda settled: json.dumps(settled.outcome.notes) if settled.outcome.notes else None,
     ),
     _outcome("handled_refusal_bytes", INT, "size of the largest refused allocation of such an attempt", "bytes"),
     _outcome(

@@ -42,6 +42,10 @@ class Calculated:
         return found
 
     @property
+    def notes(self) -> list[str]:
+        return [note for line in self.lines if line["kind"] == "notes" for note in line["notes"]]
+
+    @property
     def returned(self) -> Any:
         assert self.error is None, self.lines[-1].get("traceback") or self.error
         return self.lines[-1]["metrics"]

@@ -73,13 +73,18 @@ class FollowedProgram:
         self._tracer = tracer
         self._unwritten: list[str] = []
 
-    def facts(self) -> dict[str, Any]:
-        """What happened otherwise than on a real device, or is not determined there, for the attempt's metrics."""
-        found: dict[str, Any] = {}
+    def notes(self) -> list[str]:
+        """What happened otherwise than on a real device, or is not determined there."""
+        found = []
         if self._unwritten:
-            found["not_written"] = {"count": len(self._unwritten), "files": self._unwritten[:MOST_NAMED]}
-        if self._tracer.unordered_threads:
-            found["threads_without_order"] = self._tracer.unordered_threads
+            named = ", ".join(self._unwritten[:MOST_NAMED])
+            more = len(self._unwritten) - MOST_NAMED
+            named += f" and {more} more" if more > 0 else ""
+            found.append(f"tensors have no data here, and were not written to {named}")
+        if threads := self._tracer.unordered_threads:
+            found.append(
+                f"threads that allocate while others do: {threads}; their order is not determined, and this is one of them"
+            )
         return found
 
     @contextmanager

@@ -25,10 +25,12 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
+from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
+from runners.simulation import torch_sparse
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
+from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
@@ -37,14 +39,20 @@ from runners.threads import entered_in_threads
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
-RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
-RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
-# In place of an allocation's number: a storage without bytes, on the host for now, or on no device.
+# In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 SINGLE = 8  # bytes of one number of any type
 HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
 
 aten = torch.ops.aten
+
+
+class Extensions(Protocol):
+    """Operators of libraries other than PyTorch."""
+
+    def of(self, operator: Any) -> Any:
+        """The function that computes an operator by others; None for one that is not known or is PyTorch's."""
+        ...
 
 
 class Rules(Protocol):
@@ -54,6 +62,8 @@ class Rules(Protocol):
 
     composites: Functions  # operators that are made of others on the device, but of different ones
     kernels: Functions  # operators that have a kernel on the device, in place of others
+    replacements: Functions  # the results of operators that depend on more than the shapes of their arguments
+    extensions: Extensions  # operators of other libraries
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -82,7 +92,10 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
+        # Of each event whose bytes a library decides: its number, and the least and the most bytes.
+        self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
+        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0
@@ -94,6 +107,7 @@ class MetaTracer(UnseenByDynamo):
         self.has_abstract = False  # whether a tensor was made on no device
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
+        self._outside = False  # whether they are in memory that has no events
         self._has_threads = False  # whether there was another thread than the workload's first
         self._turn = threading.RLock()
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
@@ -102,19 +116,19 @@ class MetaTracer(UnseenByDynamo):
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
-        recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
-        self._composites: Functions = {**rules.composites, **recurrent}
+        self._replacements: Functions = {**REPLACEMENTS, **rules.replacements}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
         """Enter around the workload. Raises Unavailable at the end if the workload caught that exception before."""
         with (
             self._rules.applied(),
-            composites_replaced(self._composites, self._rules.kernels),
+            composites_replaced(self._rules.composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
             entered_in_threads(self.in_thread),
             self._follow_empty_cache(),
+            replaced(torch.Tensor, new=_new),
             self,
         ):
             yield
@@ -182,7 +196,32 @@ class MetaTracer(UnseenByDynamo):
         """The tensor with its numbers, on the host."""
         return self._value(tensor, aten._to_copy.default).clone()
 
+    @contextmanager
+    def moved_to_device(self, module: torch.nn.Module) -> Iterator[None]:
+        """Enter around what moves a module from the host, within `made_on_host`, and then changes it on the device."""
+        before = self._on_host
+        self._on_host = False
+        try:
+            if before:
+                for parameter in module.parameters():
+                    parameter.data = torch.empty_like(parameter)
+            yield
+        finally:
+            self._on_host = before
+
+    @contextmanager
+    def outside_allocator(self) -> Iterator[None]:
+        """Enter around what makes tensors in memory of another kind, which has no events."""
+        before = self._outside
+        self._outside = True
+        try:
+            yield
+        finally:
+            self._outside = before
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere:
                 return func(*args, **(kwargs or {}))
@@ -194,9 +233,12 @@ class MetaTracer(UnseenByDynamo):
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
-        if (composite := self._composites.get(func)) is not None:
+        if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
+        if (kernel := self._rules.extensions.of(func)) is not None:
+            with self:
+                return kernel(*args, **kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
@@ -205,7 +247,7 @@ class MetaTracer(UnseenByDynamo):
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
             args[0].copy_(self.host_copy(args[1]))
             return args[0]
-        if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
+        if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
         if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
@@ -213,15 +255,19 @@ class MetaTracer(UnseenByDynamo):
             with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
         accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
-        signature = signature_of(func, args, kwargs)
+        signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
             if signature is None and func not in BETWEEN_DEVICES:
                 args, kwargs = self._on_one_device(args, kwargs)
             self._rules.check(func, args)
             result = self._call(func, args, kwargs)
+            if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
+                self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card
+                return result
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
-            call = CachedCall(shapes_of(func, args, result), self._rules.uses_workspace(func), temporaries)
+            made = None if signature is None else shapes_of(func, args, result)
+            call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
@@ -281,7 +327,13 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return REPLACEMENTS.get(func, func)(*args, **kwargs)
+            if torch_sparse.any_sparse(args, kwargs) or func in MAKE_SPARSE:
+                return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
+            return self._replacements.get(func, func)(*args, **kwargs)
+        except torch_sparse.UnknownCount as error:
+            raise self._unavailable(
+                func, "the number of its elements depends on numbers that are not computed"
+            ) from error
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
@@ -298,10 +350,15 @@ class MetaTracer(UnseenByDynamo):
         numbers: list[int] = []
         try:
             for size in sizes:
+                self._note_bounds(size)
                 numbers.append(self._requested(size))
         finally:
             for number in numbers:
                 self.events.append(-number - 1)
+
+    def _note_bounds(self, size: int) -> None:
+        if size and isinstance(size, Estimate):
+            self.bounds.append((len(self.events), size.low, size.high))
 
     def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
@@ -331,11 +388,17 @@ class MetaTracer(UnseenByDynamo):
             self._workspaces.add(in_backward)
 
     def _trace(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
-        if not tensor.is_meta:
-            if not self._rules.host_counts or tensor.device.type != "cpu":
-                return
-        elif tensor.layout is not torch.strided:
-            raise self._unavailable(func, "it returns a sparse tensor")
+        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+            return
+        if tensor.layout is not torch.strided:
+            estimates = getattr(tensor, "estimates", None)
+            for number, storage in enumerate(storages_of(tensor)):
+                if estimates and not self._on_host:
+                    self._note_bounds(estimates[number])
+                self._registered(storage)
+            return
+        if not self._on_host:
+            self._note_bounds(getattr(tensor, "estimate", 0))
         key, size = self._registered(tensor.untyped_storage())
         if _may_have_value(tensor):
             self._compute_value(key, size, func, args, kwargs)
@@ -367,7 +430,7 @@ class MetaTracer(UnseenByDynamo):
         if self._made_for == ABSTRACT_DEVICE:
             self.has_abstract = True
             return ABSTRACT
-        if not size:
+        if not size or self._outside:
             return EMPTY
         return self._requested(size)
 
@@ -430,8 +493,7 @@ class MetaTracer(UnseenByDynamo):
                     ):
                         with _disable_current_modes():
                             value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
-                        key, _ = self._registered(tensor.untyped_storage())
-                        self._values[key] = value.untyped_storage()
+                        self.remember(tensor, value)
                 return tensor
 
             return made
@@ -439,6 +501,12 @@ class MetaTracer(UnseenByDynamo):
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep the value of a tensor without data."""
+        if torch._C.TensorBase.is_meta.__get__(tensor):  # type: ignore[attr-defined]
+            key, _ = self._registered(tensor.untyped_storage())
+            self._values[key] = value.untyped_storage()
 
     def _item(self, tensor: torch.Tensor) -> Any:
         return self._value(tensor, aten._local_scalar_dense.default).item()
@@ -452,6 +520,10 @@ class MetaTracer(UnseenByDynamo):
         if value is None:
             raise self._unavailable(func, "the workload reads a number (.item(), .cpu()), and none is computed")
         return _on_cpu(tensor, value)
+
+    def _known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        value = self._values.get(tensor.untyped_storage()._cdata)
+        return None if value is None else _on_cpu(tensor, value)
 
     def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape depends on values, computed from known whole numbers.
@@ -497,15 +569,18 @@ class MetaTracer(UnseenByDynamo):
         if func in FINITE:
             return
         for leaf in tree_iter(args):
-            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+            if _is_dense(leaf):
                 self._values.pop(leaf.untyped_storage()._cdata, None)
 
     def _compute_value(self, key: int, size: int, func: Any, args: Any, kwargs: Any) -> None:
         """Compute the whole numbers of a result if all operands are known; forget them if not."""
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        keys = [leaf.untyped_storage()._cdata for leaf in given if leaf.is_meta]
+        keys = [storage._cdata for leaf in given if leaf.is_meta for storage in storages_of(leaf)]
         if key in keys and not func._schema.is_mutable:
             return  # a view
+        if any(map(torch_sparse.is_sparse, given)):
+            self._values.pop(key, None)
+            return
         if size > LARGEST_VALUE or not all(each in self._values for each in keys) or _is_undefined(func):
             self._values.pop(key, None)
             return
@@ -590,17 +665,37 @@ def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:
     (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace). Under a dispatch mode it adds to a new tensor."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not isinstance(new, torch.Tensor):
         return False
-    if old.shape != new.shape or old.dtype != new.dtype or not old.is_meta or not hasattr(old, "_use_count"):
+    if old.shape != new.shape or old.dtype != new.dtype or not _is_dense(old) or not hasattr(old, "_use_count"):
         return False
     storage = old.untyped_storage()
     alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == SOLE_REFERENCES
     return alone and storage.nbytes() == old.nbytes
 
 
+def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Tensor.new, which PyTorch lacks for a sparse tensor on `meta`: torch.optim.SparseAdam makes tensors by it."""
+    if like.layout is torch.sparse_coo and like.is_meta and len(args) == 3:
+        return torch.sparse_coo_tensor(*args)
+    return was_new(like, *args, **kwargs)
+
+
+was_new: Any = torch.Tensor.new
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether it is a tensor without data that has one storage."""
+    return isinstance(value, torch.Tensor) and value.is_meta and value.layout is torch.strided
+
+
 def _may_have_value(tensor: torch.Tensor) -> bool:
     if not tensor.is_meta:
         return False
     return tensor.untyped_storage().nbytes() <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _is_on_device(values: Any) -> bool:
+    """Whether there is a tensor without data among them."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_iter(values))
 
 
 def _needs_values(func: Any, args: Any) -> bool:
@@ -632,6 +727,16 @@ def _loss_of_elements(operator: Any) -> Any:
 
 LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
 REPLACEMENTS: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
+
+
+def _int4_product(input: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+    """torch's own on `meta` asks for an attribute that only fake tensors have. Tiles have 8 rows of the weight
+    (aten/src/ATen/native/cuda/int4mm.cu)."""
+    return input.new_empty(len(input), len(packed) * 8)
+
+
+REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
+REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
 # Their tensors may be on several devices.
@@ -649,6 +754,7 @@ BETWEEN_DEVICES = frozenset(
         aten._ctc_loss.Tensor,
     }
 )
+MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
 # Results without defined values: uninitialised memory.
 UNDEFINED = frozenset(

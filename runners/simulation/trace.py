@@ -19,6 +19,7 @@ from runners.phases import WHOLE, Phases, ProgramFailed, Reading, Unavailable
 from runners.point import Attempt
 from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.uncertainty import with_uncertainty
 
 BYTES_OF_A_LINE = 600
 OWN_CODE = ("custom", "command")
@@ -116,13 +117,15 @@ def trace_workload(
         meter.cut()
         if is_program(attempt) and tracer.is_unused:
             raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
-        if is_program(attempt):
-            finished["metrics"] = {**(finished["metrics"] or {}), **program.facts()}
+        if tracer.bounds:
+            finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
         meter.cut()  # threads that the workload left may go on
-        journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error)})
+        journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error, attempt)})
+    if notes := [*tracer.notes, *program.notes()]:
+        journal.lines.insert(-1, {"kind": "notes", "notes": notes, EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.was_read else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
@@ -132,11 +135,12 @@ def trace_workload(
     return AllocationTrace([*known, failed], tracer.events[:until])
 
 
-def _described(error: BaseException, describe_error: DescribeError) -> dict[str, Any]:
+def _described(error: BaseException, describe_error: DescribeError, attempt: Attempt) -> dict[str, Any]:
     if issubclass(type(error), ProgramFailed):
         facts: Mapping[str, Any] = error.facts  # type: ignore[attr-defined]
         return dict(facts)
-    return describe_error(error)
+    is_its_end = attempt.point["workload"] == "command" and not issubclass(type(error), (Unavailable, NothingPlaced))
+    return {**describe_error(error), **({"exit_code": 1} if is_its_end else {})}  # as an interpreter leaves
 
 
 class NothingPlaced(Exception):
@@ -255,4 +259,9 @@ def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
     from runners.models import torch_models
     from runners.simulation.torch_tracer import replaced
 
-    return replaced(torch_models, empty_cache=lambda device: tracer.empty_cache(), made_on_host=tracer.made_on_host)
+    return replaced(
+        torch_models,
+        empty_cache=lambda device: tracer.empty_cache(),
+        made_on_host=tracer.made_on_host,
+        moved_to_device=tracer.moved_to_device,
+    )

@@ -214,6 +214,8 @@ def outcome_text(outcome: Outcome) -> str:
         text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
     if outcome.fits is None and outcome.error_message:
         text += f": {error_text(outcome.error_type, outcome.error_message)}"
+    if outcome.notes:
+        text += f"; {'; '.join(outcome.notes)}"
     if outcome.started_cold_because is not None:
         text += f"  (started cold: {outcome.started_cold_because})"
     return text

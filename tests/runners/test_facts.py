@@ -79,6 +79,7 @@ LINES: dict[str, tuple[Fact, dict[str, Any]]] = {
     "trace that is missing": (facts.Trace(None, reason="a full disk"), {"file": None, "reason": "a full disk"}),
     "finished": (facts.Finished({}, None, 64), {"metrics": {}, "steps": None, "tokens": 64}),
     "unlimited": (facts.Unlimited({"allocated": 5}), {"peak": {"allocated": 5}}),
+    "notes": (facts.Notes(["an assumption"]), {"notes": ["an assumption"]}),
 }
 
 
