@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import _thread
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from runners.refusals import RefusalCount
@@ -46,28 +46,35 @@ class Threads(AbstractContextManager[None]):
             threading.excepthook = ended
 
 
-@contextmanager
-def entered_in_threads(enter: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
-    """Have each thread that starts in the block run inside what `enter` returns: PyTorch's modes are a thread's own."""
-    bootstrap: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    start: Any = _thread.start_new_thread
+class EnteredInThreads(AbstractContextManager[None]):
+    """Has each thread that starts in the block run inside what `enter` returns: PyTorch's modes are a thread's own.
 
-    def bootstrapped(thread: threading.Thread) -> None:
-        with enter():
-            bootstrap(thread)
+    No generator: see `processes.forks_end_here`.
+    """
 
-    def started(function: Callable[..., Any], *arguments: Any) -> int:
-        def run(*args: Any, **kwargs: Any) -> None:
+    def __init__(self, enter: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._enter = enter
+
+    def __enter__(self) -> None:
+        enter = self._enter
+        bootstrap: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+        start: Any = _thread.start_new_thread
+
+        def bootstrapped(thread: threading.Thread) -> None:
             with enter():
-                function(*args, **kwargs)
+                bootstrap(thread)
 
-        identity: int = start(run, *arguments)
-        return identity
+        def started(function: Callable[..., Any], *arguments: Any) -> int:
+            def run(*args: Any, **kwargs: Any) -> None:
+                with enter():
+                    function(*args, **kwargs)
 
-    threading.Thread._bootstrap_inner = bootstrapped  # type: ignore[attr-defined]
-    _thread.start_new_thread = started
-    try:
-        yield
-    finally:
-        threading.Thread._bootstrap_inner = bootstrap  # type: ignore[attr-defined]
-        _thread.start_new_thread = start
+            identity: int = start(run, *arguments)
+            return identity
+
+        self._before = bootstrap, start
+        threading.Thread._bootstrap_inner = bootstrapped  # type: ignore[attr-defined]
+        _thread.start_new_thread = started
+
+    def __exit__(self, *raised: object) -> None:
+        threading.Thread._bootstrap_inner, _thread.start_new_thread = self._before  # type: ignore[attr-defined]

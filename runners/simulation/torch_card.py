@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 
 from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer, replaced
-from runners.threads import entered_in_threads
+from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
@@ -78,7 +78,7 @@ class ProgramDevice(TorchFunctionMode):
             replaced(torch.autograd, _engine_run_backward=run_backward),
             replaced(torch.autograd.graph, _engine_run_backward=run_backward),
             _storages_answer(self),
-            entered_in_threads(lambda: self),
+            EnteredInThreads(lambda: self),
             self,
         ):
             yield

@@ -25,6 +25,7 @@ from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer
 from runners.workloads.python_program import Ended
 
+META = torch.device("meta")
 MOST_NAMED = 3  # files that were not written, by name
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
@@ -93,6 +94,7 @@ class FollowedProgram:
             intercept = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
+            intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, _refuse_ranks)
             intercept(torch.multiprocessing.start_processes, _refuse_ranks)
@@ -131,6 +133,14 @@ def _located(map_location: Any, storage: Any, location: str) -> Any:
     if location.startswith("cuda"):
         return torch.UntypedStorage(storage.nbytes(), device="meta")
     return storage
+
+
+def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
+    """A tensor of a file, or of another process, that has data keeps it, where a program's own have none too."""
+    if torch._C.StorageBase.device.__get__(storage._untyped_storage) == META:
+        return rebuild(storage, *args)
+    with torch._C.DisableTorchFunction():
+        return rebuild(storage, *args)
 
 
 def _lacks_data(what: Any) -> bool:

@@ -34,7 +34,7 @@ from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.threads import entered_in_threads
+from runners.threads import EnteredInThreads
 
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
@@ -126,7 +126,7 @@ class MetaTracer(UnseenByDynamo):
             composites_replaced(self._rules.composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
-            entered_in_threads(self.in_thread),
+            EnteredInThreads(self.in_thread),
             self._follow_empty_cache(),
             replaced(torch.Tensor, new=_new),
             self,

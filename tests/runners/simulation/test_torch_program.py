@@ -302,7 +302,7 @@ def test_workers_and_the_pinning_thread_of_a_loader_work_with_data(script: Any) 
         """
     )
     assert ended.error is None, ended.lines[-1]["traceback"]
-    assert ended.peaks["requested"] == 2 * MIB
+    assert ended.peaks["requested"] == MIB
 
 
 def test_a_thread_that_never_ends_does_not_keep_the_attempt(script: Any) -> None:
