@@ -173,12 +173,21 @@ def _be_undisturbed() -> None:
             continue
 
 
+def refused(attempt: Attempt) -> str | None:
+    """Why an attempt is unavailable, where that is known before a process is started for it."""
+    with contextlib.suppress(Exception):  # the process that is started then reports it
+        workload = _workload(attempt)
+        why: str | None = workload.refused(attempt) if hasattr(workload, "refused") else None
+        return why
+    return None
+
+
 def import_libraries(attempt: Attempt) -> None:
     """Import the libraries that the workload names. Raises Unavailable, with the root cause, if one fails to import."""
     workload = _workload(attempt)
     modules = workload.imports(attempt.point.values)
     if attempt.device.is_calculated:  # the baseline of a measured process has no room for them
-        modules += (*OF_A_CALCULATION, *OF_A_MODEL.get(attempt.point.get("model.library"), ()))
+        modules = ("torch", *modules, *OF_A_CALCULATION, *OF_A_MODEL.get(attempt.point.get("model.library"), ()))
     for module in modules:
         try:
             importlib.import_module(module)

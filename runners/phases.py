@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from runners import facts
 from runners.journal import BETWEEN, QUALITY, Journal
@@ -69,6 +69,13 @@ class Meter(Protocol):
     def glance(self) -> Mapping[str, Reading]:
         """The peaks so far, without waiting for the device. The heartbeat calls it from its thread."""
         ...
+
+
+@runtime_checkable
+class Cuttable(Protocol):
+    """A meter that can leave out what follows."""
+
+    def cut(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -209,6 +216,11 @@ class Phases:
             shapes=as_metrics(notes.shapes, self._room),
             metrics=as_metrics(notes.metrics, self._room),
         )
+
+    def cut(self) -> None:
+        """Leave out of the counters what follows, where the meter can: a calculated program has shown enough."""
+        if isinstance(self._meter, Cuttable):
+            self._meter.cut()
 
     def close(self, completed: bool) -> None:
         """End the stretch after the last phase, which counts too, or the phase whose own end raised.

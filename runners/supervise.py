@@ -264,6 +264,9 @@ class Supervisor:
             self._begin(self._running)
 
     def _begin(self, running: Running) -> None:
+        if (why := child.refused(running.attempt)) is not None:
+            self._write_end(running, Exit(unavailable=why))
+            return
         if not self._take_device(running) or not self._device_is_free(running):
             return
         attempt = running.attempt
@@ -429,7 +432,8 @@ class Supervisor:
         if peak is not None:
             reading = OutsideReading(now, peak, time.monotonic())
             running.outside = [*running.outside[1 - READINGS_KEPT :], reading]
-        others = processes.family_of(running.pid)
+        # A calculated attempt's row has no memory of processes: neither its own nor what it starts.
+        others = [] if running.attempt.device.is_calculated else processes.family_of(running.pid)
         if others:
             resident = sum(cpu.read_status(pid).now.get("resident", 0) for pid in others)
             running.others = max(running.others, len(others))

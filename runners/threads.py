@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -42,3 +44,37 @@ class Threads(AbstractContextManager[None]):
         threading.Thread.start = start  # type: ignore[method-assign]
         if threading.excepthook is self._hook:
             threading.excepthook = ended
+
+
+class EnteredInThreads(AbstractContextManager[None]):
+    """Has each thread that starts in the block run inside what `enter` returns: PyTorch's modes are a thread's own.
+
+    No generator: see `processes.forks_end_here`.
+    """
+
+    def __init__(self, enter: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._enter = enter
+
+    def __enter__(self) -> None:
+        enter = self._enter
+        bootstrap: Any = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+        start: Any = _thread.start_new_thread
+
+        def bootstrapped(thread: threading.Thread) -> None:
+            with enter():
+                bootstrap(thread)
+
+        def started(function: Callable[..., Any], *arguments: Any) -> int:
+            def run(*args: Any, **kwargs: Any) -> None:
+                with enter():
+                    function(*args, **kwargs)
+
+            identity: int = start(run, *arguments)
+            return identity
+
+        self._before = bootstrap, start
+        threading.Thread._bootstrap_inner = bootstrapped  # type: ignore[attr-defined]
+        _thread.start_new_thread = started
+
+    def __exit__(self, *raised: object) -> None:
+        threading.Thread._bootstrap_inner, _thread.start_new_thread = self._before  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from runners.point import Attempt, Point
 from runners.simulation.card_memory import memory_of
 from runners.simulation.replay import replay
 from runners.simulation.trace import trace_workload
-from runners.workloads import custom
+from runners.workloads import command, custom, python_program
 from tests.measuring import MIB, SETTLED
 
 H100 = Card(
@@ -37,6 +37,15 @@ class Calculated:
         return None if last["kind"] == "finished" else f"{last['chain'][0]['type']}: {last['chain'][0]['message']}"
 
     @property
+    def steps(self) -> int | None:
+        found: int | None = self.lines[-1].get("steps")
+        return found
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for line in self.lines if line["kind"] == "notes" for note in line["notes"]]
+
+    @property
     def returned(self) -> Any:
         assert self.error is None, self.lines[-1].get("traceback") or self.error
         return self.lines[-1]["metrics"]
@@ -44,14 +53,32 @@ class Calculated:
 
 def calculated(program: Callable[..., Any], card: Card = H100, total: int | None = None, **params: Any) -> Calculated:
     """Run the program on a card, of which `total` bytes are free for its allocator, and which refuses more."""
-    if total is not None:
-        card = replace(card, total_bytes=total + card.context_bytes)
+    card = _with_total(card, total)
     where = f"{program.__module__}:{program.__qualname__}"
     _found[where] = program
-    values = {**SETTLED, "model": None, "workload": {"name": "custom", "target": where, "params": params}}
+    return _calculated({"name": "custom", "target": where, "params": params}, _CUSTOM, card)
+
+
+def calculated_command(*argv: str, card: Card = H100, total: int | None = None, steps: int | None = 2) -> Calculated:
+    """Run a command as `calculated` runs a function. The interpreter does not end: it is that of the tests."""
+    before, python_program.end_interpreter = python_program.end_interpreter, lambda: None
+    try:
+        return _calculated(
+            {"name": "command", "argv": list(argv), "params": {}, "steps": steps}, command, _with_total(card, total)
+        )
+    finally:
+        python_program.end_interpreter = before
+
+
+def _with_total(card: Card, total: int | None) -> Card:
+    return card if total is None else replace(card, total_bytes=total + card.context_bytes)
+
+
+def _calculated(workload: dict[str, Any], module: Any, card: Card) -> Calculated:
+    values = {**SETTLED, "model": None, "workload": workload}
     device = Device(name="sim:cpu" if card.is_host else "sim:card", card=card)
     attempt = Attempt(point=Point(values=values), device=device, number=1, cwd=".")
-    trace = trace_workload(attempt, _CUSTOM, failure.failure_facts, refuses=True)
+    trace = trace_workload(attempt, module, failure.failure_facts, refuses=True)
     lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(card, None))]
     found = Calculated(lines)
     for line in lines:
@@ -83,4 +110,4 @@ class _Custom:
 
 
 _CUSTOM: Any = _Custom()
-__all__ = ["H100", "HOST", "MI300X", "MIB", "Calculated", "calculated"]
+__all__ = ["H100", "HOST", "MI300X", "MIB", "Calculated", "calculated", "calculated_command"]

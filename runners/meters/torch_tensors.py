@@ -14,6 +14,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -38,6 +40,15 @@ class UnseenByDynamo(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def pushed(self) -> Iterator[None]:
+        """Enter in a second thread: entering a mode the usual way keeps its state in globals of all threads."""
+        torch._C._push_on_torch_dispatch_stack(self)
+        try:
+            yield
+        finally:
+            torch._C._pop_torch_dispatch_stack(None)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -46,23 +46,30 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_e
         journal.write(facts.Budget(kind, room))
     catches = is_program(attempt)  # a refusal may be caught
     kept = _kept(attempt, card)
-    with SpareProcess(lambda: followed(refuses=True).packed()) if catches else nullcontext() as spare:
-        trace = kept or followed(refuses=False)
+    # A script leaves files: it runs once, as on the card itself, and what it would take without a limit is not known.
+    runs_once = attempt.point["workload"] == "command"
+    spare_needed = catches and kept is None and not runs_once
+    with SpareProcess(lambda: followed(refuses=True).packed()) if spare_needed else nullcontext() as spare:
+        trace = kept or followed(refuses=runs_once)
         if kept is None and attempt.allocation_trace and trace.lines[-1]["kind"] == "finished":
             trace.write(Path(attempt.allocation_trace))  # a failure may not happen again, and is not kept
         written = lines(trace)
         refused = written[-1]["kind"] == "failed" and trace.lines[-1]["kind"] == "finished"
-        if refused and spare is not None:
-            packed = spare.run()
-            if packed is None:
-                raise RuntimeError("the process in which the program ran with this card's limit ended without a trace")
-            written = lines(AllocationTrace.unpacked(packed))
+        if refused and catches:
+            written = lines(_followed_again(spare) if spare is not None else followed(refuses=True))
             refused = written[-1]["kind"] == "failed" and any("refused" in line for line in _counters_of(written[-2]))
     if refused and _fits_if_expandable(trace, attempt, card, budget):
         written[-1]["chain"][0]["message"] += facts.FITS_IF_EXPANDABLE
     journal.write(*map(facts.from_json, written))
     if refused:
         journal.write(facts.Unlimited(_peaks(lines(trace, unlimited=True))))
+
+
+def _followed_again(spare: SpareProcess) -> AllocationTrace:
+    packed = spare.run()
+    if packed is None:
+        raise RuntimeError("the process in which the program ran with this card's limit ended without a trace")
+    return AllocationTrace.unpacked(packed)
 
 
 def _kept(attempt: Attempt, card: Card) -> AllocationTrace | None:

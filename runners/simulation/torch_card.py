@@ -22,6 +22,7 @@ from torch.utils._device import _device_constructors
 
 from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
@@ -86,11 +87,14 @@ class ProgramDevice(TorchFunctionMode):
             replaced(torch.autograd.graph, _engine_run_backward=run_backward),
             _storages_answer(self),
             _recomputed_alike(),
+            EnteredInThreads(lambda: self),
             self,
         ):
             yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._tracer.is_elsewhere:
+            return func(*args, **(kwargs or {}))
         if types and (owner := _class_with_functions(types)) is not None:
             with self:  # the function of a subclass asks tensors for their device too
                 return owner.__torch_function__(func, types, args, kwargs or {})

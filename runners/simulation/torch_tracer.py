@@ -10,9 +10,11 @@ What cannot be traced raises Unavailable with the operator's name, since any num
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
@@ -42,6 +44,7 @@ from runners.simulation.torch_call_cache import (
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 from runners.simulation.torch_results import RESULTS
+from runners.threads import EnteredInThreads
 
 LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
@@ -115,6 +118,13 @@ class MetaTracer(UnseenByDynamo):
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
+        self._has_threads = False  # whether there was another thread than the workload's first
+        self._turn = threading.RLock()
+        self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
+        self._made_by: dict[int, tuple[int, int]] = {}  # by living thread: its allocations, and all before it
+        self._unordered_threads = 0
+        self.is_elsewhere = False  # in a process that the workload forked, which is not followed
+        _TRACERS.add(self)
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
         self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
@@ -126,7 +136,7 @@ class MetaTracer(UnseenByDynamo):
             composites_replaced(self._rules.composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
-            self._refuse_threads(),
+            EnteredInThreads(self.in_thread),
             self._follow_empty_cache(),
             replaced(torch.Tensor, new=_new),
             self,
@@ -180,11 +190,12 @@ class MetaTracer(UnseenByDynamo):
     @contextmanager
     def made_for(self, device: str) -> Iterator[None]:
         """Enter around what a program makes for a device by name. What it makes on `meta` takes memory of no device."""
-        before, self._made_for = self._made_for, device
-        try:
-            yield
-        finally:
-            self._made_for = before
+        with self._turn:
+            before, self._made_for = self._made_for, device
+            try:
+                yield
+            finally:
+                self._made_for = before
 
     def is_abstract(self, tensor: torch.Tensor) -> bool:
         if not self.has_abstract or tensor.layout is not torch.strided:
@@ -222,7 +233,12 @@ class MetaTracer(UnseenByDynamo):
         if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
-            return self._follow(func, args, kwargs or {})
+            if self.is_elsewhere:
+                return func(*args, **(kwargs or {}))
+            if not self._has_threads:
+                return self._follow(func, args, kwargs or {})
+            with self._turn:
+                return self._follow(func, args, kwargs or {})
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON:
@@ -255,6 +271,9 @@ class MetaTracer(UnseenByDynamo):
                 args, kwargs = self._on_one_device(args, kwargs)
             self._rules.check(func, args)
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
+            if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
+                self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card
+                return result
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
             made = None if signature is None else shapes_of(func, args, result)
             call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
@@ -375,6 +394,9 @@ class MetaTracer(UnseenByDynamo):
         if self.memory is not None and self.memory.refuses and (refused := self.memory.check()) is not None:
             raise (RuntimeError if self._rules.host_counts else torch.OutOfMemoryError)(str(refused))
         self._allocations += 1
+        if self._has_threads and (thread := threading.get_ident()) in self._made_by:
+            made, before = self._made_by[thread]
+            self._made_by[thread] = made + 1, before
         return self._allocations - 1
 
     def _allocate_workspace(self) -> None:
@@ -401,6 +423,8 @@ class MetaTracer(UnseenByDynamo):
 
     def _registered(self, storage: torch.UntypedStorage) -> tuple[int, int]:
         """Its address and bytes. A storage that is new or resized adds its events."""
+        while self._dead:
+            self._end_storage(self._dead.popleft())
         key, size = storage._cdata, storage.nbytes()
         known = self._storages.get(key)
         if known is None:
@@ -430,6 +454,16 @@ class MetaTracer(UnseenByDynamo):
         return self._requested(size)
 
     def _storage_died(self, key: int, _: Any) -> None:
+        """Never wait here: the collector may run this in any thread, whatever locks that holds."""
+        if not self._has_threads:
+            self._end_storage(key)
+        elif self._turn.acquire(blocking=False):
+            self._end_storage(key)
+            self._turn.release()
+        else:
+            self._dead.append(key)
+
+    def _end_storage(self, key: int) -> None:
         self._values.pop(key, None)
         self._sums.died(key)
         self._free(self._storages.pop(key)[1])
@@ -439,11 +473,24 @@ class MetaTracer(UnseenByDynamo):
             self.events.append(-number - 1)
 
     @contextmanager
-    def _refuse_threads(self) -> Iterator[None]:
-        """Raise Unavailable where a thread starts: no dispatch mode reaches it."""
-        start = self._refusal("threading.Thread.start", "tensors of another thread are not traced")
-        with replaced(threading.Thread, start=start):
-            yield
+    def in_thread(self) -> Iterator[None]:
+        """Enter in another thread than the workload's. Threads take turns from then on."""
+        self._has_threads = True
+        thread = threading.get_ident()
+        self._made_by[thread] = 0, self._allocations
+        with self.pushed():
+            try:
+                yield
+            finally:
+                self._unordered_threads += self._is_unordered(*self._made_by.pop(thread))
+
+    @property
+    def unordered_threads(self) -> int:
+        """Threads that made tensors on the device while others did: in which order is not determined."""
+        return self._unordered_threads + sum(self._is_unordered(*made) for made in list(self._made_by.values()))
+
+    def _is_unordered(self, made: int, before: int) -> bool:
+        return 0 < made < self._allocations - before
 
     def _refusal(self, what: Any, why: str) -> Any:
         def refuse(*_: Any, **__: Any) -> Any:
@@ -585,6 +632,18 @@ class MetaTracer(UnseenByDynamo):
             self.failure, self.failure_event = message, len(self.events)
 
 
+# Those that a forked process finds: it works with data, as on any device.
+_TRACERS: weakref.WeakSet[MetaTracer] = weakref.WeakSet()
+
+
+def _work_with_data() -> None:
+    for tracer in _TRACERS:
+        tracer.is_elsewhere = True
+
+
+os.register_at_fork(after_in_child=_work_with_data)
+
+
 # --- replacements -----------------------------------------------------------------------------------------------------
 
 
@@ -647,6 +706,11 @@ def _may_have_value(tensor: torch.Tensor) -> bool:
     if not tensor.is_meta:
         return False
     return tensor.untyped_storage().nbytes() <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _is_on_device(values: Any) -> bool:
+    """Whether there is a tensor without data among them."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_iter(values))
 
 
 def _needs_values(func: Any, args: Any) -> bool:

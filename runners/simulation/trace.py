@@ -17,7 +17,7 @@ from typing import Any
 from runners import facts, failure, files, processes, untrusted
 from runners.device import Card
 from runners.models import quantized_weights
-from runners.phases import WHOLE, Phases, Reading, Unavailable
+from runners.phases import WHOLE, Phases, ProgramFailed, Reading, Unavailable
 from runners.point import Attempt
 from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
@@ -88,26 +88,25 @@ def trace_workload(
     The workload's exceptions become the last line, a failure described by `describe_error`. With `refuses` the card's
     memory refuses what does not fit where it is allocated, so that a program that catches it is followed further.
     """
+    from runners.simulation.torch_program import FollowedProgram
     from runners.simulation.torch_extensions import libraries_adapted
     from runners.simulation.torch_tracer import MetaTracer
 
     values, card = attempt.point.values, card or card_of(attempt)
     tracer = MetaTracer(rules_of(card))
+    program = FollowedProgram(tracer)
     workload_block = processes.forks_end_here()
     meter = _EventMeter(attempt.device.name, tracer.events)
     journal = _MemoryJournal(meter)
     memory = LiveMemory(tracer.events, lambda: memory_of(card, values.get("budget"), unlimited=not refuses), refuses)
     try:
-        if hasattr(workload, "measure"):
-            name = attempt.point["workload"]
-            raise Unavailable(f"workload={name}: a separate program cannot be traced without data")
         _check_dtypes(attempt)
         phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
         with libraries_adapted(tracer, card.is_host):
             if is_program(attempt):
                 tracer.memory = memory
                 surroundings, device = program_device(card, tracer, memory)
-                with tracer.around_workload(), surroundings:
+                with tracer.around_workload(), surroundings, program.followed():
                     with processes.forks_end_here():
                         _prepare(workload, values, device)
                     phases.open()
@@ -127,6 +126,7 @@ def trace_workload(
                 with _workload_hooks(tracer), tracer.around_workload():
                     finished = _run(workload, values, "meta", phases, workload_block)
         phases.close(completed=True)
+        meter.cut()
         if is_program(attempt) and tracer.is_unused:
             raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
         if tracer.bounds:
@@ -134,16 +134,25 @@ def trace_workload(
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
-        journal.add({"kind": "failed", **describe_error(_without_machine_errors(own))})
-    if tracer.notes:
-        journal.lines.insert(-1, {"kind": "notes", "notes": [*tracer.notes], EVENT: journal.lines[-1][EVENT]})
+        meter.cut()  # threads that the workload left may go on
+        journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error, attempt)})
+    if notes := [*tracer.notes, *program.notes()]:
+        journal.lines.insert(-1, {"kind": "notes", "notes": notes, EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
-        return AllocationTrace(journal.lines, tracer.events, card.name if memory.was_read else None)
+        return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.was_read else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
     until = tracer.failure_event
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
     failed = {"kind": "failed", **describe_error(Unavailable(tracer.failure)), EVENT: until}
     return AllocationTrace([*known, failed], tracer.events[:until])
+
+
+def _described(error: BaseException, describe_error: DescribeError, attempt: Attempt) -> dict[str, Any]:
+    if issubclass(type(error), ProgramFailed):
+        facts: Mapping[str, Any] = error.facts  # type: ignore[attr-defined]
+        return dict(facts)
+    is_its_end = attempt.point["workload"] == "command" and not issubclass(type(error), (Unavailable, NothingPlaced))
+    return {**describe_error(error), **({"exit_code": 1} if is_its_end else {})}  # as an interpreter leaves
 
 
 class NothingPlaced(Exception):
@@ -199,15 +208,20 @@ class _EventMeter:
 
     def __init__(self, device: str, events: array[int]) -> None:
         self._device, self._events = device, events
+        self.end: int | None = None  # events after it are no longer the workload's
 
     def boundary(self, failed: bool = False) -> Mapping[str, Reading]:
-        return {self._device: Reading(now={EVENT: len(self._events)})}
+        return {self._device: Reading(now={EVENT: self.now})}
 
     glance = boundary
 
+    def cut(self) -> None:
+        """Stop here: `now` stays what it is."""
+        self.end = self.now
+
     @property
     def now(self) -> int:
-        return len(self._events)
+        return len(self._events) if self.end is None else self.end
 
 
 class _MemoryJournal:

@@ -27,6 +27,7 @@ from runners.meters import cpu
 from runners.meters.program import ProgramMeter
 from runners.phases import WHOLE, Phases, ProgramFailed, Unavailable
 from runners.point import Attempt, canonical
+from runners.workloads.python_program import PythonProgram, exit_code, python_program
 
 STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 HOOK = Path(__file__).parent / "program_hook"
@@ -85,6 +86,44 @@ def measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str
     return {"metrics": notes.metrics, "steps": None, "tokens": None}
 
 
+def refused(attempt: Attempt) -> str | None:
+    """Why no process is started for an attempt; None if one is."""
+    if not attempt.device.is_calculated:
+        return None
+    try:
+        _python_program(attempt.point.values, "cuda")
+    except Unavailable as unavailable:
+        return str(unavailable)
+    return None
+
+
+def prepare(values: Mapping[str, Any], device: str) -> None:
+    """Check that a calculated device can follow the program. Raises Unavailable."""
+    _python_program(values, device)
+
+
+def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
+    """Run a Python program in this process, as one phase, on a calculated device.
+
+    It ends before its optimizer begins one more than `workload.steps` steps. Raises ProgramFailed.
+    """
+    from runners.simulation.torch_program import OptimizerSteps  # late: a measured program needs no torch here
+
+    program = _python_program(values, device)
+    steps = OptimizerSteps(values["workload"].get("steps"), phase.cut)
+    with phase("run") as notes, steps.counted():
+        code, last = exit_code(program)
+        notes.iterations = steps.count or None
+        if code and not steps.over:
+            raise ProgramFailed(_failure_facts(code, None, last))
+    metrics = {"ended_after_steps": steps.count} if steps.over else {}
+    return {"metrics": metrics, "steps": steps.count or None, "tokens": None}
+
+
+def _python_program(values: Mapping[str, Any], device: str) -> PythonProgram:
+    return python_program(_argv(values, device))
+
+
 def _parts(word: str) -> Iterable[tuple[str, str | None]]:
     """Pairs of text and the name in the braces after it. Doubled braces are text."""
     wrong = f"{word!r}: braces take a name and no more, as in {{batch}}; {{{{ and }}}} are braces"
@@ -102,9 +141,13 @@ def _as_word(value: Any) -> str:
     return value if isinstance(value, str) else canonical(value)
 
 
-def _start(values: Mapping[str, Any], device: str, reports: Path) -> subprocess.Popen[bytes]:
+def _argv(values: Mapping[str, Any], device: str) -> list[str]:
     known = {**(values["workload"].get("params") or {}), **{name: values.get(name) for name in STANDARD}}
-    program, *arguments = filled(values["workload"]["argv"], {**known, "device": device})
+    return filled(values["workload"]["argv"], {**known, "device": device})
+
+
+def _start(values: Mapping[str, Any], device: str, reports: Path) -> subprocess.Popen[bytes]:
+    program, *arguments = _argv(values, device)
     path = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable if program == "python" else program, *arguments],

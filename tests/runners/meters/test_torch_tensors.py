@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from runners.meters.torch_tensors import TensorTracker
+from runners.threads import EnteredInThreads
 
 MIB = 2**20
 
@@ -173,3 +177,33 @@ def test_in_inference_mode_the_tensors_inside_a_composite_operator_are_tracked()
     with torch.no_grad(), TensorTracker() as following:
         torch.nn.functional.linear(left, torch.ones(7, 512))
     assert inside == following.peak > 2 * 512 * 512 * 4
+
+
+def test_tensors_of_every_thread_count() -> None:
+    """By threading, by _thread and by a pool: a checkpoint is read in threads, and the model keeps what they made."""
+    tracker, held, done = TensorTracker(), [], threading.Event()
+
+    def make() -> None:
+        held.append(torch.ones(MIB // 4))
+        done.set()
+
+    with tracker, EnteredInThreads(tracker.pushed):
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        done.clear()
+        _thread.start_new_thread(make, ())
+        assert done.wait(5)
+        ThreadPoolExecutor(1).submit(make).result()
+        assert tracker.live == 3 * MIB
+        held.clear()
+        tracker.settle()
+        assert (tracker.live, tracker.peak) == (0, 3 * MIB)
+
+
+def test_many_threads_at_once_lose_no_byte() -> None:
+    tracker = TensorTracker()
+    with tracker, EnteredInThreads(tracker.pushed), ThreadPoolExecutor(8) as pool:
+        held = list(pool.map(lambda size: [torch.ones(size) for _ in range(50)][-1], [16 * (i % 9 + 1) for i in range(64)]))
+        tracker.settle()
+        assert tracker.live == sum(each.untyped_storage().nbytes() for each in held)

@@ -1,0 +1,330 @@
+"""A Python program among a command's arguments, and how it runs in this process as the interpreter would run it.
+
+A calculated attempt cannot follow another process. Its own process becomes the program: `env`, `timeout` and the like
+in front of it are undone by rule, and what is no Python program of this interpreter is unavailable by name.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import io
+import os
+import re
+import runpy
+import shutil
+import sys
+import threading
+import time
+import types
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from runners import failure, fingerprint
+from runners.phases import Unavailable
+
+SCRIPT, MODULE, CODE = "script", "module", "code"
+PYTHON = re.compile(r"python(3(\.\d+)?)?")
+# Options of the interpreter that change nothing here, and those that take a value.
+WITHOUT_EFFECT, WITH_VALUE = "uBqsbI", "WX"
+# In front of a program, with their options that take a value.
+WRAPPERS: Mapping[str, str] = {
+    "env": "uCS", "timeout": "ks", "nice": "n", "ionice": "cnp", "nohup": "", "setsid": "", "stdbuf": "ioe",
+    "time": "fo", "chrt": "",
+}  # fmt: skip
+POSITIONAL = {"timeout": 1, "chrt": 1}  # of a wrapper's arguments, before the program's
+REFUSED_OPTIONS = {"env": "S"}  # splits a text into words
+LAUNCHERS = (
+    "torchrun", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "colossalai", "ray",
+)  # fmt: skip
+LAUNCHING_MODULES = (
+    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+)  # fmt: skip
+LAUNCHING = {"accelerate": ("launch", "tpu"), "accelerate.commands.accelerate_cli": ("launch",), "fabric": ("run",)}
+RANKS = "the ranks that {} starts are processes of their own, which are not calculated; name the script alone"
+OURS = (__file__, runpy.__file__, "<frozen runpy>")
+JOINED_WITHIN = 10.0  # seconds for the threads of a program after its last line
+
+
+@dataclass(frozen=True, slots=True)
+class PythonProgram:
+    """A program for `python`: a script's path, a module's name, or code, with its arguments."""
+
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+    environ: Mapping[str, str | None] = field(default_factory=dict)  # set or, with None, removed before it runs
+    warnings: tuple[str, ...] = ()  # of the option -W
+
+
+def python_program(argv: Sequence[str]) -> PythonProgram:
+    """The program that the arguments run. Raises Unavailable for one that does not run in this process."""
+    environ: dict[str, str | None] = {}
+    words = _without_wrappers(argv, environ)
+    name = os.path.basename(words[0])
+    if name in LAUNCHERS or (words[1:2] and words[1] in LAUNCHING.get(name, ())):
+        raise Unavailable(RANKS.format(" ".join(words[: 1 if name in LAUNCHERS else 2])))
+    if not _is_this_interpreter(words[0]):
+        script = shutil.which(words[0])
+        if script is None or not _is_script_of_this_interpreter(script):
+            raise Unavailable(
+                f"workload.argv runs {words[0]}, and a calculated device follows a Python program in its own process; "
+                "name its script, as in [python,train.py]"
+            )
+        return PythonProgram(SCRIPT, script, tuple(words[1:]), environ)
+    return _of_interpreter(words[1:], environ)
+
+
+def _without_wrappers(argv: Sequence[str], environ: dict[str, str | None]) -> list[str]:
+    words = list(argv)
+    while words and (name := os.path.basename(words[0])) in WRAPPERS:
+        words = _without_options(name, words[1:], environ)
+        del words[: POSITIONAL.get(name, 0)]
+        while name == "env" and words and "=" in words[0]:
+            variable, _, value = words.pop(0).partition("=")
+            environ[variable] = value
+    if not words:
+        raise Unavailable(f"workload.argv={list(argv)} names no program")
+    for variable in environ:
+        if variable in fingerprint.VARIABLES or (variable.startswith("PYTHON") and variable != "PYTHONPATH"):
+            raise Unavailable(
+                f"env {variable}=... in workload.argv: a calculated device reads it before the program starts; "
+                f"set env.{variable}=... instead"
+            )
+    return words
+
+
+def _without_options(wrapper: str, words: list[str], environ: dict[str, str | None]) -> list[str]:
+    """The words after a wrapper's own options."""
+    while words and words[0].startswith("-") and words[0] != "-":
+        option = words.pop(0)
+        if option == "--":
+            break
+        if option.startswith("--"):
+            letter, value = option[2:3], option.partition("=")[2] if "=" in option else None
+            takes = "=" not in option and option[2:] in ("unset", "chdir", "split-string", "kill-after", "signal")
+        else:
+            letter, value = option[1], option[2:] or None
+            takes = letter in WRAPPERS[wrapper] and value is None
+        if takes and words:
+            value = words.pop(0)
+        if letter in REFUSED_OPTIONS.get(wrapper, ""):
+            raise Unavailable(f"{wrapper} {option} in workload.argv: write the words of the program one by one")
+        if wrapper == "env":
+            if letter != "u" or value is None:
+                raise Unavailable(f"env {option} in workload.argv is not undone on a calculated device")
+            environ[value] = None
+    return words
+
+
+def _is_this_interpreter(word: str) -> bool:
+    if "/" not in word:
+        version = ".".join(map(str, sys.version_info[:2]))
+        return bool(PYTHON.fullmatch(word)) and word in ("python", "python3", f"python{version}")
+    found = shutil.which(word)
+    return found is not None and _is_same(found, sys.executable)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two paths name one interpreter: a virtual environment's is a link to another's."""
+    folders = (os.path.realpath(os.path.dirname(os.path.abspath(each))) for each in (one, other))
+    return len(set(folders)) == 1 and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _is_script_of_this_interpreter(path: str) -> bool:
+    """Whether a program is one of the scripts that an installation leaves, with the interpreter in its first line."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(1000).decode(errors="replace").strip()
+    except OSError:
+        return False
+    return first.startswith("#!/") and _is_this_interpreter(first[2:].split()[0])
+
+
+def _of_interpreter(words: list[str], environ: Mapping[str, str | None]) -> PythonProgram:
+    """The program after the options of `python`."""
+    filters: list[str] = []
+    while words and words[0].startswith("-") and words[0] != "-":
+        option = words.pop(0)
+        if option == "--":
+            break
+        for at, letter in enumerate(option[1:], 1):
+            if letter in WITHOUT_EFFECT and not option.startswith("--"):
+                continue
+            if letter not in (*WITH_VALUE, "c", "m") or option.startswith("--"):
+                raise Unavailable(f"python {option} in workload.argv: this option is not undone on a calculated device")
+            value = option[at + 1 :] or (words.pop(0) if words else None)
+            if value is None:
+                raise Unavailable(f"python {option} in workload.argv: a word is missing after it")
+            if letter == "m":
+                if value in LAUNCHING_MODULES or (words[:1] and words[0] in LAUNCHING.get(value, ())):
+                    raise Unavailable(RANKS.format(f"-m {value}"))
+                return PythonProgram(MODULE, value, tuple(words), environ, tuple(filters))
+            if letter == "c":
+                return PythonProgram(CODE, value, tuple(words), environ, tuple(filters))
+            filters += [value] if letter == "W" else []
+            break
+    if not words or words[0] == "-":
+        raise Unavailable("workload.argv gives python no script: its standard input is empty")
+    return PythonProgram(SCRIPT, words[0], tuple(words[1:]), environ, tuple(filters))
+
+
+# --- running it -------------------------------------------------------------------------------------------------------
+
+
+class Ended(BaseException):
+    """Ends a program that runs in this process, from inside it: `os._exit`, or whoever has seen enough of it."""
+
+    def __init__(self, code: int, at_once: bool) -> None:
+        super().__init__(code)
+        self.code, self.at_once = code, at_once  # at_once: without what the interpreter does at its end
+
+
+def exit_code(program: PythonProgram) -> tuple[int, str]:
+    """Run a program to its end as `__main__`. Returns its exit code, and the last line of its standard error.
+
+    Raises the exception that a program does not catch, and SystemExit in a process that it has forked.
+    """
+    owner, code = os.getpid(), 0
+    with _as_started(program) as errors:
+        if program.kind == SCRIPT and not os.path.exists(program.target):
+            file = os.path.abspath(program.target)
+            print(f"{sys.executable}: can't open file {file!r}: [Errno 2] No such file or directory", file=errors)
+            return 2, errors.last_line
+        try:
+            _run(program)
+        except SystemExit as left:
+            if os.getpid() != owner:
+                raise
+            if left.code is not None and not isinstance(left.code, int):
+                print(left.code, file=sys.stderr)
+            code = left.code & 0xFF if isinstance(left.code, int) else int(left.code is not None)
+        except BaseException as error:
+            if os.getpid() != owner:
+                raise
+            ended = next((each for each in failure.causes(error) if isinstance(each, Ended)), None)
+            if ended is None:
+                error.__traceback__ = _in_the_program(error.__traceback__)
+                sys.excepthook(type(error), error, error.__traceback__)
+                end_interpreter()
+                raise
+            code = ended.code & 0xFF
+            if ended.at_once:
+                return code, errors.last_line
+        end_interpreter()
+        return code, errors.last_line
+
+
+def end_interpreter() -> None:
+    """What an interpreter does after the last line of a program: end pools, wait for threads, call atexit's handlers.
+
+    It waits no longer than JOINED_WITHIN: a thread that never ends has no more to show.
+    """
+    ending = threading.Thread(target=_end_threads, name="end", daemon=True)
+    ending.start()
+    ending.join(JOINED_WITHIN)
+    atexit._run_exitfuncs()
+
+
+def _end_threads() -> None:
+    for call in reversed(getattr(threading, "_threading_atexits", [])):
+        call()
+    until = time.monotonic() + JOINED_WITHIN
+    for thread in threading.enumerate():
+        if thread not in (threading.current_thread(), threading.main_thread()) and not thread.daemon:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def _in_the_program(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback from the program's own first frame on, as the interpreter prints it."""
+    first = trace
+    while first is not None and first.tb_frame.f_code.co_filename in OURS:
+        first = first.tb_next
+    return first or trace
+
+
+def _run(program: PythonProgram) -> None:
+    if program.kind == MODULE:
+        runpy.run_module(program.target, run_name="__main__", alter_sys=True)
+    elif program.kind == SCRIPT and os.path.isdir(program.target):
+        runpy.run_path(program.target, run_name="__main__")
+    else:
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        source: str | bytes = program.target
+        if program.kind == SCRIPT:
+            main.__file__ = file = os.path.abspath(program.target)
+            main.__loader__ = SourceFileLoader("__main__", file)
+            source = Path(file).read_bytes()
+        exec(compile(source, getattr(main, "__file__", "<string>"), "exec"), vars(main))
+
+
+@contextlib.contextmanager
+def _as_started(program: PythonProgram) -> Iterator[_Errors]:
+    """The arguments, the path, the environment and the exits of a program that an interpreter starts."""
+    owner, leave = os.getpid(), os._exit
+    before = sys.argv, list(sys.path), dict(os.environ), sys.orig_argv, sys.stderr, sys.modules["__main__"]
+
+    def left(code: int) -> None:
+        if os.getpid() != owner:
+            leave(code)
+        raise Ended(code, at_once=True)
+
+    errors = _Errors(sys.stderr.buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    try:
+        for name, value in program.environ.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        first = {MODULE: "-m", CODE: "-c"}.get(program.kind, program.target)
+        sys.argv = [first, *program.arguments]
+        sys.orig_argv = [sys.executable, *([] if program.kind == SCRIPT else [first]), program.target]
+        sys.orig_argv += program.arguments
+        sys.path[:] = _path_of(program, before[1])
+        for each in program.warnings:
+            warnings._processoptions([each])  # type: ignore[attr-defined]
+        sys.stderr = errors
+        os._exit = left  # type: ignore[assignment]
+        yield errors
+    finally:
+        if os.getpid() == owner:
+            for stream in (sys.stdout, errors):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            errors.detach()
+            os._exit = leave
+            sys.argv, sys.path[:], environ, sys.orig_argv, sys.stderr, sys.modules["__main__"] = before
+            os.environ.clear()
+            os.environ.update(environ)
+
+
+def _path_of(program: PythonProgram, path: list[str]) -> list[str]:
+    """sys.path of a program: its own folder in place of the current one, unless PYTHONSAFEPATH is set."""
+    rest = path[1:] if path and path[0] == os.getcwd() else path
+    added = program.environ.get("PYTHONPATH")
+    if added:
+        rest = [*(os.path.abspath(each) for each in added.split(os.pathsep)), *rest]
+    if os.environ.get("PYTHONSAFEPATH"):
+        return rest
+    if program.kind == SCRIPT:
+        # The folder of the file that a link leads to (CPython, Python/pathconfig.c: _PyPathConfig_ComputeSysPath0)
+        return [str(Path(program.target).resolve().parent), *rest]
+    return ["" if program.kind == CODE else os.getcwd(), *rest]
+
+
+class _Errors(io.TextIOWrapper):
+    """Standard error, whose last line is kept: it says why a program has ended with an exit code."""
+
+    _kept = ""
+
+    def write(self, text: str) -> int:
+        self._kept = (self._kept + text)[-1000:]
+        return super().write(text)
+
+    @property
+    def last_line(self) -> str:
+        return self._kept.strip().rpartition("\n")[2].strip()

@@ -1,0 +1,339 @@
+"""A program of one's own on a calculated device: how far it is followed, and what it must not do meanwhile."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.programs import HOST, MIB, Calculated, calculated, calculated_command
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "train.py"
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a script that is written out, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(code: str, *arguments: str, **options: Any) -> Calculated:
+        (tmp_path / "program.py").write_text(textwrap.dedent(code))
+        return calculated_command("python", "program.py", *arguments, **options)
+
+    return run
+
+
+TRAINS = """
+import torch
+from torch import nn
+model = nn.Linear(1024, 1024, bias=False).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(10**9):
+    for _ in range(2):
+        model(torch.ones(8, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("step", step)
+"""
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_script_ends_when_its_optimizer_begins_a_step_too_many(
+    script: Any, steps: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = script(TRAINS, steps=steps)
+    assert (ended.error, ended.steps) == (None, steps)
+    assert ended.returned == {"ended_after_steps": steps}
+    assert capfd.readouterr().out.splitlines() == [f"step {step}" for step in range(steps)]
+    (phase,) = [line for line in ended.lines if line["kind"] == "ended" and line["phase"] == "run"]
+    assert (phase["iterations"], phase["completed"]) == (steps, True)
+
+
+def test_adams_state_and_the_activations_of_the_next_step_are_in_the_peak(script: Any) -> None:
+    one, two = (script(TRAINS, steps=steps).peaks["requested"] for steps in (1, 2))
+    assert one >= 4 * 4 * MIB, "weights, gradients and two moments"
+    assert two >= one
+
+
+def test_a_script_that_catches_everything_ends_all_the_same_and_what_it_does_then_does_not_count(script: Any) -> None:
+    caught = TRAINS.replace("for step in", "try:\n  for step in").replace("\n    ", "\n      ")
+    code = caught + "except BaseException:\n  held = torch.empty(2**30, device='cuda')\n  raise ValueError('late')\n"
+    ended = script(code)
+    assert (ended.error, ended.steps) == (None, 2)
+    assert ended.peaks["requested"] < 128 * MIB
+
+
+def test_a_script_without_an_optimizer_runs_to_its_end(script: Any) -> None:
+    ended = script("import torch; held = torch.empty(2**20, dtype=torch.uint8, device='cuda')")
+    assert (ended.error, ended.steps, ended.returned) == (None, None, {})
+    assert ended.peaks["requested"] == MIB
+
+
+def test_the_optimizer_that_stepped_first_counts(script: Any) -> None:
+    code = """
+    import torch
+    first, second = (torch.nn.Parameter(torch.ones(4, device="cuda")) for _ in range(2))
+    a, b = (torch.optim.SGD([each], lr=1.0) for each in (first, second))
+    for _ in range(5):
+        (first + second).sum().backward()
+        a.step(), b.step(), b.step()
+    """
+    assert script(code).steps == 2
+    assert script(code, steps=None).steps == 5
+
+
+def test_exit_codes_and_exceptions_are_the_programs(script: Any) -> None:
+    placed = "import sys, torch; held = torch.ones(4, device='cuda')\n"
+    assert script(placed + "sys.exit(0)").error is None
+    left = script(placed + "sys.exit(3)")
+    assert (left.error, left.lines[-1]["exit_code"]) == ("ProgramFailed: exit code 3", 3)
+    raised = script(placed + "open('data/train.bin')")
+    assert raised.error == "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'"
+    assert raised.lines[-1]["exit_code"] == 1
+    missing = calculated_command("python", "no.py")
+    assert "exit code 2" in str(missing.error)
+    assert "can't open file" in str(missing.error)
+
+
+def test_a_refusal_that_a_script_catches_is_told_and_one_that_it_does_not_ends_it(script: Any) -> None:
+    code = """
+    import torch
+    {}torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    {}
+    held = torch.empty(2**20, dtype=torch.uint8, device="cuda")
+    """
+    ended = script(code.format("", ""), total=64 * MIB)
+    assert str(ended.error).startswith("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1024.00 MiB")
+    caught = script(
+        """
+        import torch
+        try: torch.empty(2**30, dtype=torch.uint8, device="cuda")
+        except torch.cuda.OutOfMemoryError: held = torch.empty(2**20, dtype=torch.uint8, device="cuda")
+        """,
+        total=64 * MIB,
+    )
+    assert caught.error is None
+    assert caught.peaks["requested"] == MIB
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_without_data_replaces_nothing(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "best.pt").write_bytes(b"of weeks")
+    ended = script(
+        """
+        import torch
+        model = torch.nn.Linear(4, 4).cuda()
+        torch.save({"model": model.state_dict(), "epoch": 3}, "best.pt")
+        torch.save(model, "whole.pt")
+        torch.save({"epoch": 3, "host": torch.ones(2)}, "state.pt")
+        """
+    )
+    assert ended.error is None
+    assert ended.notes == ["tensors have no data here, and were not written to best.pt, whole.pt"]
+    assert (tmp_path / "best.pt").read_bytes() == b"of weeks"
+    assert sorted(each.name for each in tmp_path.glob("*.pt")) == ["best.pt", "state.pt"]
+
+
+def test_a_program_that_reads_what_it_could_not_write_is_unavailable(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        torch.save(torch.nn.Linear(4, 4).cuda().state_dict(), "best.pt")
+        torch.load("best.pt")
+        """
+    )
+    assert "torch.load: the program wrote best.pt itself" in str(ended.error)
+
+
+@pytest.mark.parametrize("where", ["'cuda'", "torch.device('cuda', 0)", "{'cpu': 'cuda:0'}"])
+def test_a_checkpoint_is_loaded_onto_the_card(script: Any, tmp_path: Path, where: str) -> None:
+    import torch
+
+    torch.save({"a": torch.zeros(MIB, dtype=torch.uint8), "n": 3}, tmp_path / "real.pt")
+    ended = script(
+        f"""
+        import torch
+        found = torch.load("real.pt", map_location={where})
+        assert found["a"].device == torch.device("cuda:0"), found["a"].device
+        assert found["n"] == 3
+        on_host = torch.load("real.pt")["a"]
+        assert on_host.device.type == "cpu" and int(on_host.sum()) == 0
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["requested"] == MIB
+
+
+def test_a_checkpoint_counts_on_a_calculated_host(script: Any, tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"a": torch.zeros(MIB, dtype=torch.uint8)}, tmp_path / "real.pt")
+    ended = script("import torch; found = torch.load('real.pt', map_location='cpu')", card=HOST)
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["tensor"] == MIB
+
+
+def test_safetensors_are_read_onto_the_card_and_none_are_written_without_data(script: Any, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    import torch
+
+    safetensors.save_file({"a": torch.zeros(MIB, dtype=torch.uint8)}, tmp_path / "real.safetensors")
+    before = (tmp_path / "real.safetensors").read_bytes()
+    ended = script(
+        """
+        from safetensors.torch import load_file, save_file
+        found = load_file("real.safetensors", device="cuda")
+        assert str(found["a"].device) == "cuda:0"
+        save_file(found, "real.safetensors")
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["requested"] == MIB
+    assert ended.notes == ["tensors have no data here, and were not written to real.safetensors"]
+    assert (tmp_path / "real.safetensors").read_bytes() == before
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.multiprocessing.spawn(print, nprocs=2)",
+        "torch.distributed.init_process_group('nccl', rank=0, world_size=2, init_method='file:///tmp/none')",
+    ],
+)
+def test_ranks_are_unavailable_by_name(script: Any, code: str) -> None:
+    ended = script(f"import torch\nheld = torch.ones(4, device='cuda')\n{code}")
+    assert "processes of their own, which are not calculated" in str(ended.error)
+    assert str(ended.error).startswith("runners.phases.Unavailable: torch.")
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_thread_that_touches_no_tensor_is_harmless() -> None:
+    def program(*, device: str) -> None:
+        import threading
+
+        import torch
+
+        thread = threading.Thread(target=sum, args=([1, 2],))
+        thread.start()
+        torch.empty(MIB, dtype=torch.uint8, device=device)
+        thread.join()
+
+    assert calculated(program).peaks["requested"] == MIB
+    assert calculated(program).notes == []
+
+
+@pytest.mark.parametrize("start", ["threading", "_thread", "pool"])
+def test_what_a_thread_makes_on_the_card_counts(start: str) -> None:
+    def program(*, device: str, start: str) -> None:
+        import _thread
+        import concurrent.futures
+        import threading
+
+        import torch
+
+        held, done = [], threading.Event()
+
+        def make() -> None:
+            held.append(torch.empty(MIB, dtype=torch.uint8, device=device))
+            assert held[0].is_cuda
+            done.set()
+
+        if start == "threading":
+            threading.Thread(target=make).start()
+        elif start == "_thread":
+            _thread.start_new_thread(make, ())
+        else:
+            concurrent.futures.ThreadPoolExecutor(1).submit(make).result()
+        assert done.wait(5)
+        held.append(torch.empty(MIB, dtype=torch.uint8, device=device))
+
+    assert calculated(program, start=start).peaks["requested"] == 2 * MIB
+
+
+def test_threads_that_allocate_at_the_same_time_are_told() -> None:
+    def program(*, device: str, together: bool) -> None:
+        import threading
+
+        import torch
+
+        gate = threading.Event()
+
+        def make() -> None:
+            torch.empty(MIB, dtype=torch.uint8, device=device)
+            gate.wait(5)
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        if not together:
+            gate.set()
+            thread.join()
+        held = torch.empty(MIB, dtype=torch.uint8, device=device)
+        gate.set()
+        thread.join()
+        del held
+
+    assert [note[:46] for note in calculated(program, together=True).notes] == [
+        "threads that allocate while others do: 1; thei"
+    ]
+    assert calculated(program, together=False).notes == []
+
+
+def test_workers_and_the_pinning_thread_of_a_loader_work_with_data(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        class Rows(Dataset):
+            def __len__(self): return 8
+            def __getitem__(self, index): return torch.full((2**18,), index, dtype=torch.uint8)
+        if __name__ == "__main__":
+            for rows in DataLoader(Rows(), batch_size=4, num_workers=2, pin_memory=True):
+                assert rows.is_pinned() and int(rows.sum()) % 2**18 == 0
+                rows = rows.to("cuda", non_blocking=True)
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["requested"] == MIB
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_attempt(script: Any) -> None:
+    ended = script(
+        """
+        import threading, time, torch
+        def go_on():
+            for _ in range(300):
+                torch.empty(2**20, device="cuda"); time.sleep(0.001)
+        threading.Thread(target=go_on, daemon=True).start()
+        held = torch.empty(2**20, device="cuda")
+        """
+    )
+    assert ended.error is None
+
+
+# --- a whole script ---------------------------------------------------------------------------------------------------
+
+
+def test_a_script_as_people_write_them_runs_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """85 M parameters without their embeddings, bfloat16, fused AdamW, pinned copies, accumulation, clipping."""
+    import numpy
+
+    monkeypatch.chdir(tmp_path)
+    numpy.arange(5000, dtype=numpy.uint16).tofile("tokens.bin")
+    words = ("--batch", "4", "--evaluate-every", "0", "--data", "tokens.bin")
+    ended = calculated_command("python", str(EXAMPLE), *words)
+    assert (ended.error, ended.steps) == (None, 2)
+    out = capfd.readouterr().out
+    assert "124.4 M parameters on cuda" in out
+    peaks = [int(line.split()[2]) for line in out.splitlines() if line.endswith("MiB")]
+    assert peaks[-1] == ended.peaks["allocated"] // MIB, "a program that prints its own peak prints ours"
