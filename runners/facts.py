@@ -184,8 +184,32 @@ class Unlimited(NamedTuple):
     t: float | None = None
 
 
+class Assumed(NamedTuple):
+    """What a calculated attempt assumed so far, in place of numbers that are not calculated. The last one counts.
+
+    A place has `file` (relative to the current folder where it is inside), `line`, `function`, `operator` and `times`.
+    """
+
+    values: int | None  # numbers that the program read
+    places: Sequence[Mapping[str, Any]]  # where it did
+    bounds: Sequence[Mapping[str, Any]]  # where one decided a size or the length of a loop, with `bound`
+    t: float | None = None
+
+
 Fact = (
-    Environment | Baseline | Budget | Model | Began | Heartbeat | Ended | Report | Failed | Trace | Finished | Unlimited
+    Environment
+    | Baseline
+    | Budget
+    | Model
+    | Began
+    | Heartbeat
+    | Ended
+    | Report
+    | Failed
+    | Trace
+    | Finished
+    | Unlimited
+    | Assumed
 )
 
 
@@ -348,6 +372,7 @@ KINDS: Mapping[type[Fact], str] = {
     Trace: "trace",
     Finished: "finished",
     Unlimited: "unlimited",
+    Assumed: "assumed",
 }
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) for made, kind in KINDS.items()} | {
     "environment": _environment,

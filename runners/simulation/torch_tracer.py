@@ -15,7 +15,7 @@ import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
+from functools import partial
 from inspect import isfunction
 from typing import Any, Protocol
 
@@ -25,19 +25,18 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
+from runners.simulation.assumptions import Assumptions, Level
 from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-
-LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
+from runners.simulation.torch_numbers import Numbers, is_followed
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
 RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
 RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
 # In place of an allocation's number: a storage without bytes, on the host for now, or on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
-SINGLE = 8  # bytes of one number of any type
 HOST = torch.device("cpu")
 
 aten = torch.ops.aten
@@ -74,8 +73,11 @@ class MetaTracer(UnseenByDynamo):
     `events` has the bytes of each allocation. Allocations are numbered from 0, and the event -(n + 1) frees number n.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, assumptions: Assumptions | None = None) -> None:
         super().__init__()
+        self.assumptions = assumptions or Assumptions()
+        self.assumptions.on_failure = self._fail
+        self.numbers = Numbers(self.assumptions)
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
@@ -84,7 +86,6 @@ class MetaTracer(UnseenByDynamo):
         self._allocations = 0
         # By the address of a live StorageImpl: its bytes, its number, and the weak reference that reports its end.
         self._storages: dict[int, tuple[int, int, Any]] = {}
-        self._values: dict[int, torch.UntypedStorage] = {}  # by the same: its whole numbers, where known
         self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
         self._has_abstract = False  # whether a tensor was made on no device
@@ -168,7 +169,7 @@ class MetaTracer(UnseenByDynamo):
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor with its numbers, on the host."""
-        return self._value(tensor, aten._to_copy.default).clone()
+        return self.numbers.host_copy(tensor, "Tensor.cpu")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
@@ -186,7 +187,9 @@ class MetaTracer(UnseenByDynamo):
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
             return self._copy_value(args[0], kwargs)
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
-            args[0].copy_(self.host_copy(args[1]))
+            copy = self.host_copy(args[1])
+            args[0].copy_(copy)
+            self.numbers.follow_host(args[0], (copy,), {})
             return args[0]
         if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
@@ -255,10 +258,7 @@ class MetaTracer(UnseenByDynamo):
                 weakref.ref(twin, partial(self._storage_died, twin._cdata)),
             )
             self._twins[key] = twin, weakref.ref(storage, lambda _: self._twins.pop(key, None))
-            if _may_have_value(
-                torch.empty(0, dtype=tensor.dtype, device="meta").set_(twin, 0, tensor.shape, tensor.stride())
-            ):
-                self._values[twin._cdata] = storage
+            self.numbers.share(twin, tensor)
         place = (tensor.storage_offset(), tensor.shape, tensor.stride())
         return torch.empty(0, dtype=tensor.dtype, device="meta").set_(self._twins[key][0], *place)
 
@@ -288,13 +288,12 @@ class MetaTracer(UnseenByDynamo):
 
     def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
-            self._trace(result, func, args, kwargs)
-        elif result is None or (isinstance(result, (list, tuple)) and not result):
-            self._forget_values(func, args)
-        else:
+            self._trace(result, func)
+        elif result is not None:
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
-                    self._trace(leaf, func, args, kwargs)
+                    self._trace(leaf, func)
+        self.numbers.follow(result, func, args, kwargs)
 
     def _requested(self, event: int) -> int:
         """The number of a new allocation. Raises what a program on the device catches if it does not fit."""
@@ -310,19 +309,18 @@ class MetaTracer(UnseenByDynamo):
             self._requested(WORKSPACE)
             self._workspaces.add(in_backward)
 
-    def _trace(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+    def _trace(self, tensor: torch.Tensor, func: Any) -> None:
         if not tensor.is_meta:
             if not self._rules.host_counts or tensor.device.type != "cpu":
                 return
         elif tensor.layout is not torch.strided:
             raise self._unavailable(func, "it returns a sparse tensor")
-        key, size = self._registered(tensor.untyped_storage())
-        if _may_have_value(tensor):
-            self._compute_value(key, size, func, args, kwargs)
+        self._registered(tensor.untyped_storage())
 
-    def _registered(self, storage: torch.UntypedStorage) -> tuple[int, int]:
-        """Its address and bytes. A storage that is new or resized adds its events."""
-        key, size = storage._cdata, storage.nbytes()
+    def _registered(self, storage: torch.UntypedStorage) -> int:
+        """Its address. A storage that is new or resized adds its events."""
+        key: int = storage._cdata
+        size = storage.nbytes()
         known = self._storages.get(key)
         if known is None:
             reference = weakref.ref(storage, partial(self._storage_died, key))
@@ -330,7 +328,8 @@ class MetaTracer(UnseenByDynamo):
         elif known[0] != size:  # resized in place: the old memory is freed after the new is allocated
             self._storages[key] = size, self._allocate(size), known[2]
             self._free(known[1])
-        return key, size
+            self.numbers.forget(key)
+        return key
 
     def _transfer_storage(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """With data, autograd accumulates a gradient in place: the sum has the storage of the first gradient."""
@@ -350,7 +349,7 @@ class MetaTracer(UnseenByDynamo):
         return self._requested(size)
 
     def _storage_died(self, key: int, _: Any) -> None:
-        self._values.pop(key, None)
+        self.numbers.forget(key)
         self._free(self._storages.pop(key)[1])
 
     def _free(self, number: int) -> None:
@@ -380,13 +379,13 @@ class MetaTracer(UnseenByDynamo):
             def made(*args: Any, **kwargs: Any) -> Any:
                 tensor = make(*args, **kwargs)
                 with torch._C.DisableTorchFunction():
-                    if _may_have_value(tensor) and not any(
+                    if is_followed(tensor) and not any(
                         isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
                     ):
                         with _disable_current_modes():
                             value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
-                        key, _ = self._registered(tensor.untyped_storage())
-                        self._values[key] = value.untyped_storage()
+                        self._registered(tensor.untyped_storage())
+                        self.numbers.set(tensor.untyped_storage(), value.untyped_storage())
                 return tensor
 
             return made
@@ -396,22 +395,32 @@ class MetaTracer(UnseenByDynamo):
             yield
 
     def _item(self, tensor: torch.Tensor) -> Any:
-        return self._value(tensor, aten._local_scalar_dense.default).item()
+        """A number that an operator reads, and not the program itself."""
+        operator = aten._local_scalar_dense.default
+        found = self.numbers.answer(tensor)
+        number = found.tensor.item()
+        if found.level > Level.KNOWN and isinstance(number, int) and not isinstance(number, bool):
+            if found.level is Level.ASSUMED:
+                raise self._unavailable(operator, "it reads a whole number that is not calculated")
+            self.assumptions.bound(str(operator))
+        elif found.level > Level.KNOWN:
+            self.assumptions.note(str(operator))
+        return number
 
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-        copy: torch.Tensor = self._value(tensor, aten._to_copy.default).clone().to(options.get("dtype"))
+        copy = self.numbers.host_copy(tensor, "Tensor.cpu")
+        dtype = options.get("dtype")
+        if dtype is None or dtype == copy.dtype:
+            return copy
+        level, copy = self.numbers.level(copy), copy.to(dtype)
+        if level > Level.KNOWN:
+            self.numbers.taint(copy, level)
         return copy
 
-    def _value(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
-        value = self._values.get(tensor.untyped_storage()._cdata)
-        if value is None:
-            raise self._unavailable(func, "the workload reads a number (.item(), .cpu()), and none is computed")
-        return _on_cpu(tensor, value)
-
     def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator whose shape depends on values, computed from known whole numbers.
+        """The result of an operator whose shape depends on numbers: as they are where known, else at most all.
 
-        Raises Unavailable if they are not known.
+        Raises Unavailable if neither is known.
         """
         if func is aten.index.Tensor:
             indices, counts = self._without_masks(args[1], func)
@@ -420,16 +429,31 @@ class MetaTracer(UnseenByDynamo):
             self._allocate_temporaries(counts)
             return result
         if func is aten.masked_select.default:
-            mask = self._value(args[1], func)
-            shape: Any = torch.broadcast_shapes(args[0].shape, mask.shape)  # type: ignore[no-untyped-call]
-            result = args[0].new_empty(int(mask.expand(shape).count_nonzero()))
+            shape: Any = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+            result = args[0].new_empty(self._count(args[1].expand(shape), func))
+        elif func is aten.nonzero.default:
+            count = self._count(args[0], func)
+            result = torch.empty((args[0].ndim, count), dtype=torch.int64, device="meta").t()
         else:
-            if any(leaf.is_floating_point() for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)):
-                raise self._unavailable(func, "the shape of its result depends on numbers that are not computed")
-            made = func(*tree_map(partial(self._value_if_meta, func), args), **kwargs)
+            for leaf in tree_iter(args):
+                if isinstance(leaf, torch.Tensor) and not self.numbers.knows(leaf):
+                    raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+            made = func(*tree_map(self._value_if_meta, args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
         self._trace_all(result, func, args, kwargs)
         return result
+
+    def _count(self, mask: torch.Tensor, func: Any) -> int:
+        """How many elements are not zero, or the most that can be."""
+        found = self.numbers.answer(mask)
+        if found.level is Level.KNOWN:
+            return int(found.tensor.count_nonzero())
+        operator = str(func.overloadpacket)
+        if found.level is Level.FINITE:
+            self.assumptions.note(operator)
+            return int(found.tensor.count_nonzero())
+        self.assumptions.bound(operator)
+        return mask.numel()
 
     def _without_masks(self, indices: Any, func: Any) -> tuple[list[Any], list[int]]:
         """The indices with positions in place of masks, as the kernel computes them, and the bytes of those."""
@@ -439,50 +463,22 @@ class MetaTracer(UnseenByDynamo):
             if not _is_mask(index):
                 found.append(index)
                 continue
-            count = int(self._value(index, func).count_nonzero())
+            count = self._count(index, func)
             found += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.ndim)]
             counts.append(count * index.ndim * torch.int64.itemsize)
         return found, counts
 
-    def _value_if_meta(self, func: Any, leaf: Any) -> Any:
-        return self._value(leaf, func) if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
-
-    def _forget_values(self, func: Any, args: Any) -> None:
-        """The values of what an operator without results has changed are unknown."""
-        if func in FINITE:
-            return
-        for leaf in tree_iter(args):
-            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
-                self._values.pop(leaf.untyped_storage()._cdata, None)
-
-    def _compute_value(self, key: int, size: int, func: Any, args: Any, kwargs: Any) -> None:
-        """Compute the whole numbers of a result if all operands are known; forget them if not."""
-        given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        keys = [leaf.untyped_storage()._cdata for leaf in given if leaf.is_meta]
-        if key in keys and not func._schema.is_mutable:
-            return  # a view
-        if size > LARGEST_VALUE or not all(each in self._values for each in keys) or _is_undefined(func):
-            self._values.pop(key, None)
-            return
-        values = self._values
-
-        def known(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
-                return _on_cpu(leaf, values[leaf.untyped_storage()._cdata])
-            return HOST if isinstance(leaf, torch.device) else leaf
-
-        concrete_args, concrete_kwargs = tree_map(known, (args, kwargs))
-        made = func(*concrete_args, **concrete_kwargs)
-        if key in values:
-            return  # the operator changed the value in place
-        if isinstance(made, torch.Tensor) and made.untyped_storage().nbytes() == size:
-            values[key] = made.untyped_storage()
+    def _value_if_meta(self, leaf: Any) -> Any:
+        return self.numbers.answer(leaf).tensor if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
         message = f"{func} cannot be traced without data: {why}"
+        self._fail(message)
+        return Unavailable(message)
+
+    def _fail(self, message: str) -> None:
         if self.failure is None:
             self.failure, self.failure_event = message, len(self.events)
-        return Unavailable(message)
 
 
 # --- replacements -----------------------------------------------------------------------------------------------------
@@ -540,12 +536,6 @@ def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:
     return alone and storage.nbytes() == old.nbytes
 
 
-def _may_have_value(tensor: torch.Tensor) -> bool:
-    if not tensor.is_meta:
-        return False
-    return tensor.untyped_storage().nbytes() <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())
-
-
 def _needs_values(func: Any, args: Any) -> bool:
     """An index of positions has a result of known shape, a mask does not."""
     return func is not aten.index.Tensor or any(map(_is_mask, args[1]))
@@ -593,27 +583,3 @@ BETWEEN_DEVICES = frozenset(
     }
 )
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
-# Results without defined values: uninitialised memory.
-UNDEFINED = frozenset(
-    {
-        aten.empty.memory_format,
-        aten.empty_strided.default,
-        aten.empty_like.default,
-        aten.new_empty.default,
-        aten.new_empty_strided.default,
-    }
-)
-
-
-@cache
-def _is_undefined(func: Any) -> bool:
-    return func in UNDEFINED or torch.Tag.nondeterministic_seeded in func.tags
-
-
-# Gradients of float16 are assumed to be finite: a step with others skips the update and takes no more memory.
-FINITE = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})
-
-
-def _on_cpu(tensor: torch.Tensor, value: torch.UntypedStorage) -> torch.Tensor:
-    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-    return torch.empty(0, dtype=tensor.dtype).set_(value, *place)

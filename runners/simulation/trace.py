@@ -17,6 +17,7 @@ from runners import facts, failure, files, processes, untrusted
 from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
+from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import memory_of
 from runners.simulation.live_memory import LiveMemory
 
@@ -88,10 +89,12 @@ def trace_workload(
     from runners.simulation.torch_tracer import MetaTracer
 
     values, card = attempt.point.values, card or card_of(attempt)
-    tracer = MetaTracer(rules_of(card))
+    assumptions = Assumptions(_assumed_number(values), str(attempt.cwd))
+    tracer = MetaTracer(rules_of(card), assumptions)
     workload_block = processes.forks_end_here()
     meter = _EventMeter(attempt.device.name, tracer.events)
     journal = _MemoryJournal(meter)
+    assumptions.on_place = lambda: journal.add({"kind": "assumed", **assumptions.facts()})
     memory = LiveMemory(tracer.events, lambda: memory_of(card, values.get("budget"), unlimited=not refuses), refuses)
     try:
         if hasattr(workload, "measure"):
@@ -116,9 +119,13 @@ def trace_workload(
         phases.close(completed=True)
         if is_program(attempt) and tracer.is_unused:
             raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
+        assumptions.on_end()
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
+        assumptions.on_end()
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
+        if assumptions.has_bounds and not _is_refusal(own):
+            own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
         journal.add({"kind": "failed", **describe_error(_without_machine_errors(own))})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events, card.name if memory.was_read else None)
@@ -127,6 +134,16 @@ def trace_workload(
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
     failed = {"kind": "failed", **describe_error(Unavailable(tracer.failure)), EVENT: until}
     return AllocationTrace([*known, failed], tracer.events[:until])
+
+
+def _assumed_number(values: Mapping[str, Any]) -> float:
+    assume = (values.get("workload") or {}).get("assume")
+    return 1.0 if assume is None else float(assume)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the card's memory refused an allocation, or the tracer what it cannot follow."""
+    return isinstance(error, Unavailable) or "out of memory" in untrusted.text(error, failure.LONGEST_MESSAGE).lower()
 
 
 class NothingPlaced(Exception):
