@@ -33,6 +33,23 @@ if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker
 
 USUAL_RECURSION_LIMIT = 1000
+# What calculated attempts need of ours, for the template to import once; a measured process imports it when it needs
+# it. Then, what they need by the library of their model.
+OF_A_CALCULATION = (
+    "runners.simulation.simulate",
+    "runners.simulation.torch_device_rules",
+    "runners.simulation.torch_tracer",
+    "runners.torch_fingerprint",
+)
+OF_A_MODEL: dict[str | None, tuple[str, ...]] = {
+    "torch": ("runners.models.torch_weights", "runners.workloads.torch_training"),
+    "transformers": (
+        "runners.models.torch_weights",
+        "runners.models.transformers_models",
+        "runners.models.transformers_prompts",
+        "runners.workloads.torch_training",
+    ),
+}
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -159,9 +176,10 @@ def _be_undisturbed() -> None:
 def import_libraries(attempt: Attempt) -> None:
     """Import the libraries that the workload names. Raises Unavailable, with the root cause, if one fails to import."""
     workload = _workload(attempt)
-    if attempt.device.is_calculated:  # the baseline of a measured process has no room for it
-        importlib.import_module("runners.simulation.simulate")
-    for module in workload.imports(attempt.point.values):
+    modules = workload.imports(attempt.point.values)
+    if attempt.device.is_calculated:  # the baseline of a measured process has no room for them
+        modules += (*OF_A_CALCULATION, *OF_A_MODEL.get(attempt.point.get("model.library"), ()))
+    for module in modules:
         try:
             importlib.import_module(module)
         except Exception as error:

@@ -196,6 +196,13 @@ class Assumed(NamedTuple):
     t: float | None = None
 
 
+class Notes(NamedTuple):
+    """What has to be known to read the figures of an attempt: an assumption, a bound, or what was left out."""
+
+    notes: Sequence[str]  # each a short clause
+    t: float | None = None
+
+
 Fact = (
     Environment
     | Baseline
@@ -210,6 +217,7 @@ Fact = (
     | Finished
     | Unlimited
     | Assumed
+    | Notes
 )
 
 
@@ -373,6 +381,7 @@ KINDS: Mapping[type[Fact], str] = {
     Finished: "finished",
     Unlimited: "unlimited",
     Assumed: "assumed",
+    Notes: "notes",
 }
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) for made, kind in KINDS.items()} | {
     "environment": _environment,

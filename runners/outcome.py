@@ -116,6 +116,7 @@ class Outcome:
     assumed_places: Sequence[Mapping[str, Any]] = ()
     assumed_bounds: Sequence[Mapping[str, Any]] = ()  # where a size is at most what it was taken as
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # assumptions, bounds and what was left out
     steps: int | None = None
     tokens: int | None = None
     pid: int | None = None
@@ -300,6 +301,7 @@ def outcome_of(
         journal = ()
     last: dict[type, Fact] = {type(fact): fact for fact in journal}  # of each kind
     baseline, environment = _last(last, Baseline), _last(last, facts.Environment)
+    notes = _last(last, facts.Notes)
     budget, model, unlimited = _last(last, facts.Budget), _last(last, facts.Model), _last(last, facts.Unlimited)
     failed, finished = _last(last, facts.Failed), _last(last, facts.Finished)
     is_of_program = baseline is not None and _is_of_program(baseline)
@@ -331,6 +333,7 @@ def outcome_of(
         "budget_bytes": None if budget is None else budget.budget_bytes,
         "unlimited": {} if unlimited is None else unlimited.peak or {},
         "model": {} if model is None else model.facts,
+        "notes": () if notes is None else tuple(map(str, notes.notes or ())),
         "pid": exit.pid or (None if environment is None else environment.pid),
         "started_at": exit.started_at,
         "started_cold_because": exit.started_cold_because,

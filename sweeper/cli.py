@@ -115,10 +115,13 @@ def show_help(line: CommandLine) -> int:
 
 
 def sweep(line: CommandLine) -> int:
-    plan = _plan(line)
-    from sweeper.sweeping.sweep import sweep
+    from sweeper.sweeping.expected import engine_for
 
-    return sweep(plan, screen.warn)
+    with engine_for(line.words) as started:  # as the probes, before the import of Hydra
+        plan = _plan(line)
+        from sweeper.sweeping.sweep import sweep
+
+        return sweep(plan, screen.warn, started)
 
 
 def estimate(line: CommandLine) -> int:
@@ -171,8 +174,8 @@ def effects(line: CommandLine) -> int:
 
 
 def environment(line: CommandLine) -> int:
+    from sweeper.interpreter import interpreter
     from sweeper.planning.probes import Probes
-    from sweeper.planning.run_keys import interpreter
     from sweeper.views import environment
 
     with Probes() as probes:

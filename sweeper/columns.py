@@ -15,7 +15,7 @@ Version (in each file's metadata, `sweeper.schema`):
         limit_bytes, headroom_bytes, headroom_counter, handled_refusals, handled_refusal_bytes, started_cold_because,
         peak_graph_pools_bytes, context_bytes; in phases: refusals, refused_bytes, graph_pools. contaminated is about
         change: a process that was there before and stayed as it was is none
-    8   new in points and attempts: workload.assume, assumed_values, assumed_places, assumed_bounds
+    8   new in points and attempts: notes, workload.assume, assumed_values, assumed_places, assumed_bounds
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -289,6 +289,14 @@ ENDED = (
         "refused allocations after which the workload continued, at least so many; a pass with any does not decide "
         "whether the point fits. null where they cannot all be observed, as on cpu once the workload started a thread",
         "times",
+    ),
+    Column(
+        "notes",
+        TEXT,
+        "what has to be known to read the figures: assumptions, bounds, and what was left out. A JSON list of clauses; "
+        "null without any",
+        None,
+        lambda settled: json.dumps(settled.outcome.notes) if settled.outcome.notes else None,
     ),
     _outcome("handled_refusal_bytes", INT, "size of the largest refused allocation of such an attempt", "bytes"),
     _outcome(

@@ -142,6 +142,13 @@ def test_the_command_line_starts_without_hydra_and_pandas_where_it_needs_neither
     assert not {"hydra", "omegaconf", "pandas", "pyarrow", "torch"} & loaded
 
 
+def test_a_sweep_writes_its_tables_without_pandas() -> None:
+    """pyarrow imports pandas with the first array that it makes, unless it is kept from it."""
+    code = "from sweeper.tables.packed_rows import table_of; from sweeper.columns import POINTS; table_of(POINTS, [{}])"
+    assert "pandas" not in loaded_by(code)
+    assert "pandas" in loaded_by(f"{code}.to_pandas()")
+
+
 def test_the_measured_process_loads_torch_and_none_of_our_dependencies(tmp_path: Path) -> None:
     """The workload returns the names of the modules that its own process has loaded."""
     (tmp_path / "mywork.py").write_text(

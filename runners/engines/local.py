@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from runners import launch_command, processes
 from runners.engines import watched
@@ -69,13 +70,26 @@ class Local:
 
     def __init__(self, python: str, lanes: int, wake: int | None = None) -> None:
         self._others = processes.Present()
-        self._python, self._count = python, lanes
+        self.python, self.count = python, lanes
         self._lanes: dict[str, _Lane] = {}
         self._cancelled: str | None = None  # why
         self._selector = selectors.DefaultSelector()
-        self._wake = wake
+        self._wake: int | None = None
         if wake is not None:
-            self._selector.register(wake, selectors.EVENT_READ, None)
+            self.wake_by(wake)
+
+    def wake_by(self, descriptor: int) -> None:
+        """Let a byte written to the descriptor end the waiting."""
+        self._wake = descriptor
+        self._selector.register(descriptor, selectors.EVENT_READ, None)
+
+    def expect(self, attempt: Attempt, lane: str) -> None:
+        """Start the lane's supervisor before its first attempt is known; it imports the libraries meanwhile.
+
+        `attempt`: a calculated one in the same environment, of whose values only those that name libraries matter. If
+        the first attempt needs another environment, it gets another supervisor. Raises EngineFailed.
+        """
+        self._send(self._supervisor(lane, attempt), {"expect": attempt.to_json()})
 
     def start(self, attempt: Attempt, folder: AttemptFolder, lane: str) -> None:
         """Send an attempt, whose folder is created, to the lane's supervisor. Raises EngineFailed if there is none."""
@@ -145,19 +159,19 @@ class Local:
         if lane is None:
             try:
                 process = watched.start(
-                    launch_command.command(self._python, "supervise", str(self._count)),
+                    launch_command.command(self.python, "supervise", str(self.count)),
                     env=launch_command.environ(attempt.environ or {}),
                     cwd=attempt.cwd,
                 )
             except OSError as error:
-                raise EngineFailed(f"{self._python} cannot be started: {processes.why_refused(error)}") from error
+                raise EngineFailed(f"{self.python} cannot be started: {processes.why_refused(error)}") from error
             lane = self._lanes[name] = _Lane(process, environment)
             assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
             self._selector.register(process.stdout, selectors.EVENT_READ, name)
         return lane
 
-    def _send(self, lane: _Lane, command: Mapping[str, str]) -> None:
+    def _send(self, lane: _Lane, command: Mapping[str, Any]) -> None:
         assert lane.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died: `_read` finds its stdout closed, and the attempt is lost
             lane.process.stdin.write(json.dumps(command).encode() + b"\n")
@@ -241,7 +255,7 @@ class Local:
     def _dismiss(self, name: str) -> None:
         lane = self._lanes.pop(name)
         self._forget(lane)
-        self._end(lane, LEAVES_WITHIN)
+        self._end(lane, LEAVES_WITHIN if lane.attempt is not None else 0.0)  # it may be importing for seconds
 
     def _end(self, lane: _Lane, patience: float) -> int:
         """Wait for a lane's process, then kill it; end what it has left below us. Returns its exit code."""

@@ -2,7 +2,8 @@
 
 It stands for CUDA's `allocated` on a device without a counting allocator. It leaves out the scratch memory of kernels,
 other threads, and storages that were made before. It equals PyTorch's own CPU counter to 0.02 MiB on decoders, and is
-below it for convolutions, sort and LSTM, whose kernels use scratch memory.
+below it for convolutions, sort and LSTM, whose kernels use scratch memory. A sparse tensor has the bytes of its indices
+and values.
 
 Quantised weights are tensors of tensors (torchao) or go through operators with Python kernels (bitsandbytes). Both are
 tracked down to the storages inside.
@@ -89,11 +90,14 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
         return result
 
     def _track(self, tensor: torch.Tensor) -> None:
-        if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        if tensor.device.type != "cpu":
             return
         if self._dead:
             self.settle()
-        storage = tensor.untyped_storage()
+        for storage in storages_of(tensor):
+            self._track_storage(storage)
+
+    def _track_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
         known, reference = self._storages.get(key, (0, None))
@@ -112,6 +116,21 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
         while self._dead:
             size, _ = self._storages.pop(self._dead.popleft())
             self.live -= size
+
+
+def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    """The storages of a tensor's elements: of a sparse one those of its indices and values, of other layouts none."""
+    layout = tensor.layout
+    if layout is torch.strided:
+        return [tensor.untyped_storage()]
+    parts: list[torch.Tensor] = []
+    if layout is torch.sparse_coo:
+        parts = [tensor._indices(), tensor._values()]
+    elif layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    elif layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [each.untyped_storage() for each in parts]
 
 
 @cache

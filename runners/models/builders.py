@@ -87,21 +87,23 @@ def load(
 
 
 def _build(values: Values, device: str) -> Network:
-    if quantized_weights.requested_scheme(values) is None:
-        return _build_unquantised(values, device)
-    network = _build_unquantised(values, "cpu")
-    quantized_weights.apply(network.module, values, device)
-    network.module.to(device)
+    from runners.models import torch_models
+
+    with torch_models.made_on_host():
+        if quantized_weights.requested_scheme(values) is None:
+            return _build_unquantised(values, device)
+        network = _build_unquantised(values, torch_models.first_device(device))
+        quantized_weights.apply(network.module, values, device)
+        network.module.to(device)
     network.device = device
     return network
 
 
 def _build_unquantised(values: Values, device: str) -> Network:
-    from runners.models import torch_models
+    if values["model"]["library"] == "torch":
+        from runners.models import torch_models
 
-    with torch_models.made_on_host():
-        if values["model"]["library"] == "torch":
-            return torch_models.build(values, device)
-        from runners.models import transformers_models
+        return torch_models.build(values, device)
+    from runners.models import transformers_models
 
-        return transformers_models.build(values, device)
+    return transformers_models.build(values, device)

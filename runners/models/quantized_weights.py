@@ -51,8 +51,6 @@ def prepare(values: Values, device: str) -> None:
     workload = values.get("workload") or {}
     if workload.get("name") == "train" and workload.get("method") != "lora":
         raise ValueError(f"quantize={scheme}: quantised weights cannot be trained; use workload.method=lora")
-    if device == "meta":
-        raise Unavailable(f"quantize={scheme}: a simulated device has no data to quantise")
     if values["dtype"] == "float64":
         raise Unavailable(f"quantize={scheme} has no kernels for float64")
     for module in MODULES[scheme]:
@@ -71,12 +69,17 @@ def apply(module: nn.Module, values: Values, device: str) -> None:
     The device thus holds at most one unquantised layer at a time. Raises ValueError if the model has no layer that can
     be quantised.
     """
+    from runners.models import torch_models
+
     scheme = requested_scheme(values)
     assert scheme is not None
     quantise = {"int8": _int8, "int4": _int4, "nf4": _nf4}[scheme]
     # Names, not modules: a list of the layers would keep their weights alive.
-    done = [name for name in list(_linear_layers(module)) if quantise(module, name, device)]
-    if not done:
+    names = [name for name, layer in _linear_layers(module) if scheme != "int4" or _int4_group(layer, device)]
+    for name in names:
+        with torch_models.moved_to_device(module.get_submodule(name)):
+            quantise(module, name, device)
+    if not names:
         raise ValueError(f"quantize={scheme}: {values['model']['name']} has no linear layer that can be quantised")
     if scheme == "nf4":
         module.is_loaded_in_4bit = True  # type: ignore[assignment]  # peft checks this flag
@@ -95,7 +98,7 @@ def _check_int4(values: Values, device: str) -> None:
         raise Unavailable("quantize=int4: torchao's int4 kernels need a GPU of compute capability 8.0 or higher")
 
 
-def _linear_layers(module: nn.Module) -> Iterator[str]:
+def _linear_layers(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     from torch import nn
 
     output = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None  # type: ignore[operator]
@@ -103,24 +106,28 @@ def _linear_layers(module: nn.Module) -> Iterator[str]:
     for name, layer in module.named_modules():
         # Exactly this type: a subclass may use its weight differently (as in nn.MultiheadAttention).
         if type(layer) is nn.Linear and layer is not output and not in_float32 & set(name.split(".")):
-            yield name
+            yield name, layer
 
 
-def _int8(module: nn.Module, name: str, device: str) -> bool:
+def _int8(module: nn.Module, name: str, device: str) -> None:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     # set_inductor_config=True would change global settings, among them the precision of float32 products.
     quantize_(module.get_submodule(name), Int8WeightOnlyConfig(set_inductor_config=False), device=device)
-    return True
 
 
-def _int4(module: nn.Module, name: str, device: str) -> bool:
+def _int4_group(layer: nn.Linear, device: str) -> int | None:
+    """The number of weights that share a scale; None if the layer cannot be quantised."""
+    if device == "cpu" and layer.out_features % ROWS:
+        return None
+    return next((group for group in GROUPS if layer.in_features % group == 0), None)
+
+
+def _int4(module: nn.Module, name: str, device: str) -> None:
     from torchao.quantization import Int4WeightOnlyConfig, quantize_
 
     layer: Any = module.get_submodule(name)
-    group = next((group for group in GROUPS if layer.in_features % group == 0), None)
-    if group is None or (device == "cpu" and layer.out_features % ROWS):
-        return False
+    group = _int4_group(layer, device)
     if device == "cpu":
         # None of torchao's stable layouts has a kernel for the CPU (0.18).
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
@@ -132,20 +139,14 @@ def _int4(module: nn.Module, name: str, device: str) -> bool:
             group_size=group, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
         )
     quantize_(layer, config, device=device)
-    return True
 
 
-def _nf4(module: nn.Module, name: str, device: str) -> bool:
+def _nf4(module: nn.Module, name: str, device: str) -> None:
     nn: Any = importlib.import_module("bitsandbytes.nn")
     layer: Any = module.get_submodule(name)
-    made = nn.Linear4bit(
-        layer.in_features,
-        layer.out_features,
-        bias=layer.bias is not None,
-        compute_dtype=layer.weight.dtype,
-        quant_type="nf4",
-        device="meta",
-    )
+    # Of one weight, since its own is replaced: one of the layer's size would count where all tensors are on `meta`.
+    made = nn.Linear4bit(1, 1, bias=False, compute_dtype=layer.weight.dtype, quant_type="nf4", device="meta")
+    made.in_features, made.out_features = layer.in_features, layer.out_features
     made.weight = nn.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4", module=made)
     made.bias = layer.bias
     if layer.in_features % NF4_BLOCK or layer.out_features % NF4_ROWS:
@@ -154,4 +155,3 @@ def _nf4(module: nn.Module, name: str, device: str) -> bool:
         made.support_avx512bf16_for_cpu = False
     parent, _, own = name.rpartition(".")
     setattr(module.get_submodule(parent), own, made.train(layer.training).to(device))
-    return True

@@ -169,6 +169,11 @@ def made_on_host() -> AbstractContextManager[None]:
     return nullcontext()
 
 
+def moved_to_device(module: nn.Module) -> AbstractContextManager[None]:
+    """Context in which a library moves a module that was made on the host, and quantises it. Replaced likewise."""
+    return nullcontext()
+
+
 def empty_cache(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.empty_cache()

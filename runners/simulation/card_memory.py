@@ -9,12 +9,15 @@ from runners.device import Card
 from runners.phases import Reading
 from runners.simulation.allocator import CachingAllocator, Refused, Settings
 
+CALCULATED = "(calculated)"  # in the message of a refusal of HostMemory
 ALIGNMENT = 64  # bytes, of tensors on a host: c10/core/alignment.h
 
 
 class Memory(Protocol):
-    """Memory that a trace is replayed on. Sizes are in bytes; `allocate` takes a size and a stream, and returns a handle
-    or raises Refused."""
+    """Memory that a trace is replayed on. Sizes are in bytes.
+
+    `allocate` takes a size and a stream, and returns a handle or raises Refused.
+    """
 
     @property
     def alloc_retries(self) -> int | None: ...
@@ -93,7 +96,7 @@ class HostMemory:
         size = -(-size // ALIGNMENT) * ALIGNMENT
         if self._budget is not None and self._allocated + size > self._budget:
             raise Refused(
-                f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes (calculated)",
+                f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes {CALCULATED}",
                 size, self._budget - self._allocated, self._allocated, self._allocated,
             )  # fmt: skip
         self._allocated += size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import TracebackType
 
 from runners import processes
 
@@ -48,9 +47,7 @@ class SpareProcess:
             found = stream.read()
         return found or None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         os.close(self._start)  # the copy ends if it was not needed
         os.close(self._result)
         os.waitpid(self._pid, 0)

@@ -65,8 +65,10 @@ def shapes_of(func: Any, args: Any, result: Any) -> Any:
 
 def _new_shapes(result: Any, taken: set[int]) -> Any:
     if isinstance(result, torch.Tensor):
+        if result.layout is not torch.strided:
+            raise ValueError
         key = result.untyped_storage()._cdata
-        if not result.is_meta or key in taken or result.storage_offset() or result.layout is not torch.strided:
+        if not result.is_meta or key in taken or result.storage_offset():
             raise ValueError
         taken.add(key)
         made = result.shape, result.stride(), result.dtype

@@ -38,7 +38,7 @@ class ProgramDevice(TorchFunctionMode):
         super().__init__()
         self._tracer, self._device = tracer, device
         self._is_card = device.type == "cuda"
-        self._constructors: frozenset[Any] = frozenset(_device_constructors())  # type: ignore[no-untyped-call]
+        self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
         tensor: Any = torch.Tensor
         self._handlers: Mapping[Any, Handler] = {
@@ -170,10 +170,10 @@ class ProgramDevice(TorchFunctionMode):
             kwargs = {**kwargs, "device": META}
         else:
             real = self._real(device)
-            if real == META and torch.device(device).type == "meta":
-                with self._tracer.abstract():
-                    return func(*args, **{**kwargs, "device": META})
             kwargs = {**kwargs, "device": real}
+            if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
+                with self._tracer.made_for(_type(device)):
+                    return func(*args, **kwargs)
         if kwargs.get("pin_memory"):
             return self._pinned_copy(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -194,8 +194,13 @@ class ProgramDevice(TorchFunctionMode):
 
     def _moved(self, func: Any, tensor: Any, device: Any, rest: Any, kwargs: Any) -> Any:
         real = self._real(device)
-        if real == META and torch.device(device if not isinstance(device, int) else "cuda").type == "meta":
-            with self._tracer.abstract():
+        if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
+            if _type(device) != "meta" and not self.is_here(tensor) and tensor.is_meta:
+                raise NotImplementedError(
+                    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
+                    "torch.nn.Module.to() when moving module from meta to a different device."
+                )
+            with self._tracer.made_for(_type(device)):
                 return func(tensor, META, *rest, **kwargs)
         if real == META and not self._is_card:  # the host's own tensors stay as they are
             with NO_FUNCTION_MODES():
@@ -241,7 +246,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.grad = None
             taken = other.detach().requires_grad_(needs_gradient)
             try:
-                torch._C._swap_tensor_impl(tensor, taken)  # type: ignore[attr-defined]
+                torch._C._swap_tensor_impl(tensor, taken)
             except RuntimeError as error:
                 raise Unavailable(
                     f"a tensor that a graph of autograd holds was moved to another device: {error}"
@@ -377,6 +382,10 @@ def _assumed_in(args: Any, kwargs: Any) -> list[Any]:
     return found
 
 
+def _type(device: Any) -> str:
+    return "cuda" if isinstance(device, int) else torch.device(device).type
+
+
 def _of_host(generator: Any) -> Any:
     """A generator of the card draws nothing here."""
     return None if getattr(generator, "device", CPU).type == "cuda" else generator
@@ -385,13 +394,17 @@ def _of_host(generator: Any) -> Any:
 @contextmanager
 def _storages_answer(here: ProgramDevice) -> Iterator[None]:
     """Storages are no tensors, and pass no function mode."""
-    device: Any = torch._C.StorageBase.device
+    base: Any = torch._C.StorageBase
+    device = base.device
 
     def device_of(storage: Any) -> Any:
         real = device.__get__(storage)
         return here._device if real.type == "meta" else real
 
-    names = {"device": property(device_of), "is_cuda": property(lambda storage: device_of(storage).type == "cuda")}
+    names: dict[str, Any] = {
+        "device": property(device_of),
+        "is_cuda": property(lambda storage: device_of(storage).type == "cuda"),
+    }
     before = {name: vars(torch.UntypedStorage).get(name) for name in names}
     for name, value in names.items():
         setattr(torch.UntypedStorage, name, value)

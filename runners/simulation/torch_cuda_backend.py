@@ -7,6 +7,7 @@ A function that is not here is missing, and the AttributeError names it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -28,19 +29,17 @@ ABSENT: Any = object()
 class Stream:
     """A stream of the card. Its work is done as soon as it is issued."""
 
-    def __init__(self, device: Any = None, priority: int = 0, **known: Any) -> None:
-        Stream.made = getattr(Stream, "made", 0)
-        self.stream_id = known.get("stream_id")
-        if self.stream_id is None:
-            Stream.made += 1
-            self.stream_id = Stream.made
+    _numbers = itertools.count(1)
+
+    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **_: Any) -> None:
+        self.stream_id = next(self._numbers) if stream_id is None else stream_id
         self.device_index, self.device_type = 0, DEVICE_TYPE_CUDA
         self.device, self.priority = DEVICE, priority
         self._restore: list[Any] = []
 
     @property
     def cuda_stream(self) -> int:
-        return int(self.stream_id)
+        return self.stream_id
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.stream_id == self.stream_id
@@ -49,7 +48,7 @@ class Stream:
         return hash(self.stream_id)
 
     def __enter__(self) -> Stream:
-        context = torch.cuda.stream(self)  # type: ignore[arg-type]
+        context: Any = torch.cuda.stream(self)  # type: ignore[arg-type]
         self._restore.append(context)
         context.__enter__()
         return self
@@ -95,7 +94,7 @@ class CudaGenerator(torch.Generator):
     """A generator of random numbers on the card, whose state is a host's."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> torch.device:  # type: ignore[override]
         return DEVICE
 
     def __reduce__(self) -> Any:
@@ -158,7 +157,7 @@ class CudaBackend:
         is_amd = self._card.vendor == "amd"
         generator = CudaGenerator()
         with contextlib.ExitStack() as stack:
-            for where, names in (
+            replacements: tuple[tuple[Any, dict[str, Any]], ...] = (
                 (torch._C, self._functions()),
                 (
                     torch.cuda,
@@ -177,7 +176,8 @@ class CudaBackend:
                 (torch.cuda.streams, {"Stream": Stream, "Event": Event}),
                 (torch.version, {"hip": HIP_VERSION} if is_amd else {"cuda": CUDA_VERSION}),
                 (torch, {"Generator": Generator}),
-            ):
+            )
+            for where, names in replacements:
                 stack.enter_context(_attributes(where, names))
             yield
 

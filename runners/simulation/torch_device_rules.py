@@ -24,6 +24,10 @@ from runners.simulation.kernels.torch_sizes import HALVES
 from runners.simulation.kernels.torch_temporaries import temporaries
 from runners.simulation.torch_autocast import autocast_replaced
 from runners.simulation.torch_composites import Functions, decomposed, operators
+from runners.simulation.torch_extensions import ExtensionKernels
+from runners.simulation.torch_recurrent_cpu import lstm_layer, recurrent_on_cpu
+from runners.simulation.torch_recurrent_cuda import CudnnRecurrent, flatten_parameters
+from runners.simulation.torch_sparse import embedding_sparse_backward
 from runners.simulation.torch_tracer import body_replaced, replaced
 
 aten = torch.ops.aten
@@ -41,12 +45,16 @@ class CpuRules:
     host_counts = True
 
     def __init__(self) -> None:
+        self.extensions = ExtensionKernels(None)
         self.kernels: Functions = dict.fromkeys(operators("mish_backward"), _like_the_input)
         self.composites: Functions = {
             aten.scaled_dot_product_attention.default: _attention_on_cpu,
+            aten.embedding_sparse_backward.default: embedding_sparse_backward,
+            **recurrent_on_cpu(),
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cpu"),
             aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cpu"),
         }
+        self.replacements: Functions = {aten.mkldnn_rnn_layer.default: lstm_layer}
 
     def applied(self) -> AbstractContextManager[Any]:
         return all_entered(autocast_replaced("cpu"), foreach_norms(), fused_optimizers(), fused_layers())
@@ -72,14 +80,16 @@ class CudaRules:
     def __init__(self, architecture: GpuArchitecture) -> None:
         self._architecture = architecture
         self._temporaries = temporaries(architecture)
+        recurrent = CudnnRecurrent(architecture)
+        self.extensions = ExtensionKernels(architecture)
         self.composites: Functions = {
             aten.scaled_dot_product_attention.default: partial(attention, architecture),
             aten._scaled_dot_product_attention_math.default: attention_in_parts,
             aten.softmax.int: partial(_softmax, aten.softmax.int, aten._softmax),
             aten.log_softmax.int: partial(_softmax, aten.log_softmax.int, aten._log_softmax),
             aten.dropout.default: _dropout,
-            aten.lstm_cell.default: _lstm_cell,
-            aten.gru_cell.default: _gru_cell,
+            aten.embedding_sparse_backward.default: embedding_sparse_backward,
+            **recurrent.composites,
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cuda"),
             aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cuda"),
             **dict.fromkeys(FUSED_LAYERS, _fused_layer),
@@ -88,9 +98,15 @@ class CudaRules:
             **dict.fromkeys(operators("mish_backward"), _like_the_input),
             **{each: each.py_kernels[META] for each in operators("_fused_rms_norm") if META in each.py_kernels},
         }
+        self.replacements: Functions = recurrent.replacements
 
     def applied(self) -> AbstractContextManager[Any]:
-        return all_entered(autocast_replaced("cuda"), foreach_optimizers(), fused_layers())
+        return all_entered(
+            autocast_replaced("cuda"),
+            foreach_optimizers(),
+            fused_layers(),
+            replaced(torch.nn.RNNBase, flatten_parameters=flatten_parameters),
+        )
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         rule = self._temporaries.get(operator)
@@ -220,36 +236,6 @@ def _fused_layer(*_: Any, **__: Any) -> Any:
         "a layer of nn.MultiheadAttention or nn.TransformerEncoder in one operator cannot be traced: what it allocates "
         "differs between releases of PyTorch; torch.backends.mha.set_fastpath_enabled(False) turns the operator off"
     )
-
-
-# aten/src/ATen/native/RNN.cpp, LSTMCell and GRUCell
-def _lstm_cell(
-    input: torch.Tensor,
-    hx: Sequence[torch.Tensor],
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor | None = None,
-    b_hh: torch.Tensor | None = None,
-) -> Any:
-    """On CUDA two products and one kernel for the gates."""
-    if b_ih is None:
-        raise Unavailable("aten._thnn_fused_lstm_cell without biases cannot be traced without data")
-    of_input, of_hidden = input.matmul(w_ih.t()), hx[0].matmul(w_hh.t())
-    hidden, cell, _ = aten._thnn_fused_lstm_cell(of_input, of_hidden, hx[1], b_ih, b_hh)
-    return hidden, cell
-
-
-def _gru_cell(
-    input: torch.Tensor,
-    hx: torch.Tensor,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor | None = None,
-    b_hh: torch.Tensor | None = None,
-) -> Any:
-    """As an LSTM's cell."""
-    of_input, of_hidden = input.matmul(w_ih.t()), hx.matmul(w_hh.t())
-    return aten._thnn_fused_gru_cell(of_input, of_hidden, hx, b_ih, b_hh)[0]
 
 
 # --- autocast in TorchScript ------------------------------------------------------------------------------------------

@@ -116,13 +116,13 @@ class Numbers:
         if tensor.is_meta:
             read = self.read(tensor)
             return Level.ASSUMED if read is None else read.level
-        return (
-            self._on_host.get(tensor.untyped_storage()._cdata, (Level.KNOWN, None))[0] if self._on_host else Level.KNOWN
-        )
+        if not self._on_host:
+            return Level.KNOWN
+        return self._on_host.get(_key(tensor), (Level.KNOWN, None))[0]
 
     def read(self, tensor: torch.Tensor) -> Read | None:
         """None if nothing is known or assumed of a tensor without data."""
-        value = self._get(tensor.untyped_storage()._cdata)
+        value = self._get(_key(tensor))
         if value is None or value.same not in (None, tensor.dtype):
             return None
         return Read(_on_cpu(tensor, value), value.level, value.same is not None)
@@ -172,6 +172,8 @@ class Numbers:
     # --- data on the host that is assumed ---
 
     def taint(self, tensor: torch.Tensor, level: Level) -> None:
+        if tensor.layout is not torch.strided:
+            return
         storage = tensor.untyped_storage()
         key = storage._cdata
         before = self._on_host.get(key)
@@ -207,6 +209,8 @@ class Numbers:
             if not result.is_meta:
                 self.follow_host(result, args, kwargs)
                 return
+            if func.is_view or result.layout is not torch.strided:
+                return
             key = result.untyped_storage()._cdata
             made = self._made(result, key, func, args, kwargs)
             if made is None:
@@ -219,7 +223,7 @@ class Numbers:
         if result is None or func._schema.is_mutable:
             for leaf in _tensors(args):
                 if leaf.is_meta:
-                    self._values.pop(leaf.untyped_storage()._cdata, None)
+                    self._values.pop(_key(leaf), None)
             return
         self._follow_several(result, func, args, kwargs)
 
@@ -232,7 +236,7 @@ class Numbers:
             return
         level = Level.KNOWN
         for operand in _tensors((args, kwargs)):
-            if operand.is_meta and self._get(operand.untyped_storage()._cdata) is None:
+            if operand.is_meta and self._get(_key(operand)) is None:
                 return
             level = max(level, self.level(operand))
         if any(_is_large(each) for each in _tensors(args)) or any(each.is_floating_point() for each in _tensors(args)):
@@ -268,7 +272,7 @@ class Numbers:
                 level = max(level, self.level(operand))
                 all_same = all_same and operand.numel() == 1
                 continue
-            operand_key = operand.untyped_storage()._cdata
+            operand_key = _key(operand)
             if operand_key == key and not mutable:
                 return UNCHANGED  # a view
             value = self._get(operand_key)
@@ -441,6 +445,11 @@ def _tensors(nested: Any) -> list[torch.Tensor]:
         elif isinstance(leaf, (tuple, list, dict)):
             found += [each for each in tree_iter(leaf) if isinstance(each, torch.Tensor)]
     return found
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """The address of its storage; -1 for a sparse tensor, of whose numbers nothing is known."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else -1
 
 
 def _is_large(tensor: torch.Tensor) -> bool:

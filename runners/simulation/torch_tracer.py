@@ -23,23 +23,32 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
+from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
+from runners.simulation import torch_sparse
 from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
+from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 from runners.simulation.torch_numbers import Numbers, is_followed
 
 SOLE_REFERENCES = (4, 2)  # use counts of a tensor and its storage that autograd alone holds, with those of this call
-RECURRENT = operators(*(f"{cell}.{of}" for cell in ("lstm", "gru", "rnn_tanh", "rnn_relu") for of in ("input", "data")))
-RECURRENT_KERNELS = "its kernels are cuDNN's or oneDNN's own"
-# In place of an allocation's number: a storage without bytes, on the host for now, or on no device.
+# In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
-HOST = torch.device("cpu")
+HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
 
 aten = torch.ops.aten
+
+
+class Extensions(Protocol):
+    """Operators of libraries other than PyTorch."""
+
+    def of(self, operator: Any) -> Any:
+        """The function that computes an operator by others; None for one that is not known or is PyTorch's."""
+        ...
 
 
 class Rules(Protocol):
@@ -49,6 +58,8 @@ class Rules(Protocol):
 
     composites: Functions  # operators that are made of others on the device, but of different ones
     kernels: Functions  # operators that have a kernel on the device, in place of others
+    replacements: Functions  # the results of operators that depend on more than the shapes of their arguments
+    extensions: Extensions  # operators of other libraries
 
     def applied(self) -> AbstractContextManager[Any]:
         """Entered around the workload."""
@@ -80,7 +91,10 @@ class MetaTracer(UnseenByDynamo):
         self.numbers = Numbers(self.assumptions)
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
+        # Of each event whose bytes a library decides: its number, and the least and the most bytes.
+        self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
+        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0
@@ -88,23 +102,24 @@ class MetaTracer(UnseenByDynamo):
         self._storages: dict[int, tuple[int, int, Any]] = {}
         self._calls: dict[Any, CachedCall] = {}
         self._on_host = False  # whether new tensors are in host memory
-        self._has_abstract = False  # whether a tensor was made on no device
-        self._is_abstract = False  # whether new tensors are on no device: the program asked for `meta`
+        self.has_abstract = False  # whether a tensor was made on no device
+        self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
+        self._outside = False  # whether they are in memory that has no events
         self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
-        recurrent = {each: self._refusal(each.overloadpacket, RECURRENT_KERNELS) for each in RECURRENT}
-        self._composites: Functions = {**rules.composites, **recurrent}
+        self._replacements: Functions = {**REPLACEMENTS, **rules.replacements}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
         """Enter around the workload. Raises Unavailable at the end if the workload caught that exception before."""
         with (
             self._rules.applied(),
-            composites_replaced(self._composites, self._rules.kernels),
+            composites_replaced(self._rules.composites, self._rules.kernels),
             _without_inference_mode(),
             self._remember_constants(),
             self._refuse_threads(),
             self._follow_empty_cache(),
+            replaced(torch.Tensor, new=_new),
             self,
         ):
             yield
@@ -154,16 +169,16 @@ class MetaTracer(UnseenByDynamo):
                     self._storages[key] = size, self._allocate(size), reference
 
     @contextmanager
-    def abstract(self) -> Iterator[None]:
-        """Enter around what a program makes on `meta` itself, which takes memory of no device."""
-        before, self._is_abstract = self._is_abstract, True
+    def made_for(self, device: str) -> Iterator[None]:
+        """Enter around what a program makes for a device by name. What it makes on `meta` takes memory of no device."""
+        before, self._made_for = self._made_for, device
         try:
             yield
         finally:
-            self._is_abstract = before
+            self._made_for = before
 
     def is_abstract(self, tensor: torch.Tensor) -> bool:
-        if not self._has_abstract or tensor.layout is not torch.strided:
+        if not self.has_abstract or tensor.layout is not torch.strided:
             return False
         return self._storages.get(tensor.untyped_storage()._cdata, (0, EMPTY))[1] == ABSTRACT
 
@@ -171,16 +186,44 @@ class MetaTracer(UnseenByDynamo):
         """The tensor with its numbers, on the host."""
         return self.numbers.host_copy(tensor, "Tensor.cpu")
 
+    @contextmanager
+    def moved_to_device(self, module: torch.nn.Module) -> Iterator[None]:
+        """Enter around what moves a module from the host, within `made_on_host`, and then changes it on the device."""
+        before = self._on_host
+        self._on_host = False
+        try:
+            if before:
+                for parameter in module.parameters():
+                    parameter.data = torch.empty_like(parameter)
+            yield
+        finally:
+            self._on_host = before
+
+    @contextmanager
+    def outside_allocator(self) -> Iterator[None]:
+        """Enter around what makes tensors in memory of another kind, which has no events."""
+        before = self._outside
+        self._outside = True
+        try:
+            yield
+        finally:
+            self._outside = before
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             return self._follow(func, args, kwargs or {})
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON and args[0].is_meta:
             return self._item(args[0])
-        if (composite := self._composites.get(func)) is not None:
+        if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
+        if (kernel := self._rules.extensions.of(func)) is not None:
+            with self:
+                return kernel(*args, **kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
             with self:
                 return func._op_dk(COMPOSITE, *args, **kwargs)
@@ -191,15 +234,15 @@ class MetaTracer(UnseenByDynamo):
             args[0].copy_(copy)
             self.numbers.follow_host(args[0], (copy,), {})
             return args[0]
-        if func.is_view and args[0].is_meta and args[0].untyped_storage()._cdata in self._storages:
+        if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
         if torch.Tag.dynamic_output_shape in func.tags and _needs_values(func, args):
             return self._data_dependent(func, args, kwargs)
-        if self._has_abstract and not self._is_abstract and self._all_abstract(args, kwargs):
-            with self.abstract():
+        if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
+            with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
         accumulated = func is aten.add.Tensor and _accumulates_gradient(*args)
-        signature = signature_of(func, args, kwargs)
+        signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
             if signature is None and func not in BETWEEN_DEVICES:
@@ -207,7 +250,8 @@ class MetaTracer(UnseenByDynamo):
             self._rules.check(func, args)
             result = self._call(func, args, kwargs)
             temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
-            call = CachedCall(shapes_of(func, args, result), self._rules.uses_workspace(func), temporaries)
+            made = None if signature is None else shapes_of(func, args, result)
+            call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
@@ -251,7 +295,7 @@ class MetaTracer(UnseenByDynamo):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._twins:
-            twin = torch.UntypedStorage(storage.nbytes(), device="meta")
+            twin: Any = torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
             self._storages[twin._cdata] = (
                 storage.nbytes(),
                 EMPTY,
@@ -264,14 +308,20 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return REPLACEMENTS.get(func, func)(*args, **kwargs)
+            if torch_sparse.any_sparse(args, kwargs) or func in MAKE_SPARSE:
+                return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
+            return self._replacements.get(func, func)(*args, **kwargs)
+        except torch_sparse.UnknownCount as error:
+            raise self._unavailable(
+                func, "the number of its elements depends on numbers that are not computed"
+            ) from error
         except (NotImplementedError, RuntimeError) as error:
             if isinstance(error, NotImplementedError) or "meta tensor" in str(error):
                 raise self._unavailable(func, str(error).partition("\n")[0]) from error
-            if "DefaultCPUAllocator" in str(error):  # refused to a tensor with data; the workload may catch that
-                raise self._unavailable(
-                    func, "this machine has too little memory for a tensor that has data"
-                ) from error
+            message = str(error)
+            if "DefaultCPUAllocator" in message and CALCULATED not in message:  # the workload may catch it
+                why = "this machine has too little memory for a tensor that has data"
+                raise self._unavailable(func, why) from error
             raise
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
@@ -281,10 +331,15 @@ class MetaTracer(UnseenByDynamo):
         numbers: list[int] = []
         try:
             for size in sizes:
+                self._note_bounds(size)
                 numbers.append(self._requested(size))
         finally:
             for number in numbers:
                 self.events.append(-number - 1)
+
+    def _note_bounds(self, size: int) -> None:
+        if size and isinstance(size, Estimate):
+            self.bounds.append((len(self.events), size.low, size.high))
 
     def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
@@ -310,11 +365,17 @@ class MetaTracer(UnseenByDynamo):
             self._workspaces.add(in_backward)
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
-        if not tensor.is_meta:
-            if not self._rules.host_counts or tensor.device.type != "cpu":
-                return
-        elif tensor.layout is not torch.strided:
-            raise self._unavailable(func, "it returns a sparse tensor")
+        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+            return
+        if tensor.layout is not torch.strided:
+            estimates = getattr(tensor, "estimates", None)
+            for number, storage in enumerate(storages_of(tensor)):
+                if estimates and not self._on_host:
+                    self._note_bounds(estimates[number])
+                self._registered(storage)
+            return
+        if not self._on_host:
+            self._note_bounds(getattr(tensor, "estimate", 0))
         self._registered(tensor.untyped_storage())
 
     def _registered(self, storage: torch.UntypedStorage) -> int:
@@ -341,10 +402,10 @@ class MetaTracer(UnseenByDynamo):
     def _allocate(self, size: int) -> int:
         if self._on_host:
             return ON_HOST
-        if self._is_abstract:
-            self._has_abstract = True
+        if self._made_for == ABSTRACT_DEVICE:
+            self.has_abstract = True
             return ABSTRACT
-        if not size:
+        if not size or self._outside:
             return EMPTY
         return self._requested(size)
 
@@ -384,8 +445,7 @@ class MetaTracer(UnseenByDynamo):
                     ):
                         with _disable_current_modes():
                             value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
-                        self._registered(tensor.untyped_storage())
-                        self.numbers.set(tensor.untyped_storage(), value.untyped_storage())
+                        self.remember(tensor, value)
                 return tensor
 
             return made
@@ -393,6 +453,12 @@ class MetaTracer(UnseenByDynamo):
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep the value of a tensor without data."""
+        if torch._C.TensorBase.is_meta.__get__(tensor):  # type: ignore[attr-defined]
+            self._registered(tensor.untyped_storage())
+            self.numbers.set(tensor.untyped_storage(), value.untyped_storage())
 
     def _item(self, tensor: torch.Tensor) -> Any:
         """A number that an operator reads, and not the program itself."""
@@ -416,6 +482,10 @@ class MetaTracer(UnseenByDynamo):
         if level > Level.KNOWN:
             self.numbers.taint(copy, level)
         return copy
+
+    def _known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        found = self.numbers.read(tensor)
+        return None if found is None or found.level > Level.FINITE else found.tensor
 
     def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator whose shape depends on numbers: as they are where known, else at most all.
@@ -529,11 +599,26 @@ def _accumulates_gradient(old: torch.Tensor, new: Any) -> bool:
     (torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace). Under a dispatch mode it adds to a new tensor."""
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not isinstance(new, torch.Tensor):
         return False
-    if old.shape != new.shape or old.dtype != new.dtype or not old.is_meta or not hasattr(old, "_use_count"):
+    if old.shape != new.shape or old.dtype != new.dtype or not _is_dense(old) or not hasattr(old, "_use_count"):
         return False
     storage = old.untyped_storage()
     alone = (old._use_count(), torch._C._storage_Use_Count(storage._cdata)) == SOLE_REFERENCES
     return alone and storage.nbytes() == old.nbytes
+
+
+def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Tensor.new, which PyTorch lacks for a sparse tensor on `meta`: torch.optim.SparseAdam makes tensors by it."""
+    if like.layout is torch.sparse_coo and like.is_meta and len(args) == 3:
+        return torch.sparse_coo_tensor(*args)
+    return was_new(like, *args, **kwargs)
+
+
+was_new: Any = torch.Tensor.new
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether it is a tensor without data that has one storage."""
+    return isinstance(value, torch.Tensor) and value.is_meta and value.layout is torch.strided
 
 
 def _needs_values(func: Any, args: Any) -> bool:
@@ -565,6 +650,16 @@ def _loss_of_elements(operator: Any) -> Any:
 
 LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
 REPLACEMENTS: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
+
+
+def _int4_product(input: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+    """torch's own on `meta` asks for an attribute that only fake tensors have. Tiles have 8 rows of the weight
+    (aten/src/ATen/native/cuda/int4mm.cu)."""
+    return input.new_empty(len(input), len(packed) * 8)
+
+
+REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
+REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
 # Their tensors may be on several devices.
@@ -582,4 +677,5 @@ BETWEEN_DEVICES = frozenset(
         aten._ctc_loss.Tensor,
     }
 )
+MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})

@@ -18,8 +18,9 @@ from runners.device import Card
 from runners.phases import WHOLE, Phases, Reading, Unavailable
 from runners.point import Attempt
 from runners.simulation.assumptions import Assumptions
-from runners.simulation.card_memory import memory_of
+from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.uncertainty import with_uncertainty
 
 BYTES_OF_A_LINE = 600
 OWN_CODE = ("custom", "command")
@@ -119,6 +120,8 @@ def trace_workload(
         phases.close(completed=True)
         if is_program(attempt) and tracer.is_unused:
             raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
+        if tracer.bounds:
+            finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
         assumptions.on_end()
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
@@ -127,6 +130,8 @@ def trace_workload(
         if assumptions.has_bounds and not _is_refusal(own):
             own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
         journal.add({"kind": "failed", **describe_error(_without_machine_errors(own))})
+    if tracer.notes:
+        journal.lines.insert(-1, {"kind": "notes", "notes": [*tracer.notes], EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events, card.name if memory.was_read else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
@@ -182,7 +187,7 @@ def _without_machine_errors(error: BaseException) -> BaseException:
     message = untrusted.text(error, failure.LONGEST_MESSAGE)
     if any(sign in message for sign in NEEDS_A_DEVICE) or untrusted.type_name(type(error)).startswith("torch._dynamo"):
         return Unavailable(f"the workload needs a real device, and is traced without data: {message}")
-    if issubclass(type(error), MemoryError) or "DefaultCPUAllocator" in message:
+    if issubclass(type(error), MemoryError) or ("DefaultCPUAllocator" in message and CALCULATED not in message):
         return Unavailable(f"this machine has too little memory to trace the workload: {message}")
     return error
 
@@ -257,4 +262,9 @@ def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
     from runners.models import torch_models
     from runners.simulation.torch_tracer import replaced
 
-    return replaced(torch_models, empty_cache=lambda device: tracer.empty_cache(), made_on_host=tracer.made_on_host)
+    return replaced(
+        torch_models,
+        empty_cache=lambda device: tracer.empty_cache(),
+        made_on_host=tracer.made_on_host,
+        moved_to_device=tracer.moved_to_device,
+    )

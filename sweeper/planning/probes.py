@@ -16,10 +16,10 @@ from typing import Any
 from runners import launch_command
 from sweeper.errors import Mistake
 from sweeper.inquiry import TIMEOUT_SECONDS, Inquiry, Unanswered
+from sweeper.interpreter import interpreter
 from sweeper.plan import typed
 from sweeper.planning import devices
 from sweeper.planning.point_checks import Signature
-from sweeper.planning.run_keys import interpreter
 
 
 @dataclass(frozen=True, slots=True)

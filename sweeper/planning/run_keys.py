@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import sys
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from runners.outcome import Status
@@ -15,6 +11,7 @@ from sweeper import quality
 from sweeper.confirm import Confirm
 from sweeper.errors import Mistake
 from sweeper.frontier.margins import WORDS
+from sweeper.interpreter import interpreter
 from sweeper.objective import Objective
 from sweeper.plan import RunKeys, dotted, typed
 from sweeper.planning.schema import as_list
@@ -96,21 +93,3 @@ def _retry(statuses: Iterable[Any]) -> tuple[str, ...]:
             near = instead_of("retry", status, RETRYABLE)
             raise Mistake(f"retry={status}: must be all, or statuses out of {', '.join(RETRYABLE)}{near}")
     return RETRYABLE if "all" in named else tuple(dict.fromkeys(named))
-
-
-def interpreter(python: str | None) -> str:
-    """The absolute path of the measured interpreter. Links are kept: a venv is recognised by the path of its python.
-
-    Raises Mistake if it is not an executable file.
-    """
-    if python is None:
-        return sys.executable
-    name = os.path.expanduser(python)
-    found = shutil.which(name)
-    if found is None:
-        path = Path(name)
-        if path.is_dir():
-            raise Mistake(f"python={python}: is a folder; name the interpreter, as in {path / 'bin' / 'python'}")
-        why = "is not executable" if path.exists() else "is neither a file nor a name on PATH"
-        raise Mistake(f"python={python}: {why}")
-    return os.path.abspath(found)

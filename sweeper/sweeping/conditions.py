@@ -61,6 +61,11 @@ def check_locks(devices: Iterable[Device], report: Callable[[str], None]) -> Non
         report(elsewhere)
 
 
+def calculated_lane(core: int) -> str:
+    """The engine's lane of calculated attempts on one core."""
+    return f"sim-{core}"
+
+
 AMD_DRIVER = Path("/dev/kfd")
 
 

@@ -33,7 +33,14 @@ from sweeper.errors import Mistake
 from sweeper.plan import Plan, PlannedPoint, typed_value
 from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
 from sweeper.run_folder import RunFolder, open_run
-from sweeper.sweeping.conditions import check_libraries, check_limits, check_locks, environ_of, locks_of
+from sweeper.sweeping.conditions import (
+    calculated_lane,
+    check_libraries,
+    check_limits,
+    check_locks,
+    environ_of,
+    locks_of,
+)
 from sweeper.sweeping.lane import Lane
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
@@ -62,8 +69,10 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def sweep(plan: Plan, report: Callable[[str], None]) -> int:
+def sweep(plan: Plan, report: Callable[[str], None], started: Local | None = None) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user.
+
+    `started`: an engine that was started before the plan was known, which is used if it fits the plan.
 
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
     by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
@@ -77,7 +86,10 @@ def sweep(plan: Plan, report: Callable[[str], None]) -> int:
         with show_for(plan, run.path) as show, catch_signals() as signals:
 
             def engine(lanes: int) -> Engine:
-                return Local(plan.run.python, lanes, wake=signals.descriptor)
+                fits = started is not None and (started.python, started.count) == (plan.run.python, lanes)
+                found = started if started is not None and fits else Local(plan.run.python, lanes)
+                found.wake_by(signals.descriptor)
+                return found
 
             return Sweep(plan, fingerprint, run, show, signals, engine).run()
     finally:
@@ -304,7 +316,7 @@ class Sweep:
         if attempt.allocation_trace in {each.allocation_trace for each in running.values()}:
             return None
         return next(
-            (engine_lane for core in range(os.cpu_count() or 1) if (engine_lane := f"sim-{core}") not in running), None
+            (lane for core in range(os.cpu_count() or 1) if (lane := calculated_lane(core)) not in running), None
         )
 
     def _advance(self, lane: Lane) -> None:

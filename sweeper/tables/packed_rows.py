@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -11,6 +12,25 @@ import pyarrow as pa
 
 from sweeper.columns import INT, TEXT, Column, schema_of
 from sweeper.screen import warn
+
+
+class _WithoutPandas:
+    """A finder that does not find pandas.
+
+    pyarrow imports it with the first array that it makes, to recognise arrays of pandas: 0.2 s and 34 MiB for a sweep,
+    which has none. Where a table becomes a data frame, pyarrow imports it all the same (pandas-shim.pxi).
+    """
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ImportError(name)
+
+
+if "pandas" not in sys.modules:
+    sys.meta_path.insert(0, _WithoutPandas)
+    pa.array([])
+    sys.meta_path.remove(_WithoutPandas)
 
 PENDING = 512  # rows that wait as Python objects until they are packed
 SLICE = 8192  # rows of a row group, which are unpacked together when the files are written

@@ -215,6 +215,8 @@ def outcome_text(outcome: Outcome) -> str:
     text += assumed_text(outcome.assumed_values, outcome.assumed_places, outcome.assumed_bounds)
     if outcome.fits is None and outcome.error_message:
         text += f": {error_text(outcome.error_type, outcome.error_message)}"
+    if outcome.notes:
+        text += f"; {'; '.join(outcome.notes)}"
     if outcome.started_cold_because is not None:
         text += f"  (started cold: {outcome.started_cold_because})"
     return text

@@ -15,6 +15,7 @@ card's, since these are not covered:
     reductions   all but sum, mean, vector norm and argmax
     indexing     nonzero, masks of booleans as indices, unique, scatter where it must be deterministic
     CUTLASS      grouped and scaled products; FlashAttention 3; nested tensors
+    cuDNN        recurrent layers by formulas that fit what was published, with bounds: torch_recurrent_kernels
     AMD          attention (AOTriton), norms, reductions, and hipBLASLt's 76 MiB in addition to hipBLAS's workspace
 
 A calculated peak can be higher by two blocks: without data, the seed and offset of the efficient kernel are on the

@@ -28,6 +28,7 @@ class GpuArchitecture:
     vendor: str  # nvidia or amd
     capability: tuple[int, int] | None  # as (9, 0); None on amd
     multiprocessors: int | None = None  # None: those of the usual card of this capability
+    name: str = ""  # as gfx942; empty where no rule asks for it
 
     @property
     def processors(self) -> int:
@@ -74,4 +75,4 @@ def gpu_architecture(card: Card) -> GpuArchitecture:
     """The architecture of a card, whose file has for example sm_90, which is compute capability 9.0."""
     found = re.fullmatch(r"sm_(\d+)(\d)", card.architecture)
     capability = (int(found[1]), int(found[2])) if found else None
-    return GpuArchitecture(card.vendor, capability)
+    return GpuArchitecture(card.vendor, capability, name=card.architecture)

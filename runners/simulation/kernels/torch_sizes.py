@@ -28,3 +28,15 @@ def ceil_divide(number: int, by: int) -> int:
 def contiguous_copies(*tensors: Tensor) -> list[int]:
     """The bytes of the copies of tensors that are not contiguous, for kernels that need them so."""
     return [each.nbytes for each in tensors if not each.is_contiguous()]
+
+
+class Estimate(int):
+    """Bytes that are not known exactly, since a library decides them: the value to calculate with, and bounds."""
+
+    low: int
+    high: int
+
+    def __new__(cls, bytes_: int, low: int, high: int) -> Estimate:
+        estimate = super().__new__(cls, bytes_)
+        estimate.low, estimate.high = low, high
+        return estimate

@@ -22,8 +22,10 @@ from runners.simulation.kernels.torch_normalisation import (
     safe_softmax,
     softmax_backward,
 )
+from runners.simulation.kernels.torch_recurrent_kernels import backward_temporaries, forward_temporaries
 from runners.simulation.kernels.torch_reductions import argmax, sum_or_mean, vector_norm
 from runners.simulation.kernels.torch_sizes import Rule
+from runners.simulation.kernels.torch_sparse_kernels import add_to_dense, coalesce, product
 
 aten = torch.ops.aten
 
@@ -44,6 +46,10 @@ def temporaries(arch: GpuArchitecture) -> Mapping[torch._ops.OpOverload, Rule]:
         "masked_scatter": masked_scatter,
         "masked_scatter_": masked_scatter,
         "_foreach_norm.Scalar": foreach_norm,
+        "_coalesce": coalesce,
+        "add_.Tensor": add_to_dense,
+        "mm": product,
+        "_sparse_addmm": product,
     }
     if arch.vendor == "nvidia":
         rules |= {
@@ -58,6 +64,8 @@ def temporaries(arch: GpuArchitecture) -> Mapping[torch._ops.OpOverload, Rule]:
             "sum.dim_IntList": sum_or_mean(arch, has_dim=True),
             "mean": sum_or_mean(arch, has_dim=False),
             "mean.dim": sum_or_mean(arch, has_dim=True),
+            "_cudnn_rnn": forward_temporaries,
+            "_cudnn_rnn_backward": backward_temporaries,
             "linalg_vector_norm": vector_norm(arch),
             "argmax": argmax(arch),
         }

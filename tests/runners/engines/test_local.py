@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from runners import processes
-from runners.device import device_named
+from runners.device import CPU_CARD, device_named
 from runners.engines.local import EngineFailed, Event, Local
 from runners.outcome import Status
 from runners.point import Attempt, Point
@@ -92,6 +92,37 @@ def test_a_supervisor_serves_what_it_can_and_another_takes_the_rest(lab: Lab) ->
     start(lab, start="warm", environ={"OMP_WAIT_POLICY": "PASSIVE"})
     events(lab.engine)
     assert lab.supervisor != fifth
+
+
+def test_an_expected_calculation_finds_its_libraries_imported(lab: Lab) -> None:
+    """The attempt is the first of its supervisor, and yet torch is in sys.modules before the workload is imported."""
+    (lab.cwd / "early.py").write_text(
+        "import sys\nWAS_THERE = 'runners.simulation.torch_tracer' in sys.modules\n"
+        "def run(**_):\n    import torch\n    return {'imported': WAS_THERE, 'bytes': torch.empty(4).nbytes}\n"
+    )
+    values = {**SETTLED, "model": None, "workload": {"name": "custom", "target": "early:run", "params": {}}}
+    environ: dict[str, str | None] = {"OMP_WAIT_POLICY": "PASSIVE"}
+    expected = Attempt(
+        point=Point(values={"workload": {"name": "custom"}}),
+        device=device_named("sim:cpu"),
+        environ=environ,
+        cwd=str(lab.cwd),
+    )
+    lab.engine.expect(expected, "cpu")
+    watcher = lab.watcher
+    attempt = lab.start_values(values, environ, device="sim:cpu", card=CPU_CARD.to_json())
+    assert lab.settle(attempt).outcome.metrics == {"imported": True, "bytes": 16}
+    assert lab.watcher == watcher
+
+
+def test_an_expected_calculation_that_never_comes_delays_nothing_and_leaves_nothing(lab: Lab) -> None:
+    point = Point(values={"workload": {"name": "custom"}})
+    lab.engine.expect(Attempt(point=point, device=device_named("sim:cpu"), cwd=str(lab.cwd)), "cpu")
+    watcher = lab.watcher
+    began = time.monotonic()
+    lab.engine.close()
+    assert time.monotonic() - began < 1, "it would be importing torch for longer"
+    assert watcher not in processes.descendants_of(os.getpid())
 
 
 def test_what_is_cancelled_settles_as_interrupted(lab: Lab) -> None:

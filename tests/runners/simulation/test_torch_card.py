@@ -1,0 +1,95 @@
+"""A program finds the card that it asks for, although nothing of it is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.programs import H100, HOST, MI300X, MIB, calculated
+
+
+def chooses_its_device(**_: Any) -> dict[str, Any]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512))
+    optimizer = torch.optim.AdamW(model.parameters())  # before the move, as some programs do
+    model.to(device)
+    for _ in range(2):
+        loss = model(torch.randn(8, 512).to(device, non_blocking=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"device": str(loss.device), "is_cuda": loss.is_cuda, "peak": torch.cuda.max_memory_allocated()}
+
+
+@pytest.mark.parametrize("card", [H100, MI300X])
+def test_a_program_that_prints_its_own_peak_prints_the_calculated_one(card: Any) -> None:
+    found = calculated(chooses_its_device, card)
+    assert found.returned["device"] == "cuda:0"
+    assert found.returned["is_cuda"] is True
+    assert found.returned["peak"] == found.peaks["allocated"]
+
+
+def test_on_a_calculated_host_the_program_stays_on_the_cpu() -> None:
+    def program() -> dict[str, Any]:
+        held = torch.zeros(2**20)
+        return {"device": str(held.device), "cuda": torch.cuda.is_available()}
+
+    found = calculated(program, HOST)
+    assert found.returned == {"device": "cpu", "cuda": False}
+    assert found.peaks == {"tensor": 4 * MIB}
+
+
+def test_a_move_to_the_card_keeps_what_two_modules_share() -> None:
+    def program(device: str) -> dict[str, Any]:
+        model = nn.ModuleList([nn.Linear(512, 512, bias=False), nn.Linear(512, 512, bias=False)])
+        model[1].weight = model[0].weight
+        weight = model[0].weight
+        model.to(device)
+        return {"same": model[0].weight is model[1].weight is weight, "bytes": torch.cuda.memory_allocated()}
+
+    assert calculated(program).returned == {"same": True, "bytes": MIB}
+
+
+def test_a_refusal_is_raised_where_the_program_allocates_so_that_it_can_go_on_with_less() -> None:
+    def program(device: str) -> dict[str, Any]:
+        batch, refused = 64, ""
+        while True:
+            try:
+                held = torch.empty(batch, MIB, dtype=torch.uint8, device=device)
+                return {"bytes": held.numel(), "refused": refused}
+            except torch.cuda.OutOfMemoryError as error:
+                batch, refused = batch // 2, str(error)
+
+    found = calculated(program, total=40 * MIB)
+    assert found.returned["bytes"] == 32 * MIB
+    assert found.returned["refused"].startswith("CUDA out of memory. Tried to allocate 64.00 MiB.")
+    assert found.peaks["allocated"] == 32 * MIB
+    assert [line["counters"]["sim:card"]["refusals"] for line in found.lines if line["kind"] == "ended"] == [0, 1, 0]
+
+
+def test_a_tensor_that_a_program_makes_on_meta_takes_no_memory() -> None:
+    def program(device: str) -> dict[str, Any]:
+        with torch.device("meta"):
+            model = nn.Linear(1024, 1024, bias=False)
+        is_meta, held = model.weight.is_meta, torch.cuda.memory_allocated()
+        model.to_empty(device=device)
+        return {"meta": is_meta, "before": held, "after": torch.cuda.memory_allocated()}
+
+    assert calculated(program).returned == {"meta": True, "before": 0, "after": 4 * MIB}
+
+
+def test_tensors_of_two_devices_do_not_meet() -> None:
+    def program(device: str) -> None:
+        torch.ones(4, device=device) @ torch.ones(4)
+
+    assert "Expected all tensors to be on the same device" in (calculated(program).error or "")
+
+
+def test_a_program_that_stays_on_the_host_says_nothing_about_the_card() -> None:
+    def program() -> None:
+        torch.ones(4).sum()
+
+    assert "nothing was placed on cuda" in (calculated(program).error or "")

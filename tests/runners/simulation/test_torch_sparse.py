@@ -1,0 +1,133 @@
+"""Sparse tensors take the bytes of their indices and values, compared with a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from runners.phases import Unavailable
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
+from runners.simulation.torch_device_rules import CudaRules
+from runners.simulation.torch_tracer import MetaTracer
+from tests.tracing import Work, peak, real_peak
+
+NODES, EDGES, FEATURES = 100, 400, 16
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse (invariant|CSR)")
+
+
+def graph(device: str) -> torch.Tensor:
+    edges = torch.stack([torch.arange(EDGES) % NODES, torch.arange(EDGES) * 7 % NODES]).to(device)
+    return torch.sparse_coo_tensor(edges, torch.ones(EDGES, device=device), (NODES, NODES))
+
+
+def nodes(device: str) -> torch.Tensor:
+    return torch.ones(NODES, FEATURES, device=device, requires_grad=True)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "Adagrad": torch.optim.Adagrad,
+    "SparseAdam": lambda parameters: torch.optim.SparseAdam(list(parameters)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("ids", ["known", "random"])
+def test_a_sparse_embedding_takes_the_bytes_of_a_cpu(optimizer: str, ids: str) -> None:
+    def work(device: str) -> None:
+        embedding = nn.Embedding(1000, 32, sparse=True, padding_idx=0 if ids == "random" else None, device=device)
+        made = OPTIMIZERS[optimizer](embedding.parameters())
+        given = torch.arange(64, device=device) if ids == "known" else torch.randint(0, 1000, (64,), device=device)
+        for _ in range(2):
+            embedding(given.view(8, 8)).sum().backward()
+            made.step()
+            made.zero_grad()
+
+    # Of random ids some are equal or padding, and the traced number is that of all.
+    assert real_peak(work) <= peak(work) * 1.0001 <= real_peak(work) * (1.005 if ids == "known" else 1.03)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sparse"), [("sum", False), ("sum", True), ("mean", False), ("mean", True), ("max", False)]
+)
+@pytest.mark.parametrize("padding", [None, 3])
+def test_a_bag_of_embeddings_takes_the_bytes_of_a_cpu(mode: str, sparse: bool, padding: int | None) -> None:
+    def work(device: str) -> None:
+        bag = nn.EmbeddingBag(1000, 32, mode=mode, sparse=sparse, padding_idx=padding, device=device)
+        for _ in range(2):
+            bag(torch.arange(64, device=device), torch.arange(0, 64, 8, device=device)).sum().backward()
+
+    assert peak(work) == pytest.approx(real_peak(work), rel=0.005)
+
+
+OPERATORS: dict[str, Work] = {
+    "product": lambda on: torch.sparse.mm(graph(on), nodes(on)).sum().backward(),
+    "product, coalesced": lambda on: (graph(on).coalesce() @ nodes(on)).relu().sum().backward(),
+    "product with gradients of both": lambda on: weighted(on).sum().backward(),
+    "addmm": lambda on: torch.sparse.addmm(nodes(on), graph(on), nodes(on)),
+    "transposed": lambda on: graph(on).t() @ nodes(on),
+    "compressed rows": lambda on: graph(on).coalesce().to_sparse_csr() @ nodes(on).detach(),
+    "dense": lambda on: graph(on).to_dense(),
+    "of a dense tensor of whole numbers": lambda on: torch.eye(50, dtype=torch.int64, device=on).to_sparse(),
+    "sum of two": lambda on: graph(on) + graph(on),
+    "in place": lambda on: graph(on).add_(graph(on)),
+    "added to a dense tensor": lambda on: torch.ones(NODES, NODES, device=on).add_(graph(on), alpha=0.5),
+    "times a number": lambda on: graph(on) * 2,
+    "sum of rows": lambda on: torch.sparse.sum(graph(on), 1).to_dense(),
+    "softmax": lambda on: torch.sparse.softmax(graph(on).coalesce(), 1),
+    "joined": lambda on: torch.cat([graph(on), graph(on)]),
+    "values": lambda on: graph(on).coalesce().values().sum(),
+}
+
+
+def weighted(device: str) -> torch.Tensor:
+    weights = torch.ones(EDGES, device=device, requires_grad=True)
+    adjacency = torch.sparse_coo_tensor(graph(device)._indices(), weights, (NODES, NODES))
+    return torch.sparse.mm(adjacency, nodes(device))
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_on_sparse_tensors_takes_the_bytes_of_a_cpu(name: str) -> None:
+    assert peak(OPERATORS[name]) == pytest.approx(real_peak(OPERATORS[name]), rel=0.005)
+
+
+def traced(work: Work) -> MetaTracer:
+    tracer = MetaTracer(CudaRules(GpuArchitecture("nvidia", (9, 0))))
+    with tracer.around_workload():
+        work("meta")
+    return tracer
+
+
+def test_on_cuda_equal_places_are_added_up_and_counted_where_they_are_known() -> None:
+    def known(device: str) -> int:
+        count: int = graph(device).coalesce()._indices().size(1)
+        return count
+
+    tracer = MetaTracer(CudaRules(GpuArchitecture("nvidia", (9, 0))))
+    with tracer.around_workload():
+        assert known("meta") == NODES
+    assert not tracer.bounds
+
+
+def test_on_cuda_there_are_at_most_as_many_elements_and_the_peak_says_so() -> None:
+    def work(device: str) -> None:
+        ids = torch.randint(0, 10, (1, 64), device=device)
+        torch.sparse_coo_tensor(ids, torch.ones(64, 8, device=device), (10, 8)).coalesce()
+
+    tracer = traced(work)
+    assert [(low, high) for _, low, high in tracer.bounds] == [(8, 8 * 64), (8 * 4, 8 * 4 * 64)]
+
+
+def test_what_depends_on_how_many_numbers_are_not_zero_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match=r"aten\._to_sparse\.default .* the number of its elements"):
+        traced(lambda device: torch.rand(4, 4, device=device).to_sparse())
+    with pytest.raises(Unavailable, match=r"aten\.mm\.default .* the number of its elements"):
+        traced(lambda device: graph(device).coalesce() @ graph(device).coalesce())
+    with pytest.raises(Unavailable, match=r"aten\.index_select\.default .* no rule"):
+        traced(lambda device: graph(device).index_select(0, torch.arange(5, device=device)))
