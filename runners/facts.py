@@ -184,6 +184,18 @@ class Unlimited(NamedTuple):
     t: float | None = None
 
 
+class Assumed(NamedTuple):
+    """What a calculated attempt assumed so far, in place of numbers that are not calculated. The last one counts.
+
+    A place has `file` (relative to the current folder where it is inside), `line`, `function`, `operator` and `times`.
+    """
+
+    values: int | None  # numbers that the program read
+    places: Sequence[Mapping[str, Any]]  # where it did
+    bounds: Sequence[Mapping[str, Any]]  # where one decided a size or the length of a loop, with `bound`
+    t: float | None = None
+
+
 class Notes(NamedTuple):
     """What has to be known to read the figures of an attempt: an assumption, a bound, or what was left out."""
 
@@ -204,6 +216,7 @@ Fact = (
     | Trace
     | Finished
     | Unlimited
+    | Assumed
     | Notes
 )
 
@@ -367,6 +380,7 @@ KINDS: Mapping[type[Fact], str] = {
     Trace: "trace",
     Finished: "finished",
     Unlimited: "unlimited",
+    Assumed: "assumed",
     Notes: "notes",
 }
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) for made, kind in KINDS.items()} | {

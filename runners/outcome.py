@@ -112,6 +112,9 @@ class Outcome:
     budget_bytes: int | None = None
     model: Mapping[str, Any] = field(default_factory=dict)
     unlimited: Mapping[str, int] = field(default_factory=dict)  # calculated peaks, as if memory were unlimited
+    assumed_values: int | None = None  # numbers that a calculated attempt read and that are assumed
+    assumed_places: Sequence[Mapping[str, Any]] = ()
+    assumed_bounds: Sequence[Mapping[str, Any]] = ()  # where a size is at most what it was taken as
     metrics: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # assumptions, bounds and what was left out
     steps: int | None = None
@@ -345,6 +348,11 @@ def outcome_of(
     if not is_of_program:  # the counters are those of a program's processes
         common["other_processes"] = exit.other_processes
         common["other_processes_resident_bytes"] = exit.other_processes_resident_bytes
+    assumed = _last(last, facts.Assumed)
+    if attempt.device.is_calculated:
+        common["assumed_values"] = 0 if assumed is None else assumed.values
+        common["assumed_places"] = () if assumed is None else assumed.places or ()
+        common["assumed_bounds"] = () if assumed is None else assumed.bounds or ()
     if damage is not None:
         return Outcome(status=Status.LOST, void=True, error_message=f"its record is damaged: {damage}", **common)
     refusals = _refusals(attempt, phases)
@@ -361,6 +369,8 @@ def outcome_of(
         raised = _raised(failed, phases, common["environment"], attempt.device, refusals)
         uncaught = "requested_bytes" in raised
         common |= _handled(max(0, refusals - uncaught) if refusals else refusals, phases)
+        if common.get("assumed_bounds") and raised["status"] is Status.OOM:
+            raised = {"status": Status.UNAVAILABLE, "error_message": _refused_with(common["assumed_bounds"])}
         return Outcome(**raised, **common)
     common |= _handled(refusals, phases)
     if failed is None and exit.code == facts.UNRECORDED:
@@ -368,6 +378,14 @@ def outcome_of(
         return Outcome(status=Status.LOST, void=True, error_message=why, **common)
     is_unified = bool(common["environment"].get("device_integrated"))
     return Outcome(**_ended(exit, is_unified), void=bool(exit.lost) and not journal, **common)
+
+
+def _refused_with(bounds: Sequence[Mapping[str, Any]]) -> str:
+    first = bounds[0]
+    return (
+        f"it is not known that it does not fit: {first['file']}:{first['line']}, {first['operator']} was taken as "
+        f"{first['bound']}, and with that an allocation is refused"
+    )
 
 
 def _last(journal: Mapping[type, Fact], kind: type[F]) -> F | None:

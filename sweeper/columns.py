@@ -15,7 +15,7 @@ Version (in each file's metadata, `sweeper.schema`):
         limit_bytes, headroom_bytes, headroom_counter, handled_refusals, handled_refusal_bytes, started_cold_because,
         peak_graph_pools_bytes, context_bytes; in phases: refusals, refused_bytes, graph_pools. contaminated is about
         change: a process that was there before and stayed as it was is none
-    8   new in points and attempts: notes
+    8   new in points and attempts: notes, workload.assume, assumed_values, assumed_places, assumed_bounds
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -102,6 +102,10 @@ def _outcome(name: str, type: pa.DataType, meaning: str, unit: str | None = None
     return Column(name, type, meaning, unit, attrgetter(f"outcome.{name}"))
 
 
+def _listed(name: str, meaning: str) -> Column:
+    return Column(name, TEXT, meaning, None, lambda settled: as_text(getattr(settled.outcome, name)))
+
+
 def _peak(counter: str, meaning: str) -> Column:
     name = f"peak_{counter}_bytes"
     return Column(name, INT, meaning, "bytes", lambda settled: settled.outcome.peak(counter))
@@ -181,6 +185,7 @@ DIMENSIONS = (
     _key("workload.export", TEXT, "train: how the model is written after the steps"),
     _key("workload.target", TEXT, "custom: the function, as module:function"),
     _key("workload.argv", TEXT, "command: the program's arguments, as JSON"),
+    _key("workload.assume", FLOAT, "custom, command: what stands for a number that is not calculated; null: 1"),
 )
 PLAN = (
     POINT_ID,
@@ -308,6 +313,22 @@ ENDED = (
         INT,
         "calculated points only: the peak of the deciding counter if memory were unlimited",
         "bytes",
+    ),
+    _outcome(
+        "assumed_values",
+        INT,
+        "calculated points only: how often the program read a number that is not calculated, and was given an assumed "
+        "one (workload.assume)",
+        "values",
+    ),
+    _listed(
+        "assumed_places",
+        "where it did, as JSON: file, line, function, operator, times; the first fifty places",
+    ),
+    _listed(
+        "assumed_bounds",
+        "calculated points only: where such a number decides a size or the length of a loop, so that the peak is at "
+        "most the true one's bound, as JSON: file, line, function, operator, bound, times",
     ),
     Column("skipped_because", TEXT, "attempt whose result implies this point's, so that it was skipped"),
     Column(

@@ -21,12 +21,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from runners.phases import Unavailable
+from runners.simulation.assumptions import AssumedFloat, AssumedInt, Level
 from runners.simulation.torch_tracer import MetaTracer, replaced
 from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
+
+MOST_SIZES = 64  # numbers of a shape; longer lists are data
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -61,6 +64,13 @@ class ProgramDevice(TorchFunctionMode):
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
+            tensor.item: self._number("Tensor.item"),
+            tensor.__bool__: self._number("bool", bool),
+            tensor.is_nonzero: self._number("Tensor.is_nonzero", bool),
+            torch.is_nonzero: self._number("torch.is_nonzero", bool),
+            tensor.__float__: self._number("float", float),
+            tensor.__int__: self._number("int", int),
+            tensor.__index__: self._number("index", int),
             torch.as_tensor: self._as_tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
@@ -88,6 +98,7 @@ class ProgramDevice(TorchFunctionMode):
             _storages_answer(self),
             _recomputed_alike(),
             EnteredInThreads(lambda: self),
+            self._tracer.assumptions.watching_loops(),
             self,
         ):
             yield
@@ -95,9 +106,16 @@ class ProgramDevice(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._tracer.is_elsewhere:
             return func(*args, **(kwargs or {}))
+        if self._tracer.assumptions.handed_out:
+            found = _assumed_in(args, kwargs)
+            if found:
+                return self._with_assumed(found, func, args, kwargs or {})
         if types and (owner := _class_with_functions(types)) is not None:
             with self:  # the function of a subclass asks tensors for their device too
                 return owner.__torch_function__(func, types, args, kwargs or {})
+        return self._answer(func, args, kwargs)
+
+    def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
@@ -110,6 +128,21 @@ class ProgramDevice(TorchFunctionMode):
                 kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
             return func(*args, **kwargs)
         return func(*args)
+
+    def _with_assumed(self, found: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function with numbers that are assumed: they decide a size, or its results are assumed too."""
+        name = getattr(func, "__name__", str(func))
+        if name not in OF_NUMBERS:
+            for number in found:
+                if isinstance(number, int):
+                    self._tracer.assumptions.size(number, name)
+        result = self._answer(func, args, kwargs)
+        level = max(number.level for number in found)
+        with NO_FUNCTION_MODES():
+            for each in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(each, torch.Tensor):
+                    self._tracer.numbers.doubt(each, level)
+        return result
 
     # --- where a tensor is ---
 
@@ -288,7 +321,37 @@ class ProgramDevice(TorchFunctionMode):
 
     def _list(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        return func(self._tracer.host_copy(tensor.detach())) if self.is_here(tensor) else func(tensor)
+        with NO_FUNCTION_MODES():
+            numbers = self._tracer.numbers
+            if not tensor.is_meta and numbers.level(tensor) is Level.KNOWN:
+                return func(tensor)
+            return numbers.list_of(tensor, "Tensor.tolist")
+
+    def _number(self, operator: str, kind: Any = None) -> Handler:
+        """What reads one number. `kind` is the type that Python demands of it."""
+
+        def read(func: Any, args: Any, kwargs: Any) -> Any:
+            tensor = args[0]
+            with NO_FUNCTION_MODES():
+                numbers = self._tracer.numbers
+                if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or self._tracer.is_abstract(tensor):
+                    return func(*args)
+                level = numbers.level(tensor)
+                if not tensor.is_meta and level is Level.KNOWN:
+                    return func(*args)
+                if kind is None:
+                    return numbers.number(tensor, operator)
+                number = numbers.answer(tensor).tensor.item()
+                if level is Level.KNOWN:
+                    return kind(number)
+                if kind is bool:
+                    return self._tracer.assumptions.truth(bool(number), level, operator)
+                if kind is int:
+                    return self._tracer.assumptions.whole(int(number), level, operator)
+                self._tracer.assumptions.note(operator)
+                return kind(number)
+
+        return read
 
     def _text(self, func: Any, args: Any, kwargs: Any) -> str:
         text: str = func(*args, **kwargs)
@@ -297,10 +360,42 @@ class ProgramDevice(TorchFunctionMode):
     def _formatted(self, func: Any, args: Any, kwargs: Any) -> str:
         tensor, form = args
         if self.is_here(tensor) and tensor.dim() == 0:
-            return format(tensor.item(), form)
+            with NO_FUNCTION_MODES():
+                return format(self._tracer.numbers.number(tensor, "format"), form)
         return self._text(func, args, kwargs)
 
 
+# Functions whose whole numbers are numbers and no sizes, positions or dimensions.
+OF_NUMBERS = frozenset(
+    f"{before}{name}{after}"
+    for name in ("add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge")
+    for before, after in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
+) | frozenset(
+    {
+        *("true_divide", "floor_divide", "remainder", "fmod", "rsub", "subtract", "multiply", "divide", "maximum"),
+        *("minimum", "clamp", "clamp_", "clip", "clip_", "fill_", "masked_fill", "masked_fill_", "tensor", "as_tensor"),
+        *("new_tensor", "scalar_tensor", "where", "isin", "lerp", "lerp_", "addcmul", "addcdiv", "addcmul_"),
+        *("addcdiv_", "__contains__", "greater", "less", "greater_equal", "less_equal", "not_equal", "copysign"),
+        *("index_fill", "index_fill_", "manual_seed", "__format__", "item", "normal_", "uniform_"),
+    }
+)
+
+
+def _assumed_in(args: Any, kwargs: Any) -> list[Any]:
+    """The assumed numbers among arguments, in shapes and in slices."""
+    found: list[Any] = []
+    waiting = [*args, *kwargs.values()] if kwargs else list(args)
+    while waiting:
+        each = waiting.pop()
+        kind = type(each)
+        if kind is AssumedInt or kind is AssumedFloat:
+            found.append(each)
+        elif kind is tuple or kind is list or kind is torch.Size:
+            if len(each) <= MOST_SIZES:
+                waiting += each
+        elif kind is slice:
+            waiting += (each.start, each.stop, each.step)
+    return found
 def _class_with_functions(types: Any) -> Any:
     """A subclass of tensors that replaces functions of torch, if it was not asked for this one already."""
     if not torch._C._is_torch_function_enabled():

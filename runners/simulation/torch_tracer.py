@@ -17,7 +17,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, partial
+from functools import partial
 from inspect import isfunction
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from runners.meters.torch_gradients import GradientSums
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
+from runners.simulation.assumptions import Assumptions, Level
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
@@ -43,14 +44,13 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_numbers import Numbers, is_followed
 from runners.simulation.torch_results import RESULTS
 from runners.threads import EnteredInThreads
 
-LARGEST_VALUE = 2**23  # bytes up to which whole numbers are computed: positions and masks, but no length squared
 
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
-SINGLE = 8  # bytes of one number of any type
 HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
 
 aten = torch.ops.aten
@@ -97,8 +97,11 @@ class MetaTracer(UnseenByDynamo):
     `events` has the bytes of each allocation. Allocations are numbered from 0, and the event -(n + 1) frees number n.
     """
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, assumptions: Assumptions | None = None) -> None:
         super().__init__()
+        self.assumptions = assumptions or Assumptions()
+        self.assumptions.on_failure = self._fail
+        self.numbers = Numbers(self.assumptions)
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
@@ -110,7 +113,6 @@ class MetaTracer(UnseenByDynamo):
         self._allocations = 0
         # By the address of a live StorageImpl: its bytes, its number, and the weak reference that reports its end.
         self._storages: dict[int, tuple[int, int, Any]] = {}
-        self._values: dict[int, torch.UntypedStorage] = {}  # by the same: its whole numbers, where known
         self._calls: dict[Any, CachedCall] = {}
         self._sums = GradientSums()
         self._on_host = False  # whether new tensors are in host memory
@@ -204,7 +206,7 @@ class MetaTracer(UnseenByDynamo):
 
     def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor with its numbers, on the host."""
-        return self._value(tensor, aten._to_copy.default).clone()
+        return self.numbers.host_copy(tensor, "Tensor.cpu")
 
     @contextmanager
     def moved_to_device(self, module: torch.nn.Module) -> Iterator[None]:
@@ -254,7 +256,9 @@ class MetaTracer(UnseenByDynamo):
         if func is aten._to_copy.default and args[0].is_meta and kwargs.get("device") == HOST:
             return self._copy_value(args[0], kwargs)
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
-            args[0].copy_(self.host_copy(args[1]))
+            copy = self.host_copy(args[1])
+            args[0].copy_(copy)
+            self.numbers.follow_host(args[0], (copy,), {})
             return args[0]
         if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
@@ -327,10 +331,7 @@ class MetaTracer(UnseenByDynamo):
                 weakref.ref(twin, partial(self._storage_died, twin._cdata)),
             )
             self._twins[key] = twin, weakref.ref(storage, lambda _: self._twins.pop(key, None))
-            if _may_have_value(
-                torch.empty(0, dtype=tensor.dtype, device="meta").set_(twin, 0, tensor.shape, tensor.stride())
-            ):
-                self._values[twin._cdata] = storage
+            self.numbers.share(twin, tensor)
         place = (tensor.storage_offset(), tensor.shape, tensor.stride())
         return torch.empty(0, dtype=tensor.dtype, device="meta").set_(self._twins[key][0], *place)
 
@@ -340,7 +341,7 @@ class MetaTracer(UnseenByDynamo):
             with self:
                 return kernel(*args, **kwargs)
         except Unavailable as error:
-            self._failed(str(error))
+            self._fail(str(error))
             raise
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -380,13 +381,12 @@ class MetaTracer(UnseenByDynamo):
 
     def _trace_all(self, result: Any, func: Any, args: Any, kwargs: Any) -> None:
         if isinstance(result, torch.Tensor):
-            self._trace(result, func, args, kwargs)
-        elif result is None or (isinstance(result, (list, tuple)) and not result):
-            self._forget_values(func, args)
-        else:
+            self._trace(result, func)
+        elif result is not None:
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
-                    self._trace(leaf, func, args, kwargs)
+                    self._trace(leaf, func)
+        self.numbers.follow(result, func, args, kwargs)
 
     def _requested(self, event: int) -> int:
         """The number of a new allocation. Raises what a program on the device catches if it does not fit."""
@@ -405,7 +405,7 @@ class MetaTracer(UnseenByDynamo):
             self._requested(WORKSPACE)
             self._workspaces.add(in_backward)
 
-    def _trace(self, tensor: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+    def _trace(self, tensor: torch.Tensor, func: Any) -> None:
         if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
             return
         if tensor.layout is not torch.strided:
@@ -417,15 +417,14 @@ class MetaTracer(UnseenByDynamo):
             return
         if not self._on_host:
             self._note_bounds(getattr(tensor, "estimate", 0))
-        key, size = self._registered(tensor.untyped_storage())
-        if _may_have_value(tensor):
-            self._compute_value(key, size, func, args, kwargs)
+        self._registered(tensor.untyped_storage())
 
-    def _registered(self, storage: torch.UntypedStorage) -> tuple[int, int]:
-        """Its address and bytes. A storage that is new or resized adds its events."""
+    def _registered(self, storage: torch.UntypedStorage) -> int:
+        """Its address. A storage that is new or resized adds its events."""
         while self._dead:
             self._end_storage(self._dead.popleft())
-        key, size = storage._cdata, storage.nbytes()
+        key: int = storage._cdata
+        size = storage.nbytes()
         known = self._storages.get(key)
         if known is None:
             reference = weakref.ref(storage, partial(self._storage_died, key))
@@ -434,7 +433,8 @@ class MetaTracer(UnseenByDynamo):
         elif known[0] != size:  # resized in place: the old memory is freed after the new is allocated
             self._storages[key] = size, self._allocate(size), known[2]
             self._free(known[1])
-        return key, size
+            self.numbers.forget(key)
+        return key
 
     def _transfer_storage(self, old: torch.Tensor, new: torch.Tensor) -> None:
         """With data, autograd accumulates a gradient in place: the sum has the storage of the first gradient."""
@@ -464,7 +464,7 @@ class MetaTracer(UnseenByDynamo):
             self._dead.append(key)
 
     def _end_storage(self, key: int) -> None:
-        self._values.pop(key, None)
+        self.numbers.forget(key)
         self._sums.died(key)
         self._free(self._storages.pop(key)[1])
 
@@ -508,7 +508,7 @@ class MetaTracer(UnseenByDynamo):
             def made(*args: Any, **kwargs: Any) -> Any:
                 tensor = make(*args, **kwargs)
                 with torch._C.DisableTorchFunction():
-                    if _may_have_value(tensor) and not any(
+                    if is_followed(tensor) and not any(
                         isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
                     ):
                         with _disable_current_modes():
@@ -525,30 +525,40 @@ class MetaTracer(UnseenByDynamo):
     def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Keep the value of a tensor without data."""
         if torch._C.TensorBase.is_meta.__get__(tensor):  # type: ignore[attr-defined]
-            key, _ = self._registered(tensor.untyped_storage())
-            self._values[key] = value.untyped_storage()
+            self._registered(tensor.untyped_storage())
+            self.numbers.set(tensor.untyped_storage(), value.untyped_storage())
 
     def _item(self, tensor: torch.Tensor) -> Any:
-        return self._value(tensor, aten._local_scalar_dense.default).item()
+        """A number that an operator reads, and not the program itself."""
+        operator = aten._local_scalar_dense.default
+        found = self.numbers.answer(tensor)
+        number = found.tensor.item()
+        if found.level > Level.KNOWN and isinstance(number, int) and not isinstance(number, bool):
+            if found.level is Level.ASSUMED:
+                raise self._unavailable(operator, "it reads a whole number that is not calculated")
+            self.assumptions.bound(str(operator))
+        elif found.level > Level.KNOWN:
+            self.assumptions.note(str(operator))
+        return number
 
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
-        copy: torch.Tensor = self._value(tensor, aten._to_copy.default).clone().to(options.get("dtype"))
+        copy = self.numbers.host_copy(tensor, "Tensor.cpu")
+        dtype = options.get("dtype")
+        if dtype is None or dtype == copy.dtype:
+            return copy
+        level, copy = self.numbers.level(copy), copy.to(dtype)
+        if level > Level.KNOWN:
+            self.numbers.taint(copy, level)
         return copy
 
-    def _value(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
-        value = self._values.get(tensor.untyped_storage()._cdata)
-        if value is None:
-            raise self._unavailable(func, "the workload reads a number (.item(), .cpu()), and none is computed")
-        return _on_cpu(tensor, value)
-
     def _known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        value = self._values.get(tensor.untyped_storage()._cdata)
-        return None if value is None else _on_cpu(tensor, value)
+        found = self.numbers.read(tensor)
+        return None if found is None or found.level > Level.FINITE else found.tensor
 
     def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator whose shape depends on values, computed from known whole numbers.
+        """The result of an operator whose shape depends on numbers: as they are where known, else at most all.
 
-        Raises Unavailable if they are not known.
+        Raises Unavailable if neither is known.
         """
         if func is aten.index.Tensor:
             indices, counts = self._without_masks(args[1], func)
@@ -557,16 +567,31 @@ class MetaTracer(UnseenByDynamo):
             self._allocate_temporaries(counts)
             return result
         if func is aten.masked_select.default:
-            mask = self._value(args[1], func)
-            shape: Any = torch.broadcast_shapes(args[0].shape, mask.shape)  # type: ignore[no-untyped-call]
-            result = args[0].new_empty(int(mask.expand(shape).count_nonzero()))
+            shape: Any = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
+            result = args[0].new_empty(self._count(args[1].expand(shape), func))
+        elif func is aten.nonzero.default:
+            count = self._count(args[0], func)
+            result = torch.empty((args[0].ndim, count), dtype=torch.int64, device="meta").t()
         else:
-            if any(leaf.is_floating_point() for leaf in tree_iter(args) if isinstance(leaf, torch.Tensor)):
-                raise self._unavailable(func, "the shape of its result depends on numbers that are not computed")
-            made = func(*tree_map(partial(self._value_if_meta, func), args), **kwargs)
+            for leaf in tree_iter(args):
+                if isinstance(leaf, torch.Tensor) and not self.numbers.knows(leaf):
+                    raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+            made = func(*tree_map(self._value_if_meta, args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
         self._trace_all(result, func, args, kwargs)
         return result
+
+    def _count(self, mask: torch.Tensor, func: Any) -> int:
+        """How many elements are not zero, or the most that can be."""
+        found = self.numbers.answer(mask)
+        if found.level is Level.KNOWN:
+            return int(found.tensor.count_nonzero())
+        operator = str(func.overloadpacket)
+        if found.level is Level.FINITE:
+            self.assumptions.note(operator)
+            return int(found.tensor.count_nonzero())
+        self.assumptions.bound(operator)
+        return mask.numel()
 
     def _without_masks(self, indices: Any, func: Any) -> tuple[list[Any], list[int]]:
         """The indices with positions in place of masks, as the kernel computes them, and the bytes of those."""
@@ -576,58 +601,20 @@ class MetaTracer(UnseenByDynamo):
             if not _is_mask(index):
                 found.append(index)
                 continue
-            count = int(self._value(index, func).count_nonzero())
+            count = self._count(index, func)
             found += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.ndim)]
             counts.append(count * index.ndim * torch.int64.itemsize)
         return found, counts
 
-    def _value_if_meta(self, func: Any, leaf: Any) -> Any:
-        return self._value(leaf, func) if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
-
-    def _forget_values(self, func: Any, args: Any) -> None:
-        """The values of what an operator without results has changed are unknown."""
-        if func in FINITE:
-            return
-        self.written(args)
-
-    def written(self, args: Any) -> None:
-        """Forget the values of tensors that code which is not traced has written to."""
-        for leaf in tree_iter(args):
-            if _is_dense(leaf):
-                self._values.pop(leaf.untyped_storage()._cdata, None)
-
-    def _compute_value(self, key: int, size: int, func: Any, args: Any, kwargs: Any) -> None:
-        """Compute the whole numbers of a result if all operands are known; forget them if not."""
-        given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        keys = [storage._cdata for leaf in given if leaf.is_meta for storage in storages_of(leaf)]
-        if key in keys and not func._schema.is_mutable:
-            return  # a view
-        if any(map(torch_sparse.is_sparse, given)):
-            self._values.pop(key, None)
-            return
-        if size > LARGEST_VALUE or not all(each in self._values for each in keys) or _is_undefined(func):
-            self._values.pop(key, None)
-            return
-        values = self._values
-
-        def known(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor) and leaf.is_meta:
-                return _on_cpu(leaf, values[leaf.untyped_storage()._cdata])
-            return HOST if isinstance(leaf, torch.device) else leaf
-
-        concrete_args, concrete_kwargs = tree_map(known, (args, kwargs))
-        made = func(*concrete_args, **concrete_kwargs)
-        if key in values:
-            return  # the operator changed the value in place
-        if isinstance(made, torch.Tensor) and made.untyped_storage().nbytes() == size:
-            values[key] = made.untyped_storage()
+    def _value_if_meta(self, leaf: Any) -> Any:
+        return self.numbers.answer(leaf).tensor if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
         message = f"{func} cannot be traced without data: {why}"
-        self._failed(message)
+        self._fail(message)
         return Unavailable(message)
 
-    def _failed(self, message: str) -> None:
+    def _fail(self, message: str) -> None:
         if self.failure is None:
             self.failure, self.failure_event = message, len(self.events)
 
@@ -702,12 +689,6 @@ def _is_dense(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_meta and value.layout is torch.strided
 
 
-def _may_have_value(tensor: torch.Tensor) -> bool:
-    if not tensor.is_meta:
-        return False
-    return tensor.untyped_storage().nbytes() <= SINGLE or not (tensor.is_floating_point() or tensor.is_complex())
-
-
 def _is_on_device(values: Any) -> bool:
     """Whether there is a tensor without data among them."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_iter(values))
@@ -771,27 +752,3 @@ BETWEEN_DEVICES = frozenset(
 )
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
-# Results without defined values: uninitialised memory.
-UNDEFINED = frozenset(
-    {
-        aten.empty.memory_format,
-        aten.empty_strided.default,
-        aten.empty_like.default,
-        aten.new_empty.default,
-        aten.new_empty_strided.default,
-    }
-)
-
-
-@cache
-def _is_undefined(func: Any) -> bool:
-    return func in UNDEFINED or torch.Tag.nondeterministic_seeded in func.tags
-
-
-# Gradients of float16 are assumed to be finite: a step with others skips the update and takes no more memory.
-FINITE = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})
-
-
-def _on_cpu(tensor: torch.Tensor, value: torch.UntypedStorage) -> torch.Tensor:
-    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-    return torch.empty(0, dtype=tensor.dtype).set_(value, *place)

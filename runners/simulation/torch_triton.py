@@ -24,7 +24,7 @@ def adapted(tracer: MetaTracer) -> Callable[[ModuleType], AbstractContextManager
     """What changes in the library while a workload is traced."""
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> None:
-        tracer.written((*args, *kwargs.values()))
+        tracer.numbers.written((*args, *kwargs.values()))
 
     def benchmarked(self: Any, *args: Any, **kwargs: Any) -> list[float]:
         torch.empty(BENCHMARK_BUFFER, dtype=torch.uint8, device="meta")

@@ -19,6 +19,7 @@ from runners.device import Card
 from runners.models import quantized_weights
 from runners.phases import WHOLE, Phases, ProgramFailed, Reading, Unavailable
 from runners.point import Attempt
+from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.uncertainty import with_uncertainty
@@ -93,11 +94,13 @@ def trace_workload(
     from runners.simulation.torch_tracer import MetaTracer
 
     values, card = attempt.point.values, card or card_of(attempt)
-    tracer = MetaTracer(rules_of(card))
+    assumptions = Assumptions(_assumed_number(values), str(attempt.cwd))
+    tracer = MetaTracer(rules_of(card), assumptions)
     program = FollowedProgram(tracer)
     workload_block = processes.forks_end_here()
     meter = _EventMeter(attempt.device.name, tracer.events)
     journal = _MemoryJournal(meter)
+    assumptions.on_place = lambda: journal.add({"kind": "assumed", **assumptions.facts()})
     memory = LiveMemory(tracer.events, lambda: memory_of(card, values.get("budget"), unlimited=not refuses), refuses)
     try:
         _check_dtypes(attempt)
@@ -131,10 +134,14 @@ def trace_workload(
             raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
         if tracer.bounds:
             finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
+        assumptions.on_end()
         journal.add({"kind": "finished", **finished})
     except BaseException as error:
+        assumptions.on_end()
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
         meter.cut()  # threads that the workload left may go on
+        if assumptions.has_bounds and not _is_refusal(own):
+            own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
         journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error, attempt)})
     if notes := [*tracer.notes, *program.notes()]:
         journal.lines.insert(-1, {"kind": "notes", "notes": notes, EVENT: journal.lines[-1][EVENT]})
@@ -153,6 +160,14 @@ def _described(error: BaseException, describe_error: DescribeError, attempt: Att
         return dict(facts)
     is_its_end = attempt.point["workload"] == "command" and not issubclass(type(error), (Unavailable, NothingPlaced))
     return {**describe_error(error), **({"exit_code": 1} if is_its_end else {})}  # as an interpreter leaves
+def _assumed_number(values: Mapping[str, Any]) -> float:
+    assume = (values.get("workload") or {}).get("assume")
+    return 1.0 if assume is None else float(assume)
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the card's memory refused an allocation, or the tracer what it cannot follow."""
+    return isinstance(error, Unavailable) or "out of memory" in untrusted.text(error, failure.LONGEST_MESSAGE).lower()
 
 
 class NothingPlaced(Exception):

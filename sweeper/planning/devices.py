@@ -118,6 +118,14 @@ def check_others(devices: Sequence[Device], points: Iterable[Point], budget_of_c
                 raise Mistake(f"used_by_others={typed_bytes(others)}: must be less than the {room} of {device.name}")
 
 
+def check_assumed(devices: Sequence[Device], points: Iterable[Point]) -> None:
+    """Raise Mistake for `workload.assume` where every number is calculated or measured."""
+    assumed = next((value for point in points if (value := point.get("workload.assume")) is not None), None)
+    if assumed is not None and not any(device.is_calculated for device in devices):
+        rule = "use it with calculated devices (devices=[sim:CARD])"
+        raise Mistake(f"workload.assume={assumed:g}: has no effect on {devices[0].name}; {rule}")
+
+
 def check_budgets(devices: Sequence[Device], points: Iterable[Point]) -> None:
     """Raise Mistake for a budget on a GPU whose allocator would not keep to it, by the variables that torch reads."""
     measured = [each.name for each in devices if not each.is_cpu and not each.is_calculated and not each.unavailable]

@@ -115,6 +115,7 @@ class _Planner:
         for line in devices.lowered_budgets(here, plan.points):
             self.report(line)
         devices.check_others(here, plan.points, str(config["budget"]).startswith("card:"))
+        devices.check_assumed(here, plan.points)
         for line in (*devices.assumptions(here, plan.points), *devices.unmeasured(here)):
             self.report(line)
         devices.check_variables(here, {*config["env"], *(key.removeprefix(ENV) for key in several)})

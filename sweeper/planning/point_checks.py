@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -92,6 +93,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         signature = _placeholders(workload)
         uses = {key for key in uses if signature.takes(key)}
         _check_parameters(workload, signature)
+    _check_assumed(workload)
     _check_unused_keys(rules, uses, workload)
     values = {key: _checked(key, config[key]) for key in POINT_KEYS}
     values["workload"] = workload
@@ -258,6 +260,17 @@ def _null_where_unused(workload: dict[str, Any], only_with: Mapping[str, Mapping
             given = f"{name} has several values, and" if name in rules.swept else f"{name}={typed(workload[key])}"
             raise Mistake(f"{given} has an effect only with {needed}")
         workload[key] = None
+
+
+def _check_assumed(workload: dict[str, Any]) -> None:
+    """A null is left out, so that the ids of earlier points stay as they were. Raises Mistake for no finite number."""
+    assumed = workload.get("assume")
+    if assumed is None:
+        workload.pop("assume", None)
+    elif isinstance(assumed, bool) or not isinstance(assumed, (int, float)) or not math.isfinite(assumed):
+        raise Mistake(f"workload.assume={typed(assumed)}: must be a finite number, as in workload.assume=0.5")
+    else:
+        workload["assume"] = float(assumed)
 
 
 def _check_division(workload: Mapping[str, Any], divides: Mapping[str, str], config: Mapping[str, Any]) -> None:

@@ -212,6 +212,7 @@ def outcome_text(outcome: Outcome) -> str:
         text += f", and {other_processes(outcome.other_processes, outcome.other_processes_resident_bytes)}"
     if outcome.fits is False and outcome.unlimited_peak_bytes is not None:
         text += f"; it would take {format_bytes(outcome.unlimited_peak_bytes)}"
+    text += assumed_text(outcome.assumed_values, outcome.assumed_places, outcome.assumed_bounds)
     if outcome.fits is None and outcome.error_message:
         text += f": {error_text(outcome.error_type, outcome.error_message)}"
     if outcome.notes:
@@ -219,6 +220,21 @@ def outcome_text(outcome: Outcome) -> str:
     if outcome.started_cold_because is not None:
         text += f"  (started cold: {outcome.started_cold_because})"
     return text
+
+
+def assumed_text(values: int | None, places: Sequence[Mapping[str, Any]], bounds: Sequence[Mapping[str, Any]]) -> str:
+    """In a few words, what a calculated result assumes; empty if it assumes nothing."""
+    text = ""
+    if bounds:
+        text += f", {bounds[0]['bound']} at {_at(bounds)} ({bounds[0]['operator']})"
+    if values:
+        text += f", {values} assumed value{'s' if values > 1 else ''}, {_at(places)}"
+    return text
+
+
+def _at(places: Sequence[Mapping[str, Any]]) -> str:
+    more = f" and {len(places) - 1} more place{'s' if len(places) > 2 else ''}" if len(places) > 1 else ""
+    return f"{places[0]['file']}:{places[0]['line']}{more}"
 
 
 def _short(folder: Path) -> str:

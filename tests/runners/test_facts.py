@@ -78,6 +78,10 @@ LINES: dict[str, tuple[Fact, dict[str, Any]]] = {
     ),
     "trace that is missing": (facts.Trace(None, reason="a full disk"), {"file": None, "reason": "a full disk"}),
     "finished": (facts.Finished({}, None, 64), {"metrics": {}, "steps": None, "tokens": 64}),
+    "assumed": (
+        facts.Assumed(3, [{"file": "train.py", "line": 41, "times": 3}], []),
+        {"values": 3, "places": [{"file": "train.py", "line": 41, "times": 3}], "bounds": []},
+    ),
     "unlimited": (facts.Unlimited({"allocated": 5}), {"peak": {"allocated": 5}}),
     "notes": (facts.Notes(["an assumption"]), {"notes": ["an assumption"]}),
 }
