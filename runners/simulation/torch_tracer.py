@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
 from runners.simulation.card_memory import CALCULATED
-from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
+from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import IN_PLACE, NOTHING, CachedCall, recreate, shapes_of, signature_of
@@ -135,6 +135,17 @@ class MetaTracer(UnseenByDynamo):
         """Allocate on this stream from here on."""
         self.events.append(STREAM + number)
 
+    def refuse_beyond(self, fraction: float) -> None:
+        """Refuse what needs more than this share of the card from here on."""
+        self.events.append(FRACTION + int(fraction * WHOLE))
+
+    def allocate(self, size: int) -> int:
+        """Memory that belongs to no tensor, for `free`. Raises what a program on the device catches."""
+        return self._requested(size)
+
+    def free(self, number: int) -> None:
+        self._free(number)
+
     @contextmanager
     def _follow_empty_cache(self) -> Iterator[None]:
         """Trace torch.cuda.empty_cache(), which does nothing where there is no CUDA, by any name."""
@@ -173,6 +184,10 @@ class MetaTracer(UnseenByDynamo):
             yield
         finally:
             self._made_for = before
+
+    @property
+    def is_made_on_meta(self) -> bool:
+        return self._made_for == ABSTRACT_DEVICE
 
     def is_abstract(self, tensor: torch.Tensor) -> bool:
         if not self.has_abstract or tensor.layout is not torch.strided:
@@ -532,7 +547,10 @@ class MetaTracer(UnseenByDynamo):
             values[key] = made.untyped_storage()
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
-        message = f"{func} cannot be traced without data: {why}"
+        return self.unavailable(f"{func} cannot be traced without data: {why}")
+
+    def unavailable(self, message: str) -> Unavailable:
+        """To raise where the trace cannot go on. A program that catches it is not followed further."""
         if self.failure is None:
             self.failure, self.failure_event = message, len(self.events)
         return Unavailable(message)

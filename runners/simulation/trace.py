@@ -93,7 +93,11 @@ def trace_workload(
     workload_block = processes.forks_end_here()
     meter = _EventMeter(attempt.device.name, tracer.events)
     journal = _MemoryJournal(meter)
-    memory = LiveMemory(tracer.events, lambda: memory_of(card, values.get("budget"), unlimited=not refuses), refuses)
+    memory = LiveMemory(
+        tracer.events,
+        lambda unlimited: memory_of(card, None if unlimited else values.get("budget"), unlimited, counts=True),
+        refuses,
+    )
     try:
         if hasattr(workload, "measure"):
             name = attempt.point["workload"]
@@ -126,7 +130,7 @@ def trace_workload(
     if tracer.notes:
         journal.lines.insert(-1, {"kind": "notes", "notes": [*tracer.notes], EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
-        return AllocationTrace(journal.lines, tracer.events, card.name if memory.was_read else None)
+        return AllocationTrace(journal.lines, tracer.events, card.name if memory.is_of_one_card else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
     until = tracer.failure_event
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
@@ -160,7 +164,7 @@ def program_device(card: Card, tracer: Any, memory: LiveMemory) -> tuple[context
 
     if card.is_host:
         return ProgramDevice(tracer, torch.device("cpu")).entered(), "cpu"
-    backend = CudaBackend(card, memory, tracer.use_stream, tracer.empty_cache)
+    backend = CudaBackend(card, memory, tracer)
     return all_entered(backend.entered(), ProgramDevice(tracer, torch.device("cuda", 0)).entered()), "cuda"
 
 
