@@ -212,7 +212,9 @@ class CudaBackend:
         return self._allocator.statistics()  # type: ignore[no-any-return]
 
     def _snapshot(self, *_: Any) -> Mapping[str, Any]:
-        segments = [{"device": 0, "segment_pool_id": (0, 0), "frames": []} | each for each in self._allocator.segments()]
+        segments = [
+            {"device": 0, "segment_pool_id": (0, 0), "frames": []} | each for each in self._allocator.segments()
+        ]
         return {"segments": segments, "device_traces": [[]], "allocator_settings": {}, "external_annotations": []}
 
     def _reset_peaks(self, device: int) -> None:

@@ -38,7 +38,9 @@ def main():
     def group_texts(examples):
         concatenated = {k: sum(examples[k], []) for k in ("input_ids", "attention_mask")}
         total_length = len(concatenated["input_ids"]) // block_size * block_size
-        result = {k: [t[i : i + block_size] for i in range(0, total_length, block_size)] for k, t in concatenated.items()}
+        result = {
+            k: [t[i : i + block_size] for i in range(0, total_length, block_size)] for k, t in concatenated.items()
+        }
         result["labels"] = result["input_ids"].copy()
         return result
 
