@@ -181,12 +181,12 @@ class CachingAllocator:
         self.peak_requested = self.peak_allocated = self.peak_reserved = 0
         self.alloc_retries = self.num_ooms = 0
         self._settings = settings
-        self._limit = limit
+        self.limit = limit
         self._outside = outside
         self._device = _Device(capacity)
         self._total = total if total is not None else outside + (capacity if capacity is not None else limit or 0)
         self._rounds = any(number > 1 for number in settings.roundup_power2_divisions)
-        self._collects = limit is not None and settings.garbage_collection_threshold > 0
+        self._collects = settings.garbage_collection_threshold > 0
         self._small = _Pool(BLOCK, None, SMALL_SEGMENT)
         if settings.expandable_segments:
             self._large = _Pool(BLOCK, None, settings.large_segment_size)
@@ -247,19 +247,6 @@ class CachingAllocator:
         self.peak_requested = self.requested
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
-
-    def statistics(self) -> dict[str, Any]:
-        """As torch.cuda.memory_stats_as_nested_dict(), without the counts by pool and the sums over time."""
-
-        def of(name: str) -> dict[str, dict[str, int]]:
-            return {"all": {"current": getattr(self, name), "peak": getattr(self, f"peak_{name}")}}
-
-        names = ("allocated", "reserved", "active", "requested")
-        return {
-            **{f"{name}_bytes": of(name) for name in names},
-            "num_alloc_retries": self.alloc_retries,
-            "num_ooms": self.num_ooms,
-        }
 
     def segments(self) -> list[dict[str, Any]]:
         """The segments as in torch.cuda.memory_snapshot(): of an expandable segment, each mapped part."""
@@ -354,24 +341,27 @@ class CachingAllocator:
     def _new(self, pool: _Pool, size: int, segment: int, stream: int) -> _Block | None:
         # As in PyTorch, the limit is compared with the segment that cudaMalloc would be asked for. An expandable
         # segment may grow by less or by more, so that its pages can exceed the limit.
-        if self._limit is not None and self.reserved + segment > self._limit:
+        if self.limit is not None and self.reserved + segment > self.limit:
             return None
         if self._settings.expandable_segments:
             return self._grown(pool, size, stream)
         if not self._device.take(segment):
             return None
-        self._reserve(segment)
+        self._reserve(segment, pool)
         return _Block(self._device.place(segment), segment, stream, pool)
 
-    def _reserve(self, size: int) -> None:
+    def _reserve(self, size: int, pool: _Pool) -> None:
         self.reserved += size
         self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def _give_back(self, size: int, pool: _Pool) -> None:
+        self.reserved -= size
+        self._device.give_back(size)
 
     def _release(self, block: _Block) -> None:
         """Release a whole segment."""
         block.pool.remove(block)
-        self.reserved -= block.size
-        self._device.give_back(block.size)
+        self._give_back(block.size, block.pool)
         self._device.vacate(block.address, block.size)
 
     def _release_oversize(self, pool: _Pool, size: int, stream: int) -> bool:
@@ -399,8 +389,9 @@ class CachingAllocator:
 
         The age is the number of searches in the pool since the block was freed.
         """
-        assert self._limit is not None
-        excess = self.reserved - int(self._settings.garbage_collection_threshold * self._limit)
+        if self.limit is None:
+            return
+        excess = self.reserved - int(self._settings.garbage_collection_threshold * self.limit)
         if excess <= 0:
             return
         whole = [block for block in self._large.blocks() if block.is_whole()]
@@ -416,7 +407,7 @@ class CachingAllocator:
         free = self._device.left()
         if free is None:
             free = max(0, self._total - self._outside - self.reserved)
-        allowed = "" if self._limit is None else f"{_printed(self._limit)} allowed; "
+        allowed = "" if self.limit is None else f"{_printed(self.limit)} allowed; "
         message = (
             f"CUDA out of memory. Tried to allocate {_printed(segment)}. GPU 0 has a total capacity of "
             f"{_printed(self._total)} of which {_printed(free)} is free. Including non-PyTorch memory, this process "
@@ -463,7 +454,7 @@ class CachingAllocator:
             block.pool.insert(block.cut(size))
         block.mapped = True
         block.pool.join(block)
-        self._reserve(size)
+        self._reserve(size, block.pool)
         return True
 
     def _unmap(self, block: _Block) -> None:
@@ -483,8 +474,7 @@ class CachingAllocator:
             pool.insert(block.cut(end - start))
         block.mapped = False
         pool.join(block)
-        self.reserved -= end - start
-        self._device.give_back(end - start)
+        self._give_back(end - start, pool)
         if block.is_whole():
             assert block.room is not None
             pool.remove(block)

@@ -8,6 +8,7 @@ from typing import Protocol
 from runners.device import Card
 from runners.phases import Reading
 from runners.simulation.allocator import CachingAllocator, Refused, Settings
+from runners.simulation.allocator_counts import CountingAllocator
 
 CALCULATED = "(calculated)"  # in the message of a refusal of HostMemory
 ALIGNMENT = 64  # bytes, of tensors on a host: c10/core/alignment.h
@@ -31,29 +32,35 @@ class Memory(Protocol):
     def empty_cache(self) -> Callable[[], None]: ...
     def workspace_bytes(self) -> int: ...
 
+    def set_fraction(self, fraction: float) -> None:
+        """Refuse what goes beyond this share of the whole memory."""
+        ...
+
     def boundary(self) -> Reading:
         """The counters now, and their peaks since the last boundary."""
         ...
 
 
-def memory_of(card: Card, budget: int | None, unlimited: bool = False) -> Memory:
+def memory_of(card: Card, budget: int | None, unlimited: bool = False, counts: bool = False) -> Memory:
     """The card's memory under a budget in bytes, or without any limit, which shows the demand of a refused point.
+    With `counts` its allocator has all statistics of PyTorch's.
 
     Raises ValueError if the card's allocator settings cannot be simulated.
     """
-    return HostMemory(budget) if card.is_host else CardMemory(card, budget, unlimited)
+    return HostMemory(budget) if card.is_host else CardMemory(card, budget, unlimited, counts)
 
 
 class CardMemory:
     """The caching allocator with what the context, the libraries and other processes leave of the card."""
 
-    def __init__(self, card: Card, budget: int | None, unlimited: bool) -> None:
+    def __init__(self, card: Card, budget: int | None, unlimited: bool, counts: bool = False) -> None:
         from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
         from runners.simulation.kernels.torch_products import workspace_bytes
 
         self._workspace = workspace_bytes(gpu_architecture(card))
         self._outside = card.outside_bytes
-        self.allocator = CachingAllocator(
+        self._total, self._budget, self._unlimited = card.total_bytes, budget, unlimited
+        self.allocator = (CountingAllocator if counts else CachingAllocator)(
             capacity=None if unlimited or card.total_bytes is None else card.total_bytes - self._outside,
             total=card.total_bytes or 0,
             limit=budget,
@@ -65,6 +72,11 @@ class CardMemory:
 
     def workspace_bytes(self) -> int:
         return int(self._workspace)
+
+    def set_fraction(self, fraction: float) -> None:
+        if not self._unlimited and self._total is not None:
+            share = int(fraction * self._total)
+            self.allocator.limit = share if self._budget is None else min(self._budget, share)
 
     @property
     def alloc_retries(self) -> int:
@@ -112,6 +124,9 @@ class HostMemory:
 
     def workspace_bytes(self) -> int:
         return 0
+
+    def set_fraction(self, fraction: float) -> None:
+        pass
 
     def boundary(self) -> Reading:
         reading = Reading(now={"tensor": self._allocated}, peak={"tensor": self._peak})

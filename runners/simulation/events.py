@@ -5,6 +5,7 @@ size >= 0       an allocation of so many bytes; allocations are numbered from 0
 WORKSPACE       an allocation whose size depends on the card: the workspace of a matrix product's handle
 EMPTY_CACHE     torch.cuda.empty_cache()
 STREAM + n      allocations from here on are made on stream n
+FRACTION + n    what needs more than n / WHOLE of the card is refused from here on
 REFUSED + size  an allocation of so many bytes that the card refused, and that has no number
 """
 
@@ -18,6 +19,7 @@ from runners.simulation.card_memory import Memory
 WORKSPACE = 2**62
 EMPTY_CACHE = WORKSPACE + 1
 STREAM = WORKSPACE + 2**20
+FRACTION, WHOLE = WORKSPACE + 2**50, 2**40
 REFUSED = 2**61
 REFUSED_WORKSPACE = WORKSPACE + 2
 
@@ -49,8 +51,10 @@ class Player:
                 memory.empty_cache()
             elif event == REFUSED_WORKSPACE:
                 self._refuse(memory.workspace_bytes())
-            else:
+            elif event < FRACTION:
                 self._stream = event - STREAM
+            else:
+                memory.set_fraction((event - FRACTION) / WHOLE)
 
     def _refuse(self, size: int) -> None:
         try:

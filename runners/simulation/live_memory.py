@@ -18,20 +18,29 @@ class LiveMemory:
     """Applies the events of a trace to a memory up to the last one, when the program asks about it.
 
     With `refuses` the tracer asks at every allocation. A card's capacity refuses then only: without it the program runs
-    to its end, and its trace holds for every card, unless it asked (`was_read`).
+    to its end, and its trace holds for every card of the architecture, unless the program learnt what differs between
+    them (`is_of_one_card`).
     """
 
-    def __init__(self, events: array[int], make: Callable[[], Memory], refuses: bool = False) -> None:
+    def __init__(self, events: array[int], make: Callable[[bool], Memory], refuses: bool = False) -> None:
+        """`make` is called with whether the memory is to be without any limit."""
         self.refuses = refuses
-        self.was_read = False  # whether the program asked for what differs between cards
+        self.is_of_one_card = False
         self._events, self._make = events, make
         self._player: Player | None = None
         self._played = 0
 
     def read(self) -> Memory:
         """The memory after all events so far, for a program that asks about it."""
-        self.was_read = True
-        return self._advanced().memory
+        try:
+            memory = self._advanced().memory
+        except Refused:  # this card will be followed again with its refusals; what a larger one answers is not known
+            self.is_of_one_card = True
+            self._player, self._played = Player(self._make(True)), 0
+            memory = self._advanced().memory
+        if memory.alloc_retries:  # the card was full once: what is reserved depends on its size from there on
+            self.is_of_one_card = True
+        return memory
 
     def check(self) -> Refused | None:
         """Apply the last event, an allocation. A refusal is returned, and takes its place among the events."""
@@ -40,13 +49,13 @@ class LiveMemory:
         except Refused as refused:
             last = self._events[-1]
             self._events[-1] = REFUSED_WORKSPACE if last == WORKSPACE else REFUSED + last
-            self.was_read = True
+            self.is_of_one_card = True
             return refused
         return None
 
     def _advanced(self) -> Player:
         if self._player is None:
-            self._player = Player(self._make())
+            self._player = Player(self._make(False))
         done, self._played = self._played, len(self._events)
         self._player.play(self._events, done, self._played)
         return self._player

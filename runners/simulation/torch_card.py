@@ -12,16 +12,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
+import torch.utils._device as default_device
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from runners.phases import Unavailable
 from runners.simulation.assumptions import AssumedFloat, AssumedInt, Level
+from runners.simulation.torch_card_beneath import Beneath, of_program
+from runners.simulation.torch_card_storages import Storages
+from runners.simulation.torch_cuda_types import LegacyTensor
 from runners.simulation.torch_tracer import MetaTracer, replaced
 from runners.threads import EnteredInThreads
 
@@ -43,6 +44,8 @@ class ProgramDevice(TorchFunctionMode):
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
+        self._beneath = Beneath(self, self._seen)
+        self._storages = Storages(tracer, device, self._real, self._has_storage_here)
         tensor: Any = torch.Tensor
         self._handlers: Mapping[Any, Handler] = {
             tensor.device.__get__: self._device_of,
@@ -71,21 +74,20 @@ class ProgramDevice(TorchFunctionMode):
             tensor.__float__: self._number("float", float),
             tensor.__int__: self._number("int", int),
             tensor.__index__: self._number("index", int),
+            tensor.__deepcopy__: self._deep_copy,
+            tensor.is_shared: self._is_type("cuda"),
+            tensor.share_memory_: self._share,
+            tensor.__dlpack__: self._dlpack,
+            tensor.__dlpack_device__: self._dlpack_device,
+            torch.from_dlpack: self._from_dlpack,
+            torch.device: self._make_device,
             torch.as_tensor: self._as_tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Enter around the program, and again around what autograd calls of the program while it runs backward."""
-        run: Any = torch.autograd.graph._engine_run_backward
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if self in torch.overrides._get_current_function_mode_stack():  # type: ignore[no-untyped-call]
-                return run(*args, **kwargs)
-            with self:
-                return run(*args, **kwargs)
-
+        """Enter around the program, and again around what PyTorch calls of the program beneath a function mode."""
         make: Any = torch.Tensor._make_wrapper_subclass
 
         def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,10 +95,8 @@ class ProgramDevice(TorchFunctionMode):
 
         with (
             replaced(torch.Tensor, _make_wrapper_subclass=make_wrapper),
-            replaced(torch.autograd, _engine_run_backward=run_backward),
-            replaced(torch.autograd.graph, _engine_run_backward=run_backward),
-            _storages_answer(self),
-            _recomputed_alike(),
+            self._beneath.entered(),
+            self._storages.entered(),
             EnteredInThreads(lambda: self),
             self._tracer.assumptions.watching_loops(),
             self,
@@ -110,9 +110,8 @@ class ProgramDevice(TorchFunctionMode):
             found = _assumed_in(args, kwargs)
             if found:
                 return self._with_assumed(found, func, args, kwargs or {})
-        if types and (owner := _class_with_functions(types)) is not None:
-            with self:  # the function of a subclass asks tensors for their device too
-                return owner.__torch_function__(func, types, args, kwargs or {})
+        if types and of_program(types):
+            return self._beneath.of_class(func, types, args, kwargs or {})
         return self._answer(func, args, kwargs)
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -151,6 +150,11 @@ class ProgramDevice(TorchFunctionMode):
         with NO_FUNCTION_MODES():
             return isinstance(tensor, torch.Tensor) and tensor.is_meta and not self._tracer.is_abstract(tensor)
 
+    def _seen(self, device: Any) -> Any:
+        """A real device as the program sees it."""
+        is_here = isinstance(device, torch.device) and device.type == "meta" and not self._tracer.is_made_on_meta
+        return self._device if is_here else device
+
     def _device_of(self, func: Any, args: Any, kwargs: Any) -> Any:
         return self._device if self.is_here(args[0]) else func(*args)
 
@@ -174,16 +178,22 @@ class ProgramDevice(TorchFunctionMode):
             return META
         return real
 
+    def _make_device(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_card and len(args) == 1 and isinstance(args[0], int):
+            return func("cuda", args[0])
+        return func(*args, **kwargs)
+
     # --- what makes and moves tensors ---
 
     def _make(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = kwargs.get("device")
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
+        if device is None and func in self._constructors:
+            device = default_device.CURRENT_DEVICE  # of torch.set_default_device, whose own mode is beneath this one
         if device is None:
-            if self._is_card or func not in self._constructors:
-                return func(*args, **kwargs)
-            kwargs = {**kwargs, "device": META}
+            if not self._is_card and func in self._constructors:
+                kwargs = {**kwargs, "device": META}
         else:
             real = self._real(device)
             kwargs = {**kwargs, "device": real}
@@ -203,6 +213,9 @@ class ProgramDevice(TorchFunctionMode):
         tensor, *given = args
         if given and (isinstance(given[0], (str, int)) or type(given[0]) is torch.device):
             return self._moved(func, tensor, given[0], given[1:], kwargs)
+        if self._tracer.has_abstract and given and isinstance(given[0], torch.Tensor):
+            with self._tracer.made_for(self._device_of(torch.Tensor.device.__get__, given, {}).type):  # type: ignore[attr-defined]
+                return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             rest = {name: value for name, value in kwargs.items() if name != "device"}
             return self._moved(func, tensor, kwargs["device"], given, rest)
@@ -240,9 +253,10 @@ class ProgramDevice(TorchFunctionMode):
         if wanted is None:
             name: str = func(tensor)
             return name.replace("meta", "cuda") if self._is_card else name.replace("torch.meta.", "torch.")
+        if isinstance(wanted, LegacyTensor):
+            return torch.Tensor.to(tensor, META, wanted.dtype)
         if isinstance(wanted, str) and wanted.startswith("torch.cuda."):
-            dtype = getattr(torch, wanted.removeprefix("torch.cuda.")).dtype
-            return torch.Tensor.to(tensor, META, dtype)
+            return torch.Tensor.to(tensor, META, getattr(torch, wanted.removeprefix("torch.cuda.")).dtype)
         return func(*args, **kwargs)
 
     def _may_take_data(self, func: Any, args: Any, kwargs: Any) -> bool:
@@ -256,17 +270,18 @@ class ProgramDevice(TorchFunctionMode):
         with NO_FUNCTION_MODES():
             if tensor.is_meta == other.is_meta:
                 return func(tensor, other)
-            if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
-                raise Unavailable("a parameter that has hooks was moved to another device: its hooks would be lost")
             needs_gradient, gradient = tensor.requires_grad, tensor.grad
-            tensor.grad = None
+            hooks = tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+            tensor.grad = tensor._backward_hooks = None
             taken = other.detach().requires_grad_(needs_gradient)
             try:
                 torch._C._swap_tensor_impl(tensor, taken)
             except RuntimeError as error:
-                raise Unavailable(
+                raise self._tracer.unavailable(
                     f"a tensor that a graph of autograd holds was moved to another device: {error}"
                 ) from None
+            if any(hooks) and tensor.requires_grad:
+                tensor._backward_hooks, tensor._post_accumulate_grad_hooks = hooks
             if gradient is not None and gradient.is_meta == tensor.is_meta:
                 tensor.grad = gradient
         return None
@@ -290,7 +305,7 @@ class ProgramDevice(TorchFunctionMode):
         return tensor.untyped_storage()._cdata in self._pinned
 
     def _is_pinned(self, func: Any, args: Any, kwargs: Any) -> bool:
-        return self._holds_pinned(args[0])
+        return self._is_card and not self.is_here(args[0]) and self._holds_pinned(args[0])
 
     # --- what a program reads of a tensor ---
 
@@ -353,6 +368,31 @@ class ProgramDevice(TorchFunctionMode):
 
         return read
 
+    # --- copies, pickles and other libraries ---
+
+    def _deep_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor, memo = args
+        return self._storages.deep_copy(tensor, memo) if self._has_storage_here(tensor) else func(tensor, memo)
+
+    def _has_storage_here(self, tensor: Any) -> bool:
+        return self.is_here(tensor) and tensor.layout is torch.strided
+
+    def _share(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return args[0] if self.is_here(args[0]) else func(*args)
+
+    def _dlpack(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_here(args[0]):
+            raise self._tracer.unavailable("a tensor of the card was given to another library (DLPack)")
+        return func(*args, **kwargs)
+
+    def _dlpack_device(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self.is_here(args[0]):
+            return func(*args)
+        return torch.utils.dlpack.DLDeviceType.kDLCUDA if self._is_card else torch.utils.dlpack.DLDeviceType.kDLCPU, 0
+
+    def _from_dlpack(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return args[0].detach() if self.is_here(args[0]) else func(*args, **kwargs)
+
     def _text(self, func: Any, args: Any, kwargs: Any) -> str:
         text: str = func(*args, **kwargs)
         return text.replace("device='meta'", f"device='{self._device}'") if self.is_here(args[0]) else text
@@ -396,13 +436,6 @@ def _assumed_in(args: Any, kwargs: Any) -> list[Any]:
         elif kind is slice:
             waiting += (each.start, each.stop, each.step)
     return found
-def _class_with_functions(types: Any) -> Any:
-    """A subclass of tensors that replaces functions of torch, if it was not asked for this one already."""
-    if not torch._C._is_torch_function_enabled():
-        return None
-    usual = torch._C._disabled_torch_function_impl, torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
-    functions = ((each, each.__torch_function__) for each in types)
-    return next((each for each, function in functions if getattr(function, "__func__", function) not in usual), None)
 
 
 def _type(device: Any) -> str:
@@ -412,48 +445,3 @@ def _type(device: Any) -> str:
 def _of_host(generator: Any) -> Any:
     """A generator of the card draws nothing here."""
     return None if getattr(generator, "device", CPU).type == "cuda" else generator
-
-
-@contextmanager
-def _recomputed_alike() -> Iterator[None]:
-    """Let checkpointing compare tensors by the device that they are on: it asks in the forward pass from within an
-    operator, where no program's device answers, and in the backward pass from outside."""
-    extractors: Any = torch.utils.checkpoint._allowed_determinism_checks_to_fns
-    before = dict(extractors)
-
-    def described(extract: Any, tensor: torch.Tensor) -> Any:
-        with NO_FUNCTION_MODES():
-            return extract(tensor)
-
-    extractors.update({name: partial(described, extract) for name, extract in before.items()})
-    try:
-        yield
-    finally:
-        extractors.update(before)
-
-
-@contextmanager
-def _storages_answer(here: ProgramDevice) -> Iterator[None]:
-    """Storages are no tensors, and pass no function mode."""
-    base: Any = torch._C.StorageBase
-    device = base.device
-
-    def device_of(storage: Any) -> Any:
-        real = device.__get__(storage)
-        return here._device if real.type == "meta" else real
-
-    names: dict[str, Any] = {
-        "device": property(device_of),
-        "is_cuda": property(lambda storage: device_of(storage).type == "cuda"),
-    }
-    before = {name: vars(torch.UntypedStorage).get(name) for name in names}
-    for name, value in names.items():
-        setattr(torch.UntypedStorage, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                delattr(torch.UntypedStorage, name)
-            else:
-                setattr(torch.UntypedStorage, name, value)

@@ -7,8 +7,7 @@ A function that is not here is missing, and the AttributeError names it.
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -16,272 +15,293 @@ from typing import Any
 import torch
 
 from runners.device import Card
-from runners.phases import Unavailable
-from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.torch_cuda_types import (
+    DEVICE,
+    DEVICE_TYPE_CUDA,
+    DeviceProperties,
+    Event,
+    ExternalStream,
+    Generator,
+    Stream,
+    classes_of_either_device,
+    legacy_tensors,
+)
+from runners.simulation.torch_tracer import MetaTracer
 
-DEVICE = torch.device("cuda", 0)
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
-DEVICE_TYPE_CUDA = 1  # c10/core/DeviceType.h
+RAW_ADDRESSES = 0x7000_0000_0000  # of memory that a program asks the allocator for without a tensor
 ABSENT: Any = object()
 
-
-class Stream:
-    """A stream of the card. Its work is done as soon as it is issued."""
-
-    _numbers = itertools.count(1)
-
-    def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, **_: Any) -> None:
-        self.stream_id = next(self._numbers) if stream_id is None else stream_id
-        self.device_index, self.device_type = 0, DEVICE_TYPE_CUDA
-        self.device, self.priority = DEVICE, priority
-        self._restore: list[Any] = []
-
-    @property
-    def cuda_stream(self) -> int:
-        return self.stream_id
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.stream_id == self.stream_id
-
-    def __hash__(self) -> int:
-        return hash(self.stream_id)
-
-    def __enter__(self) -> Stream:
-        context: Any = torch.cuda.stream(self)  # type: ignore[arg-type]
-        self._restore.append(context)
-        context.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        self._restore.pop().__exit__(*raised)
-
-    def query(self) -> bool:
-        return True
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def synchronize(self) -> None: ...
-    def wait_stream(self, stream: Any) -> None: ...
-    def wait_event(self, event: Any) -> None: ...
-
-    def record_event(self, event: Any = None) -> Any:
-        return Event() if event is None else event
-
-
-class Event:
-    """An event of a stream: reached as soon as it is recorded."""
-
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
-    ) -> None:
-        self.device = DEVICE
-
-    def record(self, stream: Any = None) -> None: ...
-    def wait(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds between two events. Nothing runs here, so the time is assumed."""
-        return 1.0
-
-
-class CudaGenerator(torch.Generator):
-    """A generator of random numbers on the card, whose state is a host's."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return DEVICE
-
-    def __reduce__(self) -> Any:
-        return CudaGenerator, ()
-
-
-class _AnyGenerator(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, torch._C.Generator)
-
-    def __call__(cls, device: Any = "cpu") -> Any:
-        return (CudaGenerator if torch.device(device).type == "cuda" else torch._C.Generator)()
-
-
-class Generator(metaclass=_AnyGenerator):
-    """In place of torch.Generator, for either device."""
-
-
-class DeviceProperties:
-    """Of torch.cuda.get_device_properties. Raises Unavailable for what the card's file does not have."""
-
-    def __init__(self, card: Card) -> None:
-        architecture = gpu_architecture(card)
-        self.name, self.total_memory = card.name, card.total_bytes
-        self.major, self.minor = architecture.capability or (9, 4)
-        self.multi_processor_count = architecture.processors
-        self.max_threads_per_multi_processor = architecture.threads
-        self.warp_size = 64 if card.vendor == "amd" and card.architecture.startswith("gfx9") else 32
-        self.gcnArchName = card.architecture
-        self.is_integrated, self.is_multi_gpu_board = 0, 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise Unavailable(f"torch.cuda.get_device_properties(0).{name} is not known for {self.name}")
-
-    def __repr__(self) -> str:
-        total = f"{(self.total_memory or 0) // 2**20}MB"
-        return (
-            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, total_memory={total}, "
-            f"multi_processor_count={self.multi_processor_count})"
-        )
+# Of PyTorch's build for CUDA, in torch._C: what has no effect on memory here.
+WITHOUT_EFFECT = [
+    "_cuda_init",
+    "_cuda_synchronize",
+    "_cuda_ipc_collect",
+    "_cuda_sleep",
+    "_cuda_set_sync_debug_mode",
+    "_cuda_lock_mutex",
+    "_cuda_unlock_mutex",
+    "_cuda_tunableop_enable",
+    "_cuda_set_cudnn_benchmark_limit",
+    "_cuda_resetPeakHostMemoryStats",
+    "_cuda_resetAccumulatedHostMemoryStats",
+    "_host_emptyCache",
+    "_accelerator_emptyHostCache",
+    "_cuda_setMemoryMetadata",
+    "_cuda_record_memory_history",
+    "_cuda_record_memory_history_legacy",
+    "_cuda_clearCublasWorkspaces",
+]
 
 
 class CudaBackend:
     """The functions of torch._C for one card, over the memory that the program sees."""
 
-    def __init__(self, card: Card, memory: LiveMemory, follow: Callable[[int], None], empty_cache: Callable[[], None]):
-        """`follow` is called with the number of the stream that becomes the current one."""
-        self._card, self._memory, self._follow, self._empty = card, memory, follow, empty_cache
+    def __init__(self, card: Card, memory: LiveMemory, tracer: MetaTracer) -> None:
+        self._card, self._memory, self._tracer = card, memory, tracer
         self._stream = 0
         self._fraction = 1.0
-        self._properties = DeviceProperties(card)
-        self._started = {"allocated_bytes": 0, "reserved_bytes": 0, "active_bytes": 0, "requested_bytes": 0}
-        self.was_asked = False  # about the card itself: its name, its size, its capability
+        self._properties = DeviceProperties(card, tracer.unavailable)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Give PyTorch the card until the end."""
-        is_amd = self._card.vendor == "amd"
-        generator = CudaGenerator()
+        of_cuda = {
+            "_cudart": self._cudart(),
+            "_get_device_properties": self._properties_of,
+            "_exchange_device": self._exchange,
+            "_maybe_exchange_device": self._exchange,
+            "default_generators": (Generator(),),
+            "Stream": Stream,
+            "ExternalStream": ExternalStream,
+            "Event": Event,
+            "_initialized": True,
+            "_cached_device_count": 1,
+            "_is_in_bad_fork": lambda: False,
+            "is_bf16_supported": self._supports_bfloat16,
+            **legacy_tensors(),
+        }
+        versions = {"hip": HIP_VERSION} if self._card.vendor == "amd" else {"cuda": CUDA_VERSION}
         with contextlib.ExitStack() as stack:
-            replacements: tuple[tuple[Any, dict[str, Any]], ...] = (
-                (torch._C, self._functions()),
-                (
-                    torch.cuda,
-                    {
-                        "_cudart": self._cudart(),
-                        "_get_device_properties": self._properties_of,
-                        "default_generators": (generator,),
-                        "Stream": Stream,
-                        "Event": Event,
-                        "_initialized": True,
-                        "_cached_device_count": 1,
-                        "_is_in_bad_fork": lambda: False,
-                        "is_bf16_supported": self._supports_bfloat16,
-                    },
-                ),
-                (torch.cuda.streams, {"Stream": Stream, "Event": Event}),
-                (torch.version, {"hip": HIP_VERSION} if is_amd else {"cuda": CUDA_VERSION}),
-                (torch, {"Generator": Generator}),
-            )
-            for where, names in replacements:
+            for where, names in (
+                (torch._C, self._functions() | _transfers()),
+                (torch.cuda, of_cuda),
+                (torch.cuda.streams, {"Stream": Stream, "ExternalStream": ExternalStream, "Event": Event}),
+                (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False, "CUDAGraph": self._no_graph}),
+                (torch.cuda.nvtx, {"_nvtx": _Nvtx()}),
+                (torch.version, versions),
+                (torch, classes_of_either_device() | {"set_default_tensor_type": _set_default_tensor_type}),
+            ):
                 stack.enter_context(_attributes(where, names))
             yield
 
+    # --- the card itself ---
+
     def _supports_bfloat16(self, including_emulation: bool = True) -> bool:
-        self.was_asked = True
+        self._memory.is_of_one_card = True
         return including_emulation or self._card.vendor == "amd" or (self._properties.major or 0) >= 8
 
     def _properties_of(self, device: Any) -> DeviceProperties:
         self._check(device)
-        self.was_asked = True
+        self._memory.is_of_one_card = True  # its name and its size are not those of another card
         return self._properties
 
     def _check(self, device: Any) -> None:
-        if device not in (0, -1):
+        if device not in (0, -1, None):
             raise torch.AcceleratorError("CUDA error: invalid device ordinal")
 
-    def _cudart(self) -> Any:
-        def memory_info(device: int) -> tuple[int, int]:
-            self._check(device)
-            allocator = self._memory.read().allocator  # type: ignore[attr-defined]
-            total = self._card.total_bytes or 0
-            return max(0, total - self._card.outside_bytes - allocator.reserved), total
+    def _exchange(self, device: int) -> int:
+        self._check(device)
+        return 0
 
+    def _memory_info(self, device: int) -> tuple[int, int]:
+        self._check(device)
+        self._memory.is_of_one_card = True
+        total = self._card.total_bytes or 0
+        return max(0, total - self._card.outside_bytes - self._allocator.reserved), total
+
+    def _cudart(self) -> Any:
         return SimpleNamespace(
-            cudaMemGetInfo=memory_info,
+            cudaMemGetInfo=self._memory_info,
             cudaError=SimpleNamespace(success=0),
             cudaGetErrorString=lambda code: "no error",
+            cudaDeviceSynchronize=lambda: 0,
+            cudaStreamSynchronize=lambda stream: 0,
             cudaProfilerStart=lambda: 0,
             cudaProfilerStop=lambda: 0,
+            cudaHostRegister=lambda pointer, size, flags: 0,
+            cudaHostUnregister=lambda pointer: 0,
         )
 
+    def _no_graph(self, *_: Any, **__: Any) -> Any:
+        raise self._tracer.unavailable("torch.cuda.CUDAGraph is not followed: its memory is in a pool of its own")
+
+    # --- the functions of torch._C ---
+
     def _functions(self) -> dict[str, Any]:
-        def nothing(*_: Any) -> None: ...
+        def nothing(*_: Any, **__: Any) -> None: ...
 
-        def exchange(device: int) -> int:
-            self._check(device)
-            return 0
-
-        current = lambda device: (self._stream, 0, DEVICE_TYPE_CUDA)  # noqa: E731
         return {
-            "_cuda_init": nothing,
+            **dict.fromkeys(WITHOUT_EFFECT, nothing),
+            "_has_cuda": True,
             "_cuda_getDeviceCount": lambda: 1,
             "_cuda_getDevice": lambda: 0,
-            "_cuda_setDevice": exchange,
-            "_cuda_exchangeDevice": exchange,
-            "_cuda_maybeExchangeDevice": exchange,
+            "_cuda_setDevice": self._exchange,
+            "_cuda_exchangeDevice": self._exchange,
+            "_cuda_maybeExchangeDevice": self._exchange,
             "_cuda_isInBadFork": lambda: False,
-            "_cuda_synchronize": nothing,
-            "_cuda_ipc_collect": nothing,
-            "_cuda_sleep": nothing,
             "_cuda_canDeviceAccessPeer": lambda device, peer: False,
             "_cuda_getArchFlags": lambda: self._card.architecture,
             "_cuda_getCompiledVersion": lambda: int(CUDA_VERSION.replace(".", "0")) * 10,
-            "_cuda_getAllocatorBackend": lambda: "native",
-            "_cuda_getCurrentStream": current,
-            "_cuda_getDefaultStream": lambda device: (0, 0, DEVICE_TYPE_CUDA),
-            "_cuda_getCurrentRawStream": lambda device: self._stream,
-            "_cuda_setStream": self._set_stream,
-            "_cuda_memoryStats": self._statistics,
-            "_cuda_memorySnapshot": self._snapshot,
-            "_cuda_resetPeakMemoryStats": self._reset_peaks,
-            "_cuda_resetAccumulatedMemoryStats": nothing,
-            "_cuda_emptyCache": self._empty,
-            "_cuda_getMemoryFraction": lambda device: self._fraction,
-            "_cuda_setMemoryFraction": self._set_fraction,
             "_cuda_get_sync_debug_mode": lambda: 0,
-            "_cuda_set_sync_debug_mode": nothing,
-            "_cuda_tunableop_enable": nothing,
-            "_host_emptyCache": nothing,
+            "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+            "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_CUDAGraph": self._no_graph,
+            **self._functions_of_streams(),
+            **self._functions_of_memory(),
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),
             "_accelerator_getDeviceIndex": lambda: 0,
-            "_accelerator_setDeviceIndex": exchange,
-            "_accelerator_exchangeDevice": exchange,
-            "_accelerator_maybeExchangeDevice": exchange,
+            "_accelerator_setDeviceIndex": self._exchange,
+            "_accelerator_exchangeDevice": self._exchange,
+            "_accelerator_maybeExchangeDevice": self._exchange,
             "_accelerator_synchronizeDevice": nothing,
             "_accelerator_getStream": lambda device: Stream(stream_id=self._stream),
             "_accelerator_setStream": lambda stream: self._set_stream(stream.stream_id, 0, DEVICE_TYPE_CUDA),
             "_accelerator_isAllocatorInitialized": lambda: True,
-            "_accelerator_emptyCache": self._empty,
-            "_accelerator_emptyHostCache": nothing,
+            "_accelerator_emptyCache": self._tracer.empty_cache,
             "_accelerator_getDeviceStats": self._statistics,
             "_accelerator_resetPeakStats": self._reset_peaks,
-            "_accelerator_resetAccumulatedStats": nothing,
-            "_accelerator_getMemoryInfo": lambda device: self._cudart().cudaMemGetInfo(device),
+            "_accelerator_resetAccumulatedStats": self._reset_accumulated,
+            "_accelerator_getMemoryInfo": self._memory_info,
+            "_accelerator_setAllocatorSettings": self._set_settings,
+        }
+
+    def _functions_of_streams(self) -> dict[str, Any]:
+        return {
+            "_cuda_getCurrentStream": lambda device: (self._stream, 0, DEVICE_TYPE_CUDA),
+            "_cuda_getDefaultStream": lambda device: (0, 0, DEVICE_TYPE_CUDA),
+            "_cuda_getCurrentRawStream": lambda device: self._stream,
+            "_cuda_getStreamFromExternal": lambda pointer, device: (pointer, 0, DEVICE_TYPE_CUDA),
+            "_cuda_setStream": self._set_stream,
+        }
+
+    def _functions_of_memory(self) -> dict[str, Any]:
+        return {
+            "_cuda_memoryStats": self._statistics,
+            "_cuda_memorySnapshot": self._snapshot,
+            "_cuda_resetPeakMemoryStats": self._reset_peaks,
+            "_cuda_resetAccumulatedMemoryStats": self._reset_accumulated,
+            "_cuda_emptyCache": self._tracer.empty_cache,
+            "_cuda_getMemoryFraction": lambda device: self._fraction,
+            "_cuda_setMemoryFraction": self._set_fraction,
+            "_cuda_getAllocatorBackend": lambda: "native",
+            "_cuda_getMemoryMetadata": lambda: "",
+            "_cuda_hostMemoryStats": self._host_statistics,
+            "_cuda_cudaCachingAllocator_raw_alloc": self._allocate,
+            "_cuda_cudaCachingAllocator_raw_delete": self._free,
+            "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+            "_cuda_cudaCachingAllocator_enable": self._enable_cache,
         }
 
     def _set_stream(self, stream_id: int, device_index: int, device_type: int) -> None:
         if stream_id != self._stream:
             self._stream = stream_id
-            self._follow(stream_id)
+            self._tracer.use_stream(stream_id)
+
+    # --- memory ---
+
+    @property
+    def _allocator(self) -> Any:
+        return self._memory.read().allocator  # type: ignore[attr-defined]
 
     def _set_fraction(self, fraction: float, device: int) -> None:
-        raise Unavailable("torch.cuda.set_per_process_memory_fraction is not simulated; use a budget in bytes instead")
+        self._check(device)
+        self._fraction = fraction
+        self._tracer.refuse_beyond(fraction)
 
     def _statistics(self, device: int) -> Mapping[str, Any]:
         self._check(device)
-        return self._memory.read().allocator.statistics()  # type: ignore[attr-defined, no-any-return]
+        return self._allocator.statistics()  # type: ignore[no-any-return]
 
     def _snapshot(self, *_: Any) -> Mapping[str, Any]:
-        segments = self._memory.read().allocator.segments()  # type: ignore[attr-defined]
-        return {"segments": segments, "device_traces": [], "allocator_settings": {}, "external_annotations": []}
+        segments = [
+            {"device": 0, "segment_pool_id": (0, 0), "frames": []} | each for each in self._allocator.segments()
+        ]
+        return {"segments": segments, "device_traces": [[]], "allocator_settings": {}, "external_annotations": []}
 
     def _reset_peaks(self, device: int) -> None:
-        self._memory.read().allocator.reset_peaks()  # type: ignore[attr-defined]
+        self._check(device)
+        self._allocator.reset_peaks()
+
+    def _reset_accumulated(self, device: int) -> None:
+        self._check(device)
+        self._allocator.reset_accumulated()
+
+    def _host_statistics(self) -> Mapping[str, Any]:
+        raise self._tracer.unavailable("torch.cuda.host_memory_stats(): pinned memory of the host is not counted")
+
+    def _set_settings(self, text: str) -> None:
+        raise self._tracer.unavailable(
+            f"the allocator's settings ({text}) are not changed in a program; set PYTORCH_ALLOC_CONF before it starts"
+        )
+
+    def _enable_cache(self, value: bool) -> None:
+        if not value:
+            raise self._tracer.unavailable("torch.cuda.caching_allocator_enable(False) is not followed")
+
+    def _allocate(self, size: int, stream: int) -> int:
+        before, _ = self._stream, self._set_stream(stream, 0, DEVICE_TYPE_CUDA)
+        try:
+            return RAW_ADDRESSES + self._tracer.allocate(size)
+        finally:
+            self._set_stream(before, 0, DEVICE_TYPE_CUDA)
+
+    def _free(self, address: int) -> None:
+        self._tracer.free(address - RAW_ADDRESSES)
+
+
+class _Nvtx:
+    """Marks for a profiler: no profiler runs."""
+
+    def rangePushA(self, message: str) -> int:
+        return 0
+
+    def rangePop(self) -> int:
+        return 0
+
+    def rangeStartA(self, message: str) -> int:
+        return 0
+
+    def rangeEnd(self, number: int) -> None: ...
+    def markA(self, message: str) -> None: ...
+
+
+def _transfers() -> dict[str, Any]:
+    """What nn.DataParallel calls, for one card (torch/csrc/cuda/comm.cpp)."""
+
+    def scatter(
+        tensor: torch.Tensor, devices: Sequence[int], sizes: Any = None, dim: int = 0, streams: Any = None
+    ) -> list[torch.Tensor]:
+        chunks = tensor.split_with_sizes(sizes, dim) if sizes is not None else tensor.chunk(len(devices), dim)
+        return [_on_stream(chunk, streams and streams[index]) for index, chunk in enumerate(chunks)]
+
+    def broadcast_coalesced(tensors: Sequence[torch.Tensor], devices: Sequence[int], buffer: int) -> Any:
+        return [list(tensors)]
+
+    return {"_scatter": scatter, "_broadcast_coalesced": broadcast_coalesced}
+
+
+def _on_stream(tensor: torch.Tensor, stream: Any) -> torch.Tensor:
+    with torch.cuda.stream(stream):
+        return tensor.to(DEVICE, non_blocking=True)
+
+
+def _set_default_tensor_type(wanted: Any) -> None:
+    name = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
+    on_card = name.startswith("torch.cuda.")
+    torch.set_default_dtype(getattr(torch, name.rpartition(".")[2]).dtype)
+    torch.set_default_device("cuda" if on_card else None)
 
 
 @contextmanager

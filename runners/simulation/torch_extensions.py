@@ -27,8 +27,8 @@ except ImportError:  # before PyTorch 2.6
 
 from runners.meters.torch_tensors import is_composite
 from runners.phases import Unavailable
-from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation import torch_bitsandbytes, torch_triton
+from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.late_imports import Adaptation, adapted
 from runners.simulation.torch_bitsandbytes import bitsandbytes_kernels, without_cuda
 from runners.simulation.torch_tracer import MetaTracer

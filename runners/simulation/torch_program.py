@@ -6,7 +6,6 @@ processes of their own, which are not followed.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pickle
 import sys

@@ -31,7 +31,7 @@ from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.assumptions import Assumptions, Level
 from runners.simulation.card_memory import CALCULATED
-from runners.simulation.events import EMPTY_CACHE, STREAM, WORKSPACE
+from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import (
@@ -47,7 +47,6 @@ from runners.simulation.torch_composites import Functions, composites_replaced, 
 from runners.simulation.torch_numbers import Numbers, is_followed
 from runners.simulation.torch_results import RESULTS
 from runners.threads import EnteredInThreads
-
 
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
@@ -159,6 +158,17 @@ class MetaTracer(UnseenByDynamo):
         """Allocate on this stream from here on."""
         self.events.append(STREAM + number)
 
+    def refuse_beyond(self, fraction: float) -> None:
+        """Refuse what needs more than this share of the card from here on."""
+        self.events.append(FRACTION + int(fraction * WHOLE))
+
+    def allocate(self, size: int) -> int:
+        """Memory that belongs to no tensor, for `free`. Raises what a program on the device catches."""
+        return self._requested(size)
+
+    def free(self, number: int) -> None:
+        self._free(number)
+
     @contextmanager
     def _follow_empty_cache(self) -> Iterator[None]:
         """Trace torch.cuda.empty_cache(), which does nothing where there is no CUDA, by any name."""
@@ -198,6 +208,10 @@ class MetaTracer(UnseenByDynamo):
                 yield
             finally:
                 self._made_for = before
+
+    @property
+    def is_made_on_meta(self) -> bool:
+        return self._made_for == ABSTRACT_DEVICE
 
     def is_abstract(self, tensor: torch.Tensor) -> bool:
         if not self.has_abstract or tensor.layout is not torch.strided:
@@ -610,7 +624,10 @@ class MetaTracer(UnseenByDynamo):
         return self.numbers.answer(leaf).tensor if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
-        message = f"{func} cannot be traced without data: {why}"
+        return self.unavailable(f"{func} cannot be traced without data: {why}")
+
+    def unavailable(self, message: str) -> Unavailable:
+        """To raise where the trace cannot go on. A program that catches it is not followed further."""
         self._fail(message)
         return Unavailable(message)
 

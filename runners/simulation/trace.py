@@ -89,8 +89,8 @@ def trace_workload(
     The workload's exceptions become the last line, a failure described by `describe_error`. With `refuses` the card's
     memory refuses what does not fit where it is allocated, so that a program that catches it is followed further.
     """
-    from runners.simulation.torch_program import FollowedProgram
     from runners.simulation.torch_extensions import libraries_adapted
+    from runners.simulation.torch_program import FollowedProgram
     from runners.simulation.torch_tracer import MetaTracer
 
     values, card = attempt.point.values, card or card_of(attempt)
@@ -101,7 +101,11 @@ def trace_workload(
     meter = _EventMeter(attempt.device.name, tracer.events)
     journal = _MemoryJournal(meter)
     assumptions.on_place = lambda: journal.add({"kind": "assumed", **assumptions.facts()})
-    memory = LiveMemory(tracer.events, lambda: memory_of(card, values.get("budget"), unlimited=not refuses), refuses)
+    memory = LiveMemory(
+        tracer.events,
+        lambda unlimited: memory_of(card, None if unlimited else values.get("budget"), unlimited, counts=True),
+        refuses,
+    )
     try:
         _check_dtypes(attempt)
         phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
@@ -146,7 +150,7 @@ def trace_workload(
     if notes := [*tracer.notes, *program.notes()]:
         journal.lines.insert(-1, {"kind": "notes", "notes": notes, EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
-        return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.was_read else None)
+        return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.is_of_one_card else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
     until = tracer.failure_event
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
@@ -160,6 +164,8 @@ def _described(error: BaseException, describe_error: DescribeError, attempt: Att
         return dict(facts)
     is_its_end = attempt.point["workload"] == "command" and not issubclass(type(error), (Unavailable, NothingPlaced))
     return {**describe_error(error), **({"exit_code": 1} if is_its_end else {})}  # as an interpreter leaves
+
+
 def _assumed_number(values: Mapping[str, Any]) -> float:
     assume = (values.get("workload") or {}).get("assume")
     return 1.0 if assume is None else float(assume)
@@ -203,7 +209,7 @@ def program_device(card: Card, tracer: Any, memory: LiveMemory) -> tuple[context
 
     if card.is_host:
         return ProgramDevice(tracer, torch.device("cpu")).entered(), "cpu"
-    backend = CudaBackend(card, memory, tracer.use_stream, tracer.empty_cache)
+    backend = CudaBackend(card, memory, tracer)
     return all_entered(backend.entered(), ProgramDevice(tracer, torch.device("cuda", 0)).entered()), "cuda"
 
 

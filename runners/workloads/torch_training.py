@@ -42,7 +42,9 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
         raise Unavailable(f"workload.optimizer={name}: torch {torch.__version__} has no {OPTIMIZERS[name][0]}")
     if name == ADAMW_8BIT:
         _bitsandbytes()
-    if name == "adafactor" and torch_models.is_calculated(device):  # the norms of gradients and weights, in every release so far
+    if name == "adafactor" and torch_models.is_calculated(
+        device
+    ):  # the norms of gradients and weights, in every release so far
         raise Unavailable(f"workload.optimizer={name}: its steps read numbers, and a calculated device computes none")
     if precision not in PRECISIONS:
         raise ValueError(f"workload.precision={precision}: it can be null, bfloat16 or float16")
@@ -84,7 +86,9 @@ def autocast(precision: str | None, device: str) -> Callable[[], AbstractContext
 
 def scaler(precision: str | None, device: str) -> torch.amp.GradScaler:
     """Gradient scaler against float16 underflow; disabled for other precisions."""
-    return torch.amp.GradScaler("cpu" if torch_models.is_calculated(device) else _kind(device), enabled=precision == "float16")
+    return torch.amp.GradScaler(
+        "cpu" if torch_models.is_calculated(device) else _kind(device), enabled=precision == "float16"
+    )
 
 
 def microbatches(inputs: Mapping[str, torch.Tensor], targets: torch.Tensor, count: int) -> list[Batch]:

@@ -204,6 +204,8 @@ def test_tensors_of_every_thread_count() -> None:
 def test_many_threads_at_once_lose_no_byte() -> None:
     tracker = TensorTracker()
     with tracker, EnteredInThreads(tracker.pushed), ThreadPoolExecutor(8) as pool:
-        held = list(pool.map(lambda size: [torch.ones(size) for _ in range(50)][-1], [16 * (i % 9 + 1) for i in range(64)]))
+        held = list(
+            pool.map(lambda size: [torch.ones(size) for _ in range(50)][-1], [16 * (i % 9 + 1) for i in range(64)])
+        )
         tracker.settle()
         assert tracker.live == sum(each.untyped_storage().nbytes() for each in held)

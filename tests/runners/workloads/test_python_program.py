@@ -137,9 +137,7 @@ def test_a_program_leaves_with_the_code_that_it_would_leave_with(code: str, expe
     assert (left, last.startswith(expected[1]) if expected[1] else last == "") == (expected[0], True)
 
 
-def test_an_exception_is_printed_as_the_interpreter_prints_it(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exception_is_printed_as_the_interpreter_prints_it(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "fails.py").write_text("def f():\n    raise KeyError('gone')\nf()\n")
     with pytest.raises(KeyError):
         exit_code(python_program(["python", "fails.py"]))

@@ -1,0 +1,197 @@
+"""Storages without data, as a program copies, pickles, saves and loads them.
+
+PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a shape.
+Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a file
+that a traced program saves has sizes only, and only a traced program can read them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from runners.simulation.torch_tracer import MetaTracer, replaced
+
+META = torch.device("meta")
+BYTE = torch.uint8
+
+
+class Storages:
+    """`device` is what the program reads. `real` gives the device on which a device of the program's is made, and
+    `is_here` whether a tensor stands for one of the program's device that has a storage."""
+
+    def __init__(
+        self,
+        tracer: MetaTracer,
+        device: torch.device,
+        real: Callable[[Any], torch.device | None],
+        is_here: Callable[[Any], bool],
+    ) -> None:
+        self._tracer, self._device, self._real, self._is_here = tracer, device, real, is_here
+        self._location: Any = None  # where a file is loaded to, while it is loaded
+        # By the address of a storage, as long as a pickler has it.
+        self._tokens: WeakValueDictionary[int, _Token] = WeakValueDictionary()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Until the end storages answer for the device, and files are loaded onto it."""
+        storage: Any = torch.UntypedStorage
+        base: Any = torch._C.StorageBase.device
+        load, unpickled, reduce = torch.load, _Token.made, torch.Tensor._reduce_ex_internal
+        is_card = self._device.type == "cuda"
+
+        def device(of: Any) -> torch.device:
+            real: torch.device = base.__get__(of)
+            return self._device if real.type == "meta" else real
+
+        def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(map_location, (str, torch.device)) and torch.device(map_location).type == "meta":
+                raise self._tracer.unavailable("torch.load(map_location='meta') is not followed")
+            before, self._location = self._location, map_location
+            try:
+                return load(f, map_location, *args, **kwargs)
+            finally:
+                self._location = before
+
+        def reduced(tensor: Any, protocol: int) -> Any:
+            return self._reduced(tensor) if self._is_here(tensor) else reduce(tensor, protocol)
+
+        names = {
+            "device": property(device),
+            "is_cuda": property(lambda of: device(of).type == "cuda"),
+            "is_shared": lambda of: device(of).type == "cuda" or shared(of),
+            "data_ptr": lambda of: of._cdata if base.__get__(of).type == "meta" else pointer(of),
+            "to": lambda of, *, device, non_blocking=False: self._moved(of, device),
+            "cuda": lambda of, device=None, non_blocking=False: self._moved(of, device or "cuda"),
+            "cpu": lambda of: self._moved(of, "cpu"),
+            "clone": self._copied,
+            "share_memory_": lambda of, *_: of if base.__get__(of).type == "meta" else share(of),
+        }
+        if not is_card:
+            del names["cuda"]
+        shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
+        with ExitStack() as stack:
+            stack.enter_context(_members(storage, names))
+            stack.enter_context(replaced(torch, load=loaded))
+            stack.enter_context(replaced(torch.Tensor, _reduce_ex_internal=reduced))
+            stack.enter_context(torch.serialization.safe_globals([_Token, _rebuilt]))
+            _Token.made = self._unpickled  # type: ignore[assignment]
+            try:
+                yield
+            finally:
+                _Token.made = unpickled
+
+    def new(self, size: int) -> Any:
+        """A storage of so many bytes on the device."""
+        with torch._C.DisableTorchFunction():
+            return torch.empty(size, dtype=BYTE, device=META).untyped_storage()
+
+    def _copied(self, storage: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return _as_bytes(storage).clone().untyped_storage()
+
+    def _moved(self, storage: Any, device: Any) -> Any:
+        real = self._real(device)
+        with torch._C.DisableTorchFunction():
+            content = _as_bytes(storage)
+            if content.is_meta and real is not None and real.type == "cpu":
+                return content.to(real).untyped_storage() if self._device.type == "cuda" else storage
+            return content.to(real).untyped_storage()
+
+    # --- copies of tensors ---
+
+    def deep_copy(self, tensor: Any, memo: dict[Any, Any]) -> Any:
+        """As torch.Tensor.__deepcopy__ on a device with data: the whole storage is copied, once for all its tensors."""
+        if not tensor.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment"
+            )
+        if id(tensor) in memo:
+            return memo[id(tensor)]
+        with torch.no_grad():
+            storage = copy.deepcopy(tensor.untyped_storage(), memo)
+            made = _placed(storage, tensor).requires_grad_(tensor.requires_grad)
+            if type(tensor) is not torch.Tensor:
+                made = made.as_subclass(type(tensor))
+            if tensor.grad is not None:
+                made.grad = copy.deepcopy(tensor.grad, memo)
+            made.__dict__ = copy.deepcopy(tensor.__dict__, memo)
+        memo[id(tensor)] = made
+        return made
+
+    # --- pickles ---
+
+    def _reduced(self, tensor: Any) -> Any:
+        """What a tensor of the device is pickled as."""
+        storage = tensor.untyped_storage()
+        token = self._tokens.setdefault(storage._cdata, _Token(storage.nbytes()))
+        place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+        return _rebuilt, (token, tensor.dtype, *place, tensor.requires_grad)
+
+    def _unpickled(self, size: int) -> Any:
+        """A storage for a pickled one, where torch.load was asked to put it."""
+        location = self._location
+        if callable(location):
+            location = location(torch.UntypedStorage(0), str(self._device))
+        elif isinstance(location, dict):
+            location = location.get(str(self._device))
+        if isinstance(location, torch.UntypedStorage):
+            location = location.device
+        with torch._C.DisableTorchFunction():
+            storage = self.new(size)
+        return storage if location is None else self._moved(storage, location)
+
+
+class _Token:
+    """A storage in a pickle: tensors that share one share its token."""
+
+    made: Callable[[int], Any] = torch.UntypedStorage
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.storage: Any = None
+
+    def __getstate__(self) -> dict[str, int]:
+        return {"size": self.size}
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.size, self.storage = state["size"], type(self).made(state["size"])
+
+
+def _rebuilt(
+    token: _Token, dtype: torch.dtype, offset: int, shape: tuple[int, ...], stride: tuple[int, ...], gradient: bool
+) -> torch.Tensor:
+    with torch._C.DisableTorchFunction():
+        made = torch.empty(0, dtype=dtype, device=torch._C.StorageBase.device.__get__(token.storage))  # type: ignore[attr-defined]
+        return made.set_(token.storage, offset, shape, stride).requires_grad_(gradient)
+
+
+def _as_bytes(storage: Any) -> torch.Tensor:
+    return torch.empty(0, dtype=BYTE, device=torch._C.StorageBase.device.__get__(storage)).set_(storage)  # type: ignore[attr-defined]
+
+
+def _placed(storage: Any, like: torch.Tensor) -> Any:
+    with torch._C.DisableTorchFunction():
+        made: Any = torch.empty(0, dtype=like.dtype, device=META)
+        return made.set_(storage, like.storage_offset(), like.shape, like.stride())
+
+
+@contextmanager
+def _members(where: Any, names: dict[str, Any]) -> Iterator[None]:
+    """Set members of a class, some of which it inherits, until the end."""
+    before = {name: vars(where).get(name) for name in names}
+    for name, value in names.items():
+        setattr(where, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                delattr(where, name)
+            else:
+                setattr(where, name, value)
