@@ -83,7 +83,7 @@ class FollowedProgram:
             found.append(f"tensors have no data here, and were not written to {named}")
         if threads := self._tracer.unordered_threads:
             found.append(
-                f"threads that allocate while others do: {threads}; their order is not determined, and this is one of them"
+                f"threads that allocate while others do: {threads}; their order is not determined: this is one"
             )
         return found
 
