@@ -43,10 +43,12 @@ LAUNCHERS = (
 LAUNCHING_MODULES = (
     "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "deepspeed.launcher.runner",
 )  # fmt: skip
+IMPORTED_MODULES = ("accelerate.commands.launch",)  # not run as `__main__`: torch_program replaces their functions
 LAUNCHING = {"accelerate": ("tpu-config", "tpu"), "fabric": ("run",)}
 RANKS = "the ranks that {} starts are processes of their own, which are not calculated; name the script alone"
 OURS = (__file__, runpy.__file__, "<frozen runpy>")
 JOINED_WITHIN = 10.0  # seconds for the threads of a program after its last line
+JOINED_AFTER_CUT = 1.0  # and of one that was ended: it may not have reached the line that ends its threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +185,9 @@ def _of_interpreter(words: list[str], environ: Mapping[str, str | None]) -> Pyth
             if letter == "m":
                 if value in LAUNCHING_MODULES or (words[:1] and words[0] in LAUNCHING.get(value, ())):
                     raise Unavailable(RANKS.format(f"-m {value}"))
+                if value in IMPORTED_MODULES:
+                    code = f"from {value} import main; main()"
+                    return PythonProgram(CODE, code, tuple(words), environ, tuple(filters))
                 return PythonProgram(MODULE, value, tuple(words), environ, tuple(filters))
             if letter == "c":
                 return PythonProgram(CODE, value, tuple(words), environ, tuple(filters))
@@ -209,7 +214,7 @@ def exit_code(program: PythonProgram) -> tuple[int, str]:
 
     Raises the exception that a program does not catch, and SystemExit in a process that it has forked.
     """
-    owner, code = os.getpid(), 0
+    owner, code, patience = os.getpid(), 0, JOINED_WITHIN
     with _as_started(program) as errors:
         if program.kind == SCRIPT and not os.path.exists(program.target):
             file = os.path.abspath(program.target)
@@ -230,12 +235,13 @@ def exit_code(program: PythonProgram) -> tuple[int, str]:
             if ended is None:
                 error.__traceback__ = _in_the_program(error.__traceback__)
                 sys.excepthook(type(error), error, error.__traceback__)
-                end_interpreter()
+                end_interpreter(patience)
                 raise
             code = ended.code & 0xFF
             if ended.at_once:
                 return code, errors.last_line
-        end_interpreter()
+            patience = JOINED_AFTER_CUT
+        end_interpreter(patience)
         return code, errors.last_line
 
 
@@ -248,21 +254,21 @@ def go_on_as(argv: Sequence[str], environ: Mapping[str, str]) -> None:
         _run(program)
 
 
-def end_interpreter() -> None:
+def end_interpreter(patience: float) -> None:
     """What an interpreter does after the last line of a program: end pools, wait for threads, call atexit's handlers.
 
-    It waits no longer than JOINED_WITHIN: a thread that never ends has no more to show.
+    It waits no longer than `patience` seconds: a thread that never ends has no more to show.
     """
-    ending = threading.Thread(target=_end_threads, name="end", daemon=True)
+    ending = threading.Thread(target=_end_threads, args=(patience,), name="end", daemon=True)
     ending.start()
-    ending.join(JOINED_WITHIN)
+    ending.join(patience)
     atexit._run_exitfuncs()
 
 
-def _end_threads() -> None:
+def _end_threads(patience: float) -> None:
     for call in reversed(getattr(threading, "_threading_atexits", [])):
         call()
-    until = time.monotonic() + JOINED_WITHIN
+    until = time.monotonic() + patience
     for thread in threading.enumerate():
         if thread not in (threading.current_thread(), threading.main_thread()) and not thread.daemon:
             thread.join(max(0.0, until - time.monotonic()))
@@ -302,7 +308,9 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             leave(code)
         raise Ended(code, at_once=True)
 
-    errors = _Errors(sys.stderr.buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    # Of the descriptor: the stream was made before the descriptor became a pipe, and may believe that it is a file.
+    stream = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
+    errors = _Errors(stream, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     try:
         for name, value in program.environ.items():
             if value is None:
