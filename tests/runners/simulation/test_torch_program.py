@@ -213,6 +213,62 @@ def test_ranks_are_unavailable_by_name(script: Any, code: str) -> None:
     assert str(ended.error).startswith("runners.phases.Unavailable: torch.")
 
 
+STARTS = """
+import multiprocessing, subprocess, sys, torch
+def rank(index):
+    torch.distributed.init_process_group("gloo", rank=index, world_size=2, init_method="file:///nowhere")
+def use(index):
+    torch.ones(2, device="cuda")
+def prepare(index):
+    torch.ones(2).sum()
+if __name__ == "__main__":
+    held = torch.ones(4, device="cuda")
+    def run(method, target):
+        process = multiprocessing.get_context(method).Process(target=target, args=(0,))
+        process.start(), process.join()
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import torch'])", "imports torch, which is not calculated: -c import"),
+        (
+            "run('spawn', use)",
+            "uses",
+        ),
+        (
+            "run('spawn', rank)",
+            "is one",
+        ),
+        (
+            "run('fork', rank)",
+            "is one",
+        ),
+    ],
+)
+def test_a_process_that_works_on_a_card_of_its_own_is_unavailable_by_name(script: Any, start: str, why: str) -> None:
+    ended = script(STARTS.format(start))
+    assert str(ended.error).startswith(f"runners.phases.Unavailable: a process that the program started {why}")
+
+
+@pytest.mark.parametrize(
+    ("start", "notes"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import json'])", []),
+        ("with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(prepare, [1])", []),
+        (
+            "run('spawn', prepare)",
+            ["processes of multiprocessing that were started, and are not followed: 1"],
+        ),
+    ],
+)
+def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, notes: list[str]) -> None:
+    ended = script(STARTS.format(start))
+    assert (ended.error, ended.notes) == (None, notes)
+
+
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
