@@ -1,8 +1,8 @@
 """Storages without data, as a program copies, pickles, saves and loads them.
 
 PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a
-shape. Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a file
-that a traced program saves has sizes only, and only a traced program can read them.
+shape. Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a
+file that a traced program saves has sizes only, and only a traced program can read them.
 """
 
 from __future__ import annotations
