@@ -78,8 +78,8 @@ class ProgramDevice(TorchFunctionMode):
             tensor.is_shared: self._is_type("cuda"),
             tensor.share_memory_: self._share,
             tensor.__dlpack__: self._dlpack,
+            tensor.__cuda_array_interface__.__get__: self._array_interface,
             tensor.__dlpack_device__: self._dlpack_device,
-            torch.from_dlpack: self._from_dlpack,
             torch.device: self._make_device,
             torch.as_tensor: self._as_tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
@@ -124,9 +124,26 @@ class ProgramDevice(TorchFunctionMode):
             if (device := kwargs.get("device")) is not None and not isinstance(device, torch.Tensor):
                 return self._make(func, args, kwargs)
             if kwargs.get("generator") is not None:
-                kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
+                kwargs = self._with_generator(args, kwargs)
             return func(*args, **kwargs)
         return func(*args)
+
+    def _with_generator(self, args: Any, kwargs: Any, device: Any = None) -> dict[str, Any]:
+        """The arguments with a generator that draws here. Raises RuntimeError for one of another device.
+
+        `device` is the real one of what is made; None for that of the first tensor.
+        """
+        generator = kwargs["generator"]
+        wanted, given = "cpu", generator.device.type
+        if device is not None:
+            wanted = "cuda" if device == META and self._is_card else device.type
+        else:
+            tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+            if (first := next(tensors, None)) is not None and self._is_card and self.is_here(first):
+                wanted = "cuda"
+        if given != wanted:
+            raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{given}'")
+        return {**kwargs, "generator": None if given == "cuda" else generator}
 
     def _with_assumed(self, found: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with numbers that are assumed: they decide a size, or its results are assumed too."""
@@ -187,16 +204,18 @@ class ProgramDevice(TorchFunctionMode):
 
     def _make(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
         if device is None and func in self._constructors:
             device = default_device.CURRENT_DEVICE  # of torch.set_default_device, whose own mode is beneath this one
         if device is None:
+            if kwargs.get("generator") is not None:
+                kwargs = self._with_generator(args, kwargs)
             if not self._is_card and func in self._constructors:
                 kwargs = {**kwargs, "device": META}
         else:
             real = self._real(device)
             kwargs = {**kwargs, "device": real}
+            if kwargs.get("generator") is not None:
+                kwargs = self._with_generator(args, kwargs, real if _type(device) != "meta" else CPU)
             if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
                 with self._tracer.made_for(_type(device)):
                     return func(*args, **kwargs)
@@ -390,8 +409,10 @@ class ProgramDevice(TorchFunctionMode):
             return func(*args)
         return torch.utils.dlpack.DLDeviceType.kDLCUDA if self._is_card else torch.utils.dlpack.DLDeviceType.kDLCPU, 0
 
-    def _from_dlpack(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return args[0].detach() if self.is_here(args[0]) else func(*args, **kwargs)
+    def _array_interface(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_card and self.is_here(args[0]):
+            raise self._tracer.unavailable("a tensor of the card was given to another library (CUDA array interface)")
+        return func(*args)
 
     def _text(self, func: Any, args: Any, kwargs: Any) -> str:
         text: str = func(*args, **kwargs)
@@ -440,8 +461,3 @@ def _assumed_in(args: Any, kwargs: Any) -> list[Any]:
 
 def _type(device: Any) -> str:
     return "cuda" if isinstance(device, int) else torch.device(device).type
-
-
-def _of_host(generator: Any) -> Any:
-    """A generator of the card draws nothing here."""
-    return None if getattr(generator, "device", CPU).type == "cuda" else generator

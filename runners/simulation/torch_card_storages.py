@@ -1,7 +1,7 @@
-"""Storages without data, as a program copies, pickles, saves and loads them.
+"""Storages without data, as a program copies, pickles, saves, loads and shares them.
 
-PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a shape.
-Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a file
+PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a
+shape. Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a file
 that a traced program saves has sizes only, and only a traced program can read them.
 """
 
@@ -19,6 +19,7 @@ from runners.simulation.torch_tracer import MetaTracer, replaced
 
 META = torch.device("meta")
 BYTE = torch.uint8
+SHARING = ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")  # what sends a storage to another process
 
 
 class Storages:
@@ -69,8 +70,9 @@ class Storages:
             "to": lambda of, *, device, non_blocking=False: self._moved(of, device),
             "cuda": lambda of, device=None, non_blocking=False: self._moved(of, device or "cuda"),
             "cpu": lambda of: self._moved(of, "cpu"),
-            "clone": self._copied,
+            "clone": lambda of: self._copied(of),
             "share_memory_": lambda of, *_: of if base.__get__(of).type == "meta" else share(of),
+            **{name: self._refusing(base, name) for name in SHARING},
         }
         if not is_card:
             del names["cuda"]
@@ -79,6 +81,8 @@ class Storages:
             stack.enter_context(_members(storage, names))
             stack.enter_context(replaced(torch, load=loaded))
             stack.enter_context(replaced(torch.Tensor, _reduce_ex_internal=reduced))
+            for where in (torch, torch.utils.dlpack):
+                stack.enter_context(replaced(where, **self._capsules(where)))
             stack.enter_context(torch.serialization.safe_globals([_Token, _rebuilt]))
             _Token.made = self._unpickled  # type: ignore[assignment]
             try:
@@ -86,10 +90,36 @@ class Storages:
             finally:
                 _Token.made = unpickled
 
+    def _refusing(self, base: Any, name: str) -> Any:
+        share = getattr(torch.UntypedStorage, name)
+
+        def shared(storage: Any, *args: Any) -> Any:
+            if base.__get__(storage).type == "meta":
+                raise self._tracer.unavailable(f"a tensor on {self._device} was sent to another process")
+            return share(storage, *args)
+
+        return shared
+
     def new(self, size: int) -> Any:
         """A storage of so many bytes on the device."""
         with torch._C.DisableTorchFunction():
             return torch.empty(size, dtype=BYTE, device=META).untyped_storage()
+
+    def _capsules(self, where: Any) -> dict[str, Any]:
+        """DLPack between two places of the program: the tensor itself is passed on. Other libraries are refused."""
+        pack, unpack = where.to_dlpack, where.from_dlpack
+
+        def to_dlpack(tensor: Any) -> Any:
+            return _Capsule(tensor) if self._is_here(tensor) else pack(tensor)
+
+        def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: Any = None) -> Any:
+            tensor = ext_tensor.tensor if isinstance(ext_tensor, _Capsule) else ext_tensor
+            if not self._is_here(tensor):
+                return unpack(ext_tensor, device=device, copy=copy)
+            shared = tensor.detach() if device is None else tensor.detach().to(device)
+            return shared.clone() if copy else shared
+
+        return {"to_dlpack": to_dlpack, "from_dlpack": from_dlpack}
 
     def _copied(self, storage: Any) -> Any:
         with torch._C.DisableTorchFunction():
@@ -129,7 +159,7 @@ class Storages:
     def _reduced(self, tensor: Any) -> Any:
         """What a tensor of the device is pickled as."""
         storage = tensor.untyped_storage()
-        token = self._tokens.setdefault(storage._cdata, _Token(storage.nbytes()))
+        token = self._tokens.setdefault(storage._cdata, _Token(storage.nbytes(), storage))
         place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _rebuilt, (token, tensor.dtype, *place, tensor.requires_grad)
 
@@ -147,14 +177,20 @@ class Storages:
         return storage if location is None else self._moved(storage, location)
 
 
+class _Capsule:
+    """In place of the capsule in which DLPack passes a tensor on."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+
 class _Token:
     """A storage in a pickle: tensors that share one share its token."""
 
     made: Callable[[int], Any] = torch.UntypedStorage
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.storage: Any = None
+    def __init__(self, size: int, storage: Any) -> None:
+        self.size, self.storage = size, storage  # the storage is that of copy.copy, which makes no pickle
 
     def __getstate__(self) -> dict[str, int]:
         return {"size": self.size}

@@ -15,21 +15,31 @@ from typing import Any
 import torch
 
 from runners.device import Card
+from runners.simulation.kernels.torch_attention import can_use
+from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_cuda_types import (
     DEVICE,
     DEVICE_TYPE_CUDA,
     DeviceProperties,
-    Event,
     ExternalStream,
     Generator,
     Stream,
     classes_of_either_device,
+    event_class,
     legacy_tensors,
 )
 from runners.simulation.torch_tracer import MetaTracer
 
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
+CUDNN_VERSION, MIOPEN_VERSION = 91900, 3005000  # assumed likewise
+CUFFT_PLANS = 4096  # plans that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
+# Of c10/core/ScalarType.h, those that a tensor of the card can have.
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
+]
 RAW_ADDRESSES = 0x7000_0000_0000  # of memory that a program asks the allocator for without a tensor
 ABSENT: Any = object()
 
@@ -67,6 +77,7 @@ class CudaBackend:
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Give PyTorch the card until the end."""
+        event = event_class(self._tracer.assumptions)
         of_cuda = {
             "_cudart": self._cudart(),
             "_get_device_properties": self._properties_of,
@@ -75,7 +86,7 @@ class CudaBackend:
             "default_generators": (Generator(),),
             "Stream": Stream,
             "ExternalStream": ExternalStream,
-            "Event": Event,
+            "Event": event,
             "_initialized": True,
             "_cached_device_count": 1,
             "_is_in_bad_fork": lambda: False,
@@ -87,11 +98,15 @@ class CudaBackend:
             for where, names in (
                 (torch._C, self._functions() | _transfers()),
                 (torch.cuda, of_cuda),
-                (torch.cuda.streams, {"Stream": Stream, "ExternalStream": ExternalStream, "Event": Event}),
-                (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False, "CUDAGraph": self._no_graph}),
+                (torch.cuda.streams, {"Stream": Stream, "ExternalStream": ExternalStream, "Event": event}),
+                (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False} | self._graphs()),
+                (torch.cuda, self._graphs() | self._pools()),
+                (torch.cuda.memory, self._pools()),
+                (torch.backends.cudnn, {"version": lambda: self._dnn_version, "_init": lambda: True}),
+                (torch, self._plans()),
                 (torch.cuda.nvtx, {"_nvtx": _Nvtx()}),
                 (torch.version, versions),
-                (torch, classes_of_either_device() | {"set_default_tensor_type": _set_default_tensor_type}),
+                (torch, classes_of_either_device(event) | {"set_default_tensor_type": _set_default_tensor_type}),
             ):
                 stack.enter_context(_attributes(where, names))
             yield
@@ -134,8 +149,52 @@ class CudaBackend:
             cudaHostUnregister=lambda pointer: 0,
         )
 
-    def _no_graph(self, *_: Any, **__: Any) -> Any:
-        raise self._tracer.unavailable("torch.cuda.CUDAGraph is not followed: its memory is in a pool of its own")
+    def _refusing(self, name: str, why: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise self._tracer.unavailable(f"{name} is not followed: {why}")
+
+        return refuse
+
+    def _graphs(self) -> dict[str, Any]:
+        return {
+            name: self._refusing(f"torch.cuda.{name}", "a graph's memory is in a pool of its own")
+            for name in ("CUDAGraph", "graph_pool_handle", "make_graphed_callables")
+        }
+
+    def _pools(self) -> dict[str, Any]:
+        return {
+            name: self._refusing(f"torch.cuda.{name}", "only PyTorch's own allocator and its default pool are imitated")
+            for name in ("MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator")
+        }
+
+    def _plans(self) -> dict[str, Any]:
+        """Of cuFFT, whose plans are outside of the allocator."""
+        return {
+            "_cufft_get_plan_cache_size": self._refusing("the number of cuFFT's plans", "no transform is planned"),
+            "_cufft_get_plan_cache_max_size": lambda device: CUFFT_PLANS,
+            "_cufft_set_plan_cache_max_size": lambda device, size: None,
+            "_cufft_clear_plan_cache": lambda device: None,
+        }
+
+    @property
+    def _dnn_version(self) -> int:
+        return MIOPEN_VERSION if self._card.vendor == "amd" else CUDNN_VERSION
+
+    def _has_flash_attention(self) -> bool:
+        return self._card.vendor == "amd" or (self._properties.major or 0) >= 8
+
+    def _can_use(self, kernel: str) -> Any:
+        architecture = gpu_architecture(self._card)
+
+        def answer(params: Any, debug: bool = False) -> bool:
+            with torch._C.DisableTorchFunction():
+                return can_use(architecture, kernel, params)
+
+        return answer
+
+    def _missing(self, name: str) -> Any:
+        """For what a build for CUDA has in torch._C and is not here. Code that looks whether it is there goes on."""
+        raise AttributeError(f"torch._C.{name} is not answered on a calculated card")
 
     # --- the functions of torch._C ---
 
@@ -157,7 +216,24 @@ class CudaBackend:
             "_cuda_get_sync_debug_mode": lambda: 0,
             "_cuda_get_cudnn_benchmark_limit": lambda: 10,
             "_cuda_isCurrentStreamCapturing": lambda: False,
-            "_CUDAGraph": self._no_graph,
+            "_has_cudnn": True,
+            "__getattr__": self._missing,
+            "_cuda_hasPrimaryContext": lambda device: True,
+            "_cuda_isHistoryEnabled": lambda: False,
+            "_is_flash_attention_available": self._has_flash_attention,
+            "_can_use_flash_attention": self._can_use("flash"),
+            "_can_use_mem_efficient_attention": self._can_use("efficient"),
+            "_can_use_cudnn_attention": self._can_use("cudnn"),
+            "_get_accelerator": lambda check=None: torch.device("cuda"),
+            "_accelerator_getDeviceCapability": lambda device: {"supported_dtypes": set(DTYPES)},
+            **{
+                f"_cuda_{what}Cublas{kind}WorkspaceSize": self._refusing(
+                    f"torch._C._cuda_{what}Cublas{kind}WorkspaceSize",
+                    "the workspace has the size that the environment gives it (CUBLAS_WORKSPACE_CONFIG)",
+                )
+                for what in ("set", "reset")
+                for kind in ("", "Lt")
+            },
             **self._functions_of_streams(),
             **self._functions_of_memory(),
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),

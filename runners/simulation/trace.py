@@ -29,7 +29,9 @@ OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
 # Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's.
-NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device")
+NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device") + (
+    "is not answered on a calculated card",  # torch_cuda_backend.py
+)
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
 
