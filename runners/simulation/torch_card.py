@@ -38,9 +38,10 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 class ProgramDevice(TorchFunctionMode):
     """Entered around a program, with a tracer inside. `device` is what the program reads: `cuda:0` or `cpu`."""
 
-    def __init__(self, tracer: MetaTracer, device: torch.device) -> None:
+    def __init__(self, tracer: MetaTracer, device: torch.device, cards: Callable[[], int] = lambda: 1) -> None:
+        """`cards` gives the number of cards that the program has left itself."""
         super().__init__()
-        self._tracer, self._device = tracer, device
+        self._tracer, self._device, self._cards = tracer, device, cards
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
@@ -192,6 +193,8 @@ class ProgramDevice(TorchFunctionMode):
         if real.type == self._device.type:
             if self._is_card and real.index not in (None, 0):
                 raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+            if not self._cards():
+                raise RuntimeError("No CUDA GPUs are available")
             return META
         return real
 
@@ -335,7 +338,9 @@ class ProgramDevice(TorchFunctionMode):
         tensor = args[0]
         if not self.is_here(tensor):
             return func(tensor)
-        return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+        with NO_FUNCTION_MODES():
+            address = self._tracer.address(tensor.untyped_storage())
+            return address + tensor.storage_offset() * tensor.element_size() if address and tensor.numel() else 0
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]

@@ -44,7 +44,7 @@ class Storages:
         storage: Any = torch.UntypedStorage
         base: Any = torch._C.StorageBase.device
         load, unpickled, reduce = torch.load, _Token.made, torch.Tensor._reduce_ex_internal
-        is_card = self._device.type == "cuda"
+        is_card, new = self._device.type == "cuda", storage.__new__
 
         def device(of: Any) -> torch.device:
             real: torch.device = base.__get__(of)
@@ -62,11 +62,17 @@ class Storages:
         def reduced(tensor: Any, protocol: int) -> Any:
             return self._reduced(tensor) if self._is_here(tensor) else reduce(tensor, protocol)
 
+        def made(kind: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+            if is_card and device is not None and torch.device(device).type == "cuda":
+                return self.new(*args, **kwargs)
+            return new(kind, *args, **({} if device is None else {"device": device}), **kwargs)
+
         names = {
             "device": property(device),
             "is_cuda": property(lambda of: device(of).type == "cuda"),
             "is_shared": lambda of: device(of).type == "cuda" or shared(of),
-            "data_ptr": lambda of: of._cdata if base.__get__(of).type == "meta" else pointer(of),
+            "data_ptr": lambda of: self._tracer.address(of) if base.__get__(of).type == "meta" else pointer(of),
+            "resize_": lambda of, size: self._resized(of, size),
             "to": lambda of, *, device, non_blocking=False: self._moved(of, device),
             "cuda": lambda of, device=None, non_blocking=False: self._moved(of, device or "cuda"),
             "cpu": lambda of: self._moved(of, "cpu"),
@@ -79,6 +85,7 @@ class Storages:
         shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
         with ExitStack() as stack:
             stack.enter_context(_members(storage, names))
+            stack.enter_context(_members(storage, {"__new__": staticmethod(made)}))
             stack.enter_context(replaced(torch, load=loaded))
             stack.enter_context(replaced(torch.Tensor, _reduce_ex_internal=reduced))
             for where in (torch, torch.utils.dlpack):
@@ -90,6 +97,12 @@ class Storages:
             finally:
                 _Token.made = unpickled
 
+    def _resized(self, storage: Any, size: int) -> Any:
+        torch._C.StorageBase.resize_(storage, size)  # type: ignore[attr-defined]
+        if torch._C.StorageBase.device.__get__(storage).type == "meta":  # type: ignore[attr-defined]
+            self._tracer.resized(storage)
+        return storage
+
     def _refusing(self, base: Any, name: str) -> Any:
         share = getattr(torch.UntypedStorage, name)
 
@@ -100,7 +113,7 @@ class Storages:
 
         return shared
 
-    def new(self, size: int) -> Any:
+    def new(self, size: int = 0) -> Any:
         """A storage of so many bytes on the device."""
         with torch._C.DisableTorchFunction():
             return torch.empty(size, dtype=BYTE, device=META).untyped_storage()

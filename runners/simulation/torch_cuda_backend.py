@@ -7,6 +7,7 @@ A function that is not here is missing, and the AttributeError names it.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from runners.simulation.torch_tracer import MetaTracer
 
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
 CUDNN_VERSION, MIOPEN_VERSION = 91900, 3005000  # assumed likewise
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 CUFFT_PLANS = 4096  # plans that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
 # Of c10/core/ScalarType.h, those that a tensor of the card can have.
 DTYPES = [
@@ -71,6 +73,8 @@ class CudaBackend:
     def __init__(self, card: Card, memory: LiveMemory, tracer: MetaTracer) -> None:
         self._card, self._memory, self._tracer = card, memory, tracer
         self._stream = 0
+        self._cards: int | None = None  # that the program has left itself, once it has asked
+        self._hiding = {name: os.environ.get(name) for name in HIDING}
         self._fraction = 1.0
         self._properties = DeviceProperties(card, tracer.unavailable)
 
@@ -88,7 +92,9 @@ class CudaBackend:
             "ExternalStream": ExternalStream,
             "Event": event,
             "_initialized": True,
-            "_cached_device_count": 1,
+            "_cached_device_count": None,
+            "_device_count_nvml": lambda: -1,  # the real cards of this machine
+            "_device_count_amdsmi": lambda: -1,
             "_is_in_bad_fork": lambda: False,
             "is_bf16_supported": self._supports_bfloat16,
             **legacy_tensors(),
@@ -112,6 +118,14 @@ class CudaBackend:
             yield
 
     # --- the card itself ---
+
+    def cards(self) -> int:
+        """1, or 0 if the program has hidden the card from itself before it first asked for one."""
+        if self._cards is None:
+            now = {name: os.environ.get(name) for name in HIDING}
+            hidden = (now[name] for name in HIDING if now[name] != self._hiding[name])
+            self._cards = 0 if any(each is not None and each.strip() in ("", "-1") for each in hidden) else 1
+        return self._cards
 
     def _supports_bfloat16(self, including_emulation: bool = True) -> bool:
         self._memory.is_of_one_card = True
@@ -204,7 +218,7 @@ class CudaBackend:
         return {
             **dict.fromkeys(WITHOUT_EFFECT, nothing),
             "_has_cuda": True,
-            "_cuda_getDeviceCount": lambda: 1,
+            "_cuda_getDeviceCount": self.cards,
             "_cuda_getDevice": lambda: 0,
             "_cuda_setDevice": self._exchange,
             "_cuda_exchangeDevice": self._exchange,

@@ -30,6 +30,7 @@ from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.allocator import FIRST_ADDRESS
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
@@ -168,6 +169,25 @@ class MetaTracer(UnseenByDynamo):
 
     def free(self, number: int) -> None:
         self._free(number)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage without data has another size now, which no operator shows."""
+        known = self._storages.get(storage._cdata)
+        with self._turn:
+            if known is not None and known[1] == ABSTRACT:
+                self._storages[storage._cdata] = storage.nbytes(), ABSTRACT, known[2]
+            else:
+                self._registered(storage)
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """Where the imitated allocator has put a storage: 0 if it has no memory, as on a real device."""
+        size, number, _ = self._storages.get(storage._cdata, (storage.nbytes(), EMPTY, None))
+        if not size or number == ABSTRACT:
+            return 0
+        if self.memory is None or number < 0:
+            return FIRST_ADDRESS + storage._cdata
+        with self._turn:
+            return self.memory.address(number)
 
     @contextmanager
     def _follow_empty_cache(self) -> Iterator[None]:

@@ -5,6 +5,7 @@ Sizes are whole MiB, so that no rounding of the allocator is in the figures, and
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -12,6 +13,7 @@ import pickle
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
@@ -410,6 +412,7 @@ def test_buffers_move_with_their_module_and_are_no_parameters() -> None:
     assert calculated(program).returned == {"held": 3.0, "plain": "cpu", "saved": 1}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_sparse_tensors_have_the_bytes_of_their_indices_and_values() -> None:
     def program() -> Json:
         count = MIB // 4
@@ -487,7 +490,7 @@ def test_a_tensor_that_leaves_the_program_is_refused_by_name(way: str) -> None:
         elif way == "__cuda_array_interface__":
             x.__cuda_array_interface__  # noqa: B018
         else:
-            torch.multiprocessing.reductions.ForkingPickler.dumps(x)
+            ForkingPickler.dumps(x)
 
     assert refused(program).startswith("a tensor o")
 
@@ -514,10 +517,8 @@ def test_memory_in_pools_of_its_own_is_refused_by_name(name: str) -> None:
 def test_the_program_cannot_go_on_after_a_refusal_that_changes_its_memory() -> None:
     def program() -> None:
         mib(1)
-        try:
-            torch.cuda.memory._set_allocator_settings("expandable_segments:True")
-        except Exception:
-            pass
+        with contextlib.suppress(Exception):
+            torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
         mib(1)
 
     assert "the allocator's settings" in refused(program)
@@ -630,17 +631,15 @@ def test_a_search_for_the_largest_batch_finds_it() -> None:
         return {"largest": low}
 
     found = calculated(program, total=40 * MIB)
-    assert (found.returned, found.peaks["requested"], refusals(found)) == ({"largest": 40}, 40 * MIB, 3)
+    assert (found.returned, found.peaks["requested"], refusals(found)) == ({"largest": 40}, 40 * MIB, 5)
 
 
 def test_a_program_that_swallows_refusals_is_told_as_what_it_did() -> None:
     def program() -> Json:
         kept = []
         for _ in range(5):
-            try:
+            with contextlib.suppress(Exception):
                 kept.append(mib(16))
-            except Exception:
-                pass
         return {"kept": len(kept)}
 
     found = calculated(program, total=40 * MIB)
@@ -742,8 +741,6 @@ def test_hooks_of_tensors_see_the_card_and_what_they_make_counts() -> None:
 @pytest.mark.parametrize("where", ["kept", "torch's", "own"])
 def test_saved_tensors_that_are_packed_to_the_host_leave_the_card(where: str) -> None:
     def program() -> Json:
-        import contextlib
-
         hooks: Any = {
             "kept": contextlib.nullcontext,
             "torch's": torch.autograd.graph.save_on_cpu,
@@ -840,7 +837,9 @@ def test_a_dispatch_mode_of_the_program_counts_what_we_do() -> None:
 
 def test_a_function_mode_of_the_program_sees_the_card() -> None:
     class Sees(torch.overrides.TorchFunctionMode):
-        seen: list[str] = []
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
@@ -849,9 +848,9 @@ def test_a_function_mode_of_the_program_sees_the_card() -> None:
             return result
 
     def program() -> Json:
-        with Sees():
+        with Sees() as mode:
             mib(2).cpu()
-        return {"seen": " ".join(Sees.seen)}
+        return {"seen": " ".join(mode.seen)}
 
     found = calculated(program)
     assert (found.returned, found.peaks["requested"]) == ({"seen": "cuda:0 cpu"}, 2 * MIB)
@@ -919,7 +918,7 @@ def test_a_mask_selects_at_most_all_and_that_is_said() -> None:
 
 def test_a_size_that_a_calculated_number_decides_is_refused_with_its_place() -> None:
     def program() -> None:
-        count = int(torch.rand((), device="cuda").item() * 100)
+        count = torch.randint(1, 100, (), device="cuda").item()
         torch.empty(count * MIB, device="cuda")
 
     why = refused(program)
