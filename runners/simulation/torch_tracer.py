@@ -51,7 +51,7 @@ from runners.threads import EnteredInThreads
 
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
-HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
+HOST, META, ABSTRACT_DEVICE = torch.device("cpu"), torch.device("meta"), "meta"
 
 aten = torch.ops.aten
 
@@ -380,7 +380,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            if torch_sparse.any_sparse(args, kwargs) or func in MAKE_SPARSE:
+            if self._is_followed_sparse(func, args, kwargs):
                 return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
             return self._replacements.get(func, func)(*args, **kwargs)
         except torch_sparse.UnknownCount as error:
@@ -395,6 +395,12 @@ class MetaTracer(UnseenByDynamo):
                 why = "this machine has too little memory for a tensor that has data"
                 raise self._unavailable(func, why) from error
             raise
+
+    def _is_followed_sparse(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator has or makes sparse tensors without data. Those of the host have data beside a card."""
+        if not torch_sparse.any_sparse(args, kwargs) and func not in MAKE_SPARSE:
+            return False
+        return self._rules.host_counts or _is_on_device((args, kwargs)) or kwargs.get("device") == META
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
         """All temporaries of a kernel are alive at once."""
@@ -576,6 +582,8 @@ class MetaTracer(UnseenByDynamo):
         return number
 
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return torch_sparse.with_parts(tensor, lambda part: self.numbers.host_copy(part, "Tensor.cpu"))
         copy = self.numbers.host_copy(tensor, "Tensor.cpu")
         dtype = options.get("dtype")
         if dtype is None or dtype == copy.dtype:
