@@ -30,6 +30,10 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
+IN_A_FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
+    "method"
+)
 MOST_SIZES = 64  # numbers of a shape; longer lists are data
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -106,6 +110,8 @@ class ProgramDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._tracer.is_elsewhere:
+            if self._is_card and self._names_card(func, args, kwargs or {}):
+                raise RuntimeError(IN_A_FORK)
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:
             found = _assumed_in(args, kwargs)
@@ -160,6 +166,13 @@ class ProgramDevice(TorchFunctionMode):
                 if isinstance(each, torch.Tensor):
                     self._tracer.numbers.doubt(each, level)
         return result
+
+    def _names_card(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a function is called for a device of the card's type."""
+        if func is torch.Tensor.cuda:
+            return True
+        device = kwargs.get("device", args[1] if func is torch.Tensor.to and len(args) > 1 else None)
+        return isinstance(device, (int, str, torch.device)) and _type(device) == "cuda"
 
     # --- where a tensor is ---
 

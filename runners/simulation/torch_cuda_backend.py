@@ -63,7 +63,6 @@ WITHOUT_EFFECT = [
     "_cuda_setMemoryMetadata",
     "_cuda_record_memory_history",
     "_cuda_record_memory_history_legacy",
-    "_cuda_clearCublasWorkspaces",
 ]
 
 
@@ -282,6 +281,7 @@ class CudaBackend:
             "_cuda_memorySnapshot": self._snapshot,
             "_cuda_resetPeakMemoryStats": self._reset_peaks,
             "_cuda_resetAccumulatedMemoryStats": self._reset_accumulated,
+            "_cuda_clearCublasWorkspaces": self._tracer.clear_workspaces,
             "_cuda_emptyCache": self._tracer.empty_cache,
             "_cuda_getMemoryFraction": lambda device: self._fraction,
             "_cuda_setMemoryFraction": self._set_fraction,

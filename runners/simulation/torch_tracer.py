@@ -127,7 +127,8 @@ class MetaTracer(UnseenByDynamo):
         self._unordered_threads = 0
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
-        self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
+        # The allocations of workspaces, in backward or not: autograd's device thread has its own handle.
+        self._workspaces: dict[bool, int] = {}
         self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
     @contextmanager
@@ -154,6 +155,11 @@ class MetaTracer(UnseenByDynamo):
 
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
+
+    def clear_workspaces(self) -> None:
+        """Free the workspaces of matrix products. The next product allocates its own anew."""
+        while self._workspaces:
+            self._free(self._workspaces.popitem()[1])
 
     def use_stream(self, number: int) -> None:
         """Allocate on this stream from here on."""
@@ -442,8 +448,7 @@ class MetaTracer(UnseenByDynamo):
     def _allocate_workspace(self) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward not in self._workspaces and not self._on_host:
-            self._requested(WORKSPACE)
-            self._workspaces.add(in_backward)
+            self._workspaces[in_backward] = self._requested(WORKSPACE)
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
         if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
