@@ -6,6 +6,7 @@ processes of their own, which are not followed.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
@@ -108,7 +109,7 @@ class FollowedProgram:
         intercept(vars(getattr(module, kind))[name], self._save)
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _lacks_data(what):
+        if isinstance(file, io.BytesIO) or not _lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else getattr(file, "name", type(file).__name__)
         self._unwritten.append(str(name))
