@@ -294,7 +294,7 @@ ENDED = (
         "handled_refusals",
         INT,
         "refused allocations after which the workload continued, at least so many; a pass with any does not decide "
-        "whether the point fits. null where they cannot all be observed, as on cpu once the workload started a thread",
+        "whether the point fits. null where they cannot all be observed, as on cpu with tensors=false",
         "times",
     ),
     Column(
