@@ -21,7 +21,7 @@ try:
     from torch._library.triton import set_wrap_triton_enabled
 except ImportError:  # before PyTorch 2.6
 
-    def set_wrap_triton_enabled(enabled: bool) -> AbstractContextManager[None]:
+    def set_wrap_triton_enabled(enabled: bool) -> Any:
         return nullcontext()
 
 
@@ -77,7 +77,8 @@ def _rule(operator: Any) -> Kernel | None:
 
     def depends_on_data() -> Any:
         raise Unavailable(
-            f"{operator} cannot be traced without data: the shape of its result depends on numbers that are not computed"
+            f"{operator} cannot be traced without data: the shape of its result depends on numbers that are not "
+            "computed"
         )
 
     def followed(*args: Any, **kwargs: Any) -> Any:
@@ -110,8 +111,8 @@ def _is_known(operator: Any) -> bool:
 def _refusal(operator: Any) -> Kernel:
     def refuse(*_: Any, **__: Any) -> Any:
         raise Unavailable(
-            f"{operator} cannot be traced without data: it is of an extension, and no rule says which tensors it makes; "
-            f"torch.library.register_fake({_name(operator)!r}) gives one, in a module that workload.rules names"
+            f"{operator} cannot be traced without data: it is of an extension, and no rule says which tensors it "
+            f"makes; torch.library.register_fake({_name(operator)!r}) gives one, in a module that workload.rules names"
         )
 
     return refuse
