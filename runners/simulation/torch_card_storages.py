@@ -1,8 +1,8 @@
 """Storages without data, as a program copies, pickles, saves and loads them.
 
-PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a shape.
-Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a file
-that a traced program saves has sizes only, and only a traced program can read them.
+PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a
+shape. Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a
+file that a traced program saves has sizes only, and only a traced program can read them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Storages:
     def entered(self) -> Iterator[None]:
         """Until the end storages answer for the device, and files are loaded onto it."""
         storage: Any = torch.UntypedStorage
-        base: Any = torch._C.StorageBase.device
-        load, unpickled, reduce = torch.load, _Token.made, torch.Tensor._reduce_ex_internal
-        is_card = self._device.type == "cuda"
+        base: Any = torch._C.StorageBase.device  # type: ignore[attr-defined]
+        load, unpickled = torch.load, _Token.made
+        reduce: Any = torch.Tensor._reduce_ex_internal
+        shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
 
         def device(of: Any) -> torch.device:
             real: torch.device = base.__get__(of)
@@ -61,7 +62,7 @@ class Storages:
         def reduced(tensor: Any, protocol: int) -> Any:
             return self._reduced(tensor) if self._is_here(tensor) else reduce(tensor, protocol)
 
-        names = {
+        names: dict[str, Any] = {
             "device": property(device),
             "is_cuda": property(lambda of: device(of).type == "cuda"),
             "is_shared": lambda of: device(of).type == "cuda" or shared(of),
@@ -72,15 +73,14 @@ class Storages:
             "clone": self._copied,
             "share_memory_": lambda of, *_: of if base.__get__(of).type == "meta" else share(of),
         }
-        if not is_card:
+        if self._device.type != "cuda":
             del names["cuda"]
-        shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
         with ExitStack() as stack:
             stack.enter_context(_members(storage, names))
             stack.enter_context(replaced(torch, load=loaded))
             stack.enter_context(replaced(torch.Tensor, _reduce_ex_internal=reduced))
             stack.enter_context(torch.serialization.safe_globals([_Token, _rebuilt]))
-            _Token.made = self._unpickled  # type: ignore[assignment]
+            _Token.made = self._unpickled
             try:
                 yield
             finally:
@@ -137,7 +137,7 @@ class Storages:
         """A storage for a pickled one, where torch.load was asked to put it."""
         location = self._location
         if callable(location):
-            location = location(torch.UntypedStorage(0), str(self._device))
+            location = location(torch.UntypedStorage(0), str(self._device))  # type: ignore[no-untyped-call]
         elif isinstance(location, dict):
             location = location.get(str(self._device))
         if isinstance(location, torch.UntypedStorage):

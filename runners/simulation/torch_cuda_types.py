@@ -66,7 +66,7 @@ class Stream(torch.Stream):
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
     def __enter__(self) -> Stream:
-        context = torch.cuda.stream(self)  # type: ignore[arg-type]
+        context: Any = torch.cuda.stream(self)  # type: ignore[arg-type]
         self._restore.append(context)  # type: ignore[attr-defined]
         context.__enter__()
         return self
@@ -145,7 +145,7 @@ class Generator(torch.Generator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> None:  # type: ignore[override]  # the stub says Generator; C returns None
         self._offset = offset
 
     def get_state(self) -> torch.Tensor:

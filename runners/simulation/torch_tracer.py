@@ -298,7 +298,7 @@ class MetaTracer(UnseenByDynamo):
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
-            result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else recreate(call.made)
+            result = None if call.made is NOTHING else args[0] if call.made is IN_PLACE else recreate(call.made)
         if call.uses_workspace:
             self._allocate_workspace()
         if accumulated:
@@ -450,7 +450,7 @@ class MetaTracer(UnseenByDynamo):
             self.numbers.forget(key)
         return key
 
-    def _transfer_storage(self, old: torch.Tensor, new: torch.Tensor) -> None:
+    def _transfer_storage(self, old: torch.Tensor, new: Any) -> None:
         """With data, autograd accumulates a gradient in place: the sum has the storage of the first gradient."""
         key, storage = old.untyped_storage()._cdata, new.untyped_storage()
         size, number, reference = self._storages[key]
