@@ -70,7 +70,7 @@ class Storages:
             "to": lambda of, *, device, non_blocking=False: self._moved(of, device),
             "cuda": lambda of, device=None, non_blocking=False: self._moved(of, device or "cuda"),
             "cpu": lambda of: self._moved(of, "cpu"),
-            "clone": self._copied,
+            "clone": lambda of: self._copied(of),
             "share_memory_": lambda of, *_: of if base.__get__(of).type == "meta" else share(of),
         }
         if self._device.type != "cuda":
