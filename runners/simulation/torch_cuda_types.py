@@ -90,7 +90,7 @@ class Stream(torch.Stream):
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        event = torch.cuda.Event() if event is None else event
+        event = torch.cuda.Event() if event is None else event  # type: ignore[no-untyped-call]
         event.record(self)
         return event
 

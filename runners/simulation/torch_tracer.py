@@ -191,7 +191,7 @@ class MetaTracer(UnseenByDynamo):
         if not size or number == ABSTRACT:
             return 0
         if self.memory is None or number < 0:
-            return FIRST_ADDRESS + storage._cdata
+            return FIRST_ADDRESS + int(storage._cdata)
         with self._turn:
             return self.memory.address(number)
 

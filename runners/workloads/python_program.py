@@ -112,9 +112,7 @@ def _without_wrappers(argv: Sequence[str], environ: dict[str, str | None], refus
     return words
 
 
-def _without_options(
-    wrapper: str, words: list[str], environ: dict[str, str | None], refused: list[str]
-) -> list[str]:
+def _without_options(wrapper: str, words: list[str], environ: dict[str, str | None], refused: list[str]) -> list[str]:
     """The words after a wrapper's own options."""
     while words and words[0].startswith("-") and words[0] != "-":
         option = words.pop(0)
@@ -329,9 +327,9 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
         yield errors
     finally:
         if os.getpid() == owner:
-            for stream in (sys.stdout, errors):
+            for output in (sys.stdout, errors):
                 with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+                    output.flush()
             errors.detach()
             os._exit = leave
             sys.argv, sys.path[:], environ, sys.orig_argv, sys.stderr, sys.modules["__main__"] = before

@@ -73,7 +73,7 @@ def test_braces_that_hold_no_name_are_refused(word: str) -> None:
         command.placeholders(["python", word])
 
 
-def test_python_is_the_measured_interpreter_behind_other_programs_too(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_is_the_measured_interpreter_behind_other_programs_too(run: Any) -> None:
     argv = ["timeout", "60", "env", "PATH=/nowhere", "python", "-c", "import sys; print(sys.executable)"]
     assert printed(run(argv=argv)).strip() == sys.executable
 

@@ -14,7 +14,6 @@ from runners.phases import Unavailable
 from runners.workloads import python_program as module
 from runners.workloads.python_program import CODE, MODULE, SCRIPT, exit_code, python_program, with_interpreter
 
-
 IMPORTED = "from accelerate.commands.launch import main"
 
 
@@ -182,7 +181,8 @@ def test_standard_error_may_have_become_a_pipe_after_the_interpreter_took_it_for
     """As in a process that is forked for an attempt, where the sweep's standard error is a file."""
     code = (
         "import os; read, write = os.pipe(); os.dup2(write, 2); from runners.workloads import python_program as p; "
-        "code = p.exit_code(p.python_program(['python', 'no.py'])); print(code[0], os.read(read, 1000), flush=True); os._exit(0)"
+        "code = p.exit_code(p.python_program(['python', 'no.py'])); print(code[0], os.read(read, 1000), flush=True); "
+        "os._exit(0)"
     )
     environ = {"PYTHONPATH": str(Path(module.__file__).parents[2])}
     with (tmp_path / "errors").open("wb") as errors:
