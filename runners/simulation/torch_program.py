@@ -6,6 +6,7 @@ processes of their own, which are not followed.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -95,7 +96,7 @@ class FollowedProgram:
             found.append(f"processes of multiprocessing that were started, and are not followed: {self._processes}")
         if threads := self._tracer.unordered_threads:
             found.append(
-                f"threads that allocate while others do: {threads}; their order is not determined: this is one"
+                f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
             )
         return found
 
@@ -179,7 +180,7 @@ class FollowedProgram:
         )
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _lacks_data(what):
+        if isinstance(file, io.BytesIO) or not _lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else getattr(file, "name", type(file).__name__)
         self._unwritten.append(str(name))

@@ -336,9 +336,9 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
         yield errors
     finally:
         if os.getpid() == owner:
-            for stream in (sys.stdout, errors):
+            for output in (sys.stdout, errors):
                 with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+                    output.flush()
             errors.detach()
             os._exit = leave
             for name, function in replacing.items():
