@@ -269,6 +269,40 @@ def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, not
     assert (ended.error, ended.notes) == (None, notes)
 
 
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("total", [None, 2 * MIB])
+def test_tensors_in_host_memory_stand_beside_the_cards(total: int | None) -> None:
+    """Of operators in all threads, until they are freed. A refusal by the card does not hide them."""
+
+    def program(*, device: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import torch
+
+        rows = torch.zeros(MIB, dtype=torch.uint8)
+        read = ThreadPoolExecutor(1).submit(torch.ones, 2 * MIB, dtype=torch.uint8).result()
+        held = [rows.to(device), read.to(device)]
+        del read
+        held.append(torch.zeros(MIB, dtype=torch.uint8).to(device))
+
+    found = calculated(program, total=total)
+    assert (found.error is None) == (total is None)
+    assert [line["peak_bytes"] for line in found.lines if line["kind"] == "host_tensors"] == [3 * MIB]
+    if total is None:
+        assert found.peaks["requested"] == 4 * MIB
+
+
+def test_on_a_calculated_host_all_tensors_are_the_devices() -> None:
+    def program(*, device: str) -> None:
+        import torch
+
+        torch.zeros(MIB, dtype=torch.uint8)
+
+    assert not [line for line in calculated(program, card=HOST).lines if line["kind"] == "host_tensors"]
+
+
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
