@@ -10,6 +10,7 @@ import io
 import multiprocessing
 import os
 import pickle
+import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,7 @@ from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import isfunction
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from types import FunctionType
 from typing import Any
 
@@ -143,19 +144,20 @@ class FollowedProgram:
         """Have the Python processes that the program starts report what they do that is not calculated."""
         before = {name: os.environ.get(name) for name in ("PYTHONPATH", CHILDREN)}
         owner = os.getpid()
-        with TemporaryDirectory(prefix="sweeper-", ignore_cleanup_errors=True) as folder:
-            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), before["PYTHONPATH"]]))
-            os.environ[CHILDREN] = self._children = folder
-            try:
-                yield
-            finally:
-                if os.getpid() == owner:
-                    self._read_reports(Path(folder))
-                    for name, value in before.items():
-                        if value is None:
-                            os.environ.pop(name, None)
-                        else:
-                            os.environ[name] = value
+        folder = mkdtemp(prefix="sweeper-")  # no TemporaryDirectory: what runs at the end of a program would remove it
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), before["PYTHONPATH"]]))
+        os.environ[CHILDREN] = self._children = folder
+        try:
+            yield
+        finally:
+            if os.getpid() == owner:
+                self._read_reports(Path(folder))
+                shutil.rmtree(folder, ignore_errors=True)
+                for name, value in before.items():
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
 
     def _read_reports(self, folder: Path) -> None:
         for report in sorted(folder.iterdir()):
