@@ -249,7 +249,7 @@ class ProgramDevice(TorchFunctionMode):
         if given and (isinstance(given[0], (str, int)) or type(given[0]) is torch.device):
             return self._moved(func, tensor, given[0], given[1:], kwargs)
         if self._tracer.has_abstract and given and isinstance(given[0], torch.Tensor):
-            with self._tracer.made_for(self._device_of(torch.Tensor.device.__get__, given, {}).type):  # type: ignore[attr-defined]
+            with self._tracer.made_for(self._device_of(torch.Tensor.device.__get__, given, {}).type):
                 return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             rest = {name: value for name, value in kwargs.items() if name != "device"}

@@ -1,8 +1,8 @@
 """Storages without data, as a program copies, pickles, saves, loads and shares them.
 
 PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a
-shape. Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a file
-that a traced program saves has sizes only, and only a traced program can read them.
+shape. Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a
+file that a traced program saves has sizes only, and only a traced program can read them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Storages:
     def entered(self) -> Iterator[None]:
         """Until the end storages answer for the device, and files are loaded onto it."""
         storage: Any = torch.UntypedStorage
-        base: Any = torch._C.StorageBase.device
-        load, unpickled, reduce = torch.load, _Token.made, torch.Tensor._reduce_ex_internal
+        base: Any = torch._C.StorageBase.device  # type: ignore[attr-defined]
+        load, unpickled = torch.load, _Token.made
+        reduce: Any = torch.Tensor._reduce_ex_internal
+        shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
         is_card, new = self._device.type == "cuda", storage.__new__
 
         def device(of: Any) -> torch.device:
@@ -67,7 +69,7 @@ class Storages:
                 return self.new(*args, **kwargs)
             return new(kind, *args, **({} if device is None else {"device": device}), **kwargs)
 
-        names = {
+        names: dict[str, Any] = {
             "device": property(device),
             "is_cuda": property(lambda of: device(of).type == "cuda"),
             "is_shared": lambda of: device(of).type == "cuda" or shared(of),
@@ -80,9 +82,8 @@ class Storages:
             "share_memory_": lambda of, *_: of if base.__get__(of).type == "meta" else share(of),
             **{name: self._refusing(base, name) for name in SHARING},
         }
-        if not is_card:
+        if self._device.type != "cuda":
             del names["cuda"]
-        shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
         with ExitStack() as stack:
             stack.enter_context(_members(storage, names))
             stack.enter_context(_members(storage, {"__new__": staticmethod(made)}))
@@ -91,7 +92,7 @@ class Storages:
             for where in (torch, torch.utils.dlpack):
                 stack.enter_context(replaced(where, **self._capsules(where)))
             stack.enter_context(torch.serialization.safe_globals([_Token, _rebuilt]))
-            _Token.made = self._unpickled  # type: ignore[assignment]
+            _Token.made = self._unpickled
             try:
                 yield
             finally:
@@ -180,7 +181,7 @@ class Storages:
         """A storage for a pickled one, where torch.load was asked to put it."""
         location = self._location
         if callable(location):
-            location = location(torch.UntypedStorage(0), str(self._device))
+            location = location(torch.UntypedStorage(0), str(self._device))  # type: ignore[no-untyped-call]
         elif isinstance(location, dict):
             location = location.get(str(self._device))
         if isinstance(location, torch.UntypedStorage):

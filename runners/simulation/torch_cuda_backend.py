@@ -341,7 +341,8 @@ class CudaBackend:
             raise self._tracer.unavailable("torch.cuda.caching_allocator_enable(False) is not followed")
 
     def _allocate(self, size: int, stream: int) -> int:
-        before, _ = self._stream, self._set_stream(stream, 0, DEVICE_TYPE_CUDA)
+        before = self._stream
+        self._set_stream(stream, 0, DEVICE_TYPE_CUDA)
         try:
             return RAW_ADDRESSES + self._tracer.allocate(size)
         finally:

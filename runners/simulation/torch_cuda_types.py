@@ -67,7 +67,7 @@ class Stream(torch.Stream):
         return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
     def __enter__(self) -> Stream:
-        context = torch.cuda.stream(self)  # type: ignore[arg-type]
+        context: Any = torch.cuda.stream(self)  # type: ignore[arg-type]
         self._restore.append(context)  # type: ignore[attr-defined]
         context.__enter__()
         return self
@@ -90,7 +90,7 @@ class Stream(torch.Stream):
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        event = torch.cuda.Event() if event is None else event
+        event = torch.cuda.Event() if event is None else event  # type: ignore[no-untyped-call]
         event.record(self)
         return event
 
@@ -161,7 +161,7 @@ class Generator(torch.Generator):
     def get_offset(self) -> int:
         return self._offset
 
-    def set_offset(self, offset: int) -> None:
+    def set_offset(self, offset: int) -> None:  # type: ignore[override]  # the stub says Generator; C returns None
         self._offset = offset
 
     def get_state(self) -> torch.Tensor:

@@ -84,20 +84,20 @@ class FollowedProgram:
             found.append(f"tensors have no data here, and were not written to {named}")
         if threads := self._tracer.unordered_threads:
             found.append(
-                f"threads that allocate while others do: {threads}; their order is not determined, and this is one of them"
+                f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
             )
         return found
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         with ExitStack() as stack:
-            intercept = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
+            intercept: Any = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, _refuse_ranks)
-            intercept(torch.multiprocessing.start_processes, _refuse_ranks)
+            intercept(torch.multiprocessing.start_processes, _refuse_ranks)  # type: ignore[attr-defined]
             stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, self._save)))
             stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, self._save)))
             for name, method in SAVES_A_MODEL.items():
@@ -131,13 +131,13 @@ def _located(map_location: Any, storage: Any, location: str) -> Any:
     elif map_location is not None:
         location = str(torch.device(map_location))
     if location.startswith("cuda"):
-        return torch.UntypedStorage(storage.nbytes(), device="meta")
+        return torch.UntypedStorage(storage.nbytes(), device="meta")  # type: ignore[no-untyped-call]
     return storage
 
 
 def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
     """A tensor of a file, or of another process, that has data keeps it, where a program's own have none too."""
-    if torch._C.StorageBase.device.__get__(storage._untyped_storage) == META:
+    if torch._C.StorageBase.device.__get__(storage._untyped_storage) == META:  # type: ignore[attr-defined]
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)
@@ -218,16 +218,16 @@ class _Imported:
         if module is not None:
             self._then(module)
         else:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, self)
 
     def __exit__(self, *raised: object) -> None:
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self._name:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return spec

@@ -1,4 +1,4 @@
-"""The results of operators for which PyTorch has no function on `meta`, or one whose storages differ from a device's."""
+"""The results of operators that PyTorch does not compute on `meta`, or with other storages than on a device."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ class MetaTracer(UnseenByDynamo):
         if not size or number == ABSTRACT:
             return 0
         if self.memory is None or number < 0:
-            return FIRST_ADDRESS + storage._cdata
+            return FIRST_ADDRESS + int(storage._cdata)
         with self._turn:
             return self.memory.address(number)
 
@@ -324,7 +324,7 @@ class MetaTracer(UnseenByDynamo):
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
-            result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else recreate(call.made)
+            result = None if call.made is NOTHING else args[0] if call.made is IN_PLACE else recreate(call.made)
         if call.uses_workspace:
             self._allocate_workspace()
         if accumulated:
@@ -481,7 +481,7 @@ class MetaTracer(UnseenByDynamo):
             self.numbers.forget(key)
         return key
 
-    def _transfer_storage(self, old: torch.Tensor, new: torch.Tensor) -> None:
+    def _transfer_storage(self, old: torch.Tensor, new: Any) -> None:
         """With data, autograd accumulates a gradient in place: the sum has the storage of the first gradient."""
         key, storage = old.untyped_storage()._cdata, new.untyped_storage()
         size, number, reference = self._storages[key]

@@ -212,7 +212,9 @@ def program_device(card: Card, tracer: Any, memory: LiveMemory) -> tuple[context
     if card.is_host:
         return ProgramDevice(tracer, torch.device("cpu")).entered(), "cpu"
     backend = CudaBackend(card, memory, tracer)
-    return all_entered(backend.entered(), ProgramDevice(tracer, torch.device("cuda", 0), backend.cards).entered()), "cuda"
+    return all_entered(
+        backend.entered(), ProgramDevice(tracer, torch.device("cuda", 0), backend.cards).entered()
+    ), "cuda"
 
 
 def _without_machine_errors(error: BaseException) -> BaseException:
