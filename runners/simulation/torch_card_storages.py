@@ -43,10 +43,10 @@ class Storages:
         """Until the end storages answer for the device, and files are loaded onto it."""
         storage: Any = torch.UntypedStorage
         base: Any = torch._C.StorageBase.device  # type: ignore[attr-defined]
-        load, unpickled = torch.load, _Token.made
+        is_card = self._device.type == "cuda"
+        load, unpickled, new = torch.load, _Token.made, storage.__new__
         reduce: Any = torch.Tensor._reduce_ex_internal
         shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
-        is_card, new = self._device.type == "cuda", storage.__new__
 
         def device(of: Any) -> torch.device:
             real: torch.device = base.__get__(of)
@@ -82,7 +82,7 @@ class Storages:
             "share_memory_": lambda of, *_: of if base.__get__(of).type == "meta" else share(of),
             **{name: self._refusing(base, name) for name in SHARING},
         }
-        if self._device.type != "cuda":
+        if not is_card:
             del names["cuda"]
         with ExitStack() as stack:
             stack.enter_context(_members(storage, names))

@@ -15,18 +15,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import isfunction
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer
-from runners.workloads.python_program import Ended
+from runners.workloads.python_program import Ended, go_on_as
 
 META = torch.device("meta")
 MOST_NAMED = 3  # files that were not written, by name
+LAUNCHES = "accelerate.commands.launch"
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
     "transformers.modeling_utils": "PreTrainedModel.save_pretrained",
@@ -96,17 +97,36 @@ class FollowedProgram:
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
-                intercept(torch.distributed.init_process_group, _refuse_ranks)
-            intercept(torch.multiprocessing.start_processes, _refuse_ranks)  # type: ignore[attr-defined]
+                intercept(torch.distributed.init_process_group, self._refuse_ranks)
+            intercept(torch.multiprocessing.start_processes, self._refuse_ranks)  # type: ignore[attr-defined]
             stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, self._save)))
             stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, self._save)))
+            stack.enter_context(_Imported(LAUNCHES, lambda module: self._launch_here(module, intercept)))
             for name, method in SAVES_A_MODEL.items():
                 stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method)))
             yield
 
+    def _launch_here(self, module: Any, intercept: Any) -> None:
+        """Have `accelerate launch` run one process's program in this process. Its other launchers start ranks."""
+        intercept(module.simple_launcher, self._launch)
+        for name in vars(module).copy():
+            if name.endswith("_launcher") and name != "simple_launcher" and isfunction(vars(module)[name]):
+                intercept(vars(module)[name], self._refuse_ranks)
+
+    def _launch(self, launch: Any, args: Any) -> None:
+        if max(args.num_processes or 1, args.num_machines or 1) > 1:
+            self._refuse_ranks(launch)
+        go_on_as(*sys.modules[LAUNCHES].prepare_simple_launcher_cmd_env(args))
+
     def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
         kind, _, name = path.partition(".")
         intercept(vars(getattr(module, kind))[name], self._save)
+
+    def _refuse_ranks(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        raise self._tracer.unavailable(
+            f"{function.__module__}.{function.__name__}: the ranks of a program are processes of their own, which are "
+            "not calculated"
+        )
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, io.BytesIO) or not _lacks_data(what):  # what is in memory replaces nothing
@@ -118,7 +138,7 @@ class FollowedProgram:
     def _load(self, load: Any, file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else None
         if name is not None and name in self._unwritten:
-            raise Unavailable(f"torch.load: the program wrote {name} itself, from tensors that have no data")
+            raise self._tracer.unavailable(f"torch.load: the program wrote {name} itself, from tensors without data")
         return load(file, partial(_located, map_location), *args, **kwargs)
 
 
@@ -172,13 +192,6 @@ def _lacks_data(what: Any) -> bool:
 class _Nowhere:
     def write(self, data: Any) -> int:
         return len(data)
-
-
-def _refuse_ranks(function: Any, *args: Any, **kwargs: Any) -> Any:
-    raise Unavailable(
-        f"torch.{function.__module__.removeprefix('torch.')}.{function.__name__}: the ranks of a program are processes "
-        "of their own, which are not calculated"
-    )
 
 
 # --- functions of others ----------------------------------------------------------------------------------------------
