@@ -169,6 +169,8 @@ class MetaTracer(UnseenByDynamo):
     def refuse_beyond(self, fraction: float) -> None:
         """Refuse what needs more than this share of the card from here on."""
         self.events.append(FRACTION + int(fraction * WHOLE))
+        if self.memory is not None:
+            self.memory.limit_changed()
 
     def allocate(self, size: int) -> int:
         """Memory that belongs to no tensor, for `free`. Raises what a program on the device catches."""
