@@ -31,6 +31,7 @@ EVENT = "event"  # key of a traced line, in place of its counters: the number of
 # Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's.
 NEEDS_A_DEVICE = (
     *("not compiled with CUDA", "active drivers", "Found input tensors on meta device"),
+    "cannot be called on meta tensors",
     "is not answered on a calculated card",  # torch_cuda_backend.py
 )
 
