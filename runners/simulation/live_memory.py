@@ -30,6 +30,11 @@ class LiveMemory:
         self._player: Player | None = None
         self._played = 0
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether the program has asked about it, or has allocated where the card refuses."""
+        return self._player is not None
+
     def read(self) -> Memory:
         """The memory after all events so far, for a program that asks about it."""
         try:
