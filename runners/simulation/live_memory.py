@@ -31,6 +31,11 @@ class LiveMemory:
         self._played = 0
         self._left: int | None = 0  # bytes that can surely be allocated beyond the events that were played
 
+    @property
+    def was_asked(self) -> bool:
+        """Whether the program has asked about it, or has allocated where the card refuses."""
+        return self._player is not None
+
     def read(self) -> Memory:
         """The memory after all events so far, for a program that asks about it."""
         try:
