@@ -6,8 +6,7 @@ processes of their own, which are not followed.
 
 from __future__ import annotations
 
-import os
-import pickle
+import io
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer
+from runners.simulation.unwritten_files import UnwrittenFiles, lacks_data
 from runners.workloads.python_program import Ended
 
 META = torch.device("meta")
-MOST_NAMED = 3  # files that were not written, by name
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
     "transformers.modeling_utils": "PreTrainedModel.save_pretrained",
@@ -71,16 +70,11 @@ class FollowedProgram:
 
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
-        self._unwritten: list[str] = []
+        self._unwritten = UnwrittenFiles()
 
     def notes(self) -> list[str]:
         """What happened otherwise than on a real device, or is not determined there."""
-        found = []
-        if self._unwritten:
-            named = ", ".join(self._unwritten[:MOST_NAMED])
-            more = len(self._unwritten) - MOST_NAMED
-            named += f" and {more} more" if more > 0 else ""
-            found.append(f"tensors have no data here, and were not written to {named}")
+        found = [note] if (note := self._unwritten.note()) is not None else []
         if threads := self._tracer.unordered_threads:
             found.append(
                 f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
@@ -91,33 +85,43 @@ class FollowedProgram:
     def followed(self) -> Iterator[None]:
         with ExitStack() as stack:
             intercept: Any = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
+            stack.enter_context(self._unwritten.entered())
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, _refuse_ranks)
             intercept(torch.multiprocessing.start_processes, _refuse_ranks)  # type: ignore[attr-defined]
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, self._save)))
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, self._save)))
+            save = self._save_elsewhere
+            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, save)))
+            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, save)))
             for name, method in SAVES_A_MODEL.items():
                 stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method)))
             yield
 
     def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
         kind, _, name = path.partition(".")
-        intercept(vars(getattr(module, kind))[name], self._save)
+        intercept(vars(getattr(module, kind))[name], self._save_elsewhere)
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _lacks_data(what):
+        if isinstance(file, io.BytesIO) or not lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
-        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else getattr(file, "name", type(file).__name__)
-        self._unwritten.append(str(name))
+        self._unwritten.saved(save, what, file, *args, **kwargs)
+        return None
+
+    def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        """In a format or a folder of a library's own."""
+        if not lacks_data(what):
+            return save(what, file, *args, **kwargs)
+        self._unwritten.add(file, None)
         return None
 
     def _load(self, load: Any, file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else None
-        if name is not None and name in self._unwritten:
-            raise Unavailable(f"torch.load: the program wrote {name} itself, from tensors that have no data")
+        if self._unwritten.has(file):
+            file, name = self._unwritten.open(file), file
+            kwargs.pop("mmap", None)
+            if file is None:
+                raise Unavailable(f"torch.load: the program wrote {name} itself, from tensors that have no data")
         return load(file, partial(_located, map_location), *args, **kwargs)
 
 
@@ -140,37 +144,6 @@ def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)
-
-
-def _lacks_data(what: Any) -> bool:
-    """Whether there is a tensor without data in what is to be written."""
-
-    class Found(Exception):
-        pass
-
-    class Finder(pickle.Pickler):
-        def persistent_id(self, each: Any) -> Any:
-            if isinstance(each, torch.Tensor):
-                with torch._C.DisableTorchFunction():
-                    if each.is_meta:
-                        raise Found
-                    return "with data"
-            return None
-
-    if isinstance(what, torch.nn.Module):
-        what = what.state_dict()
-    try:
-        Finder(_Nowhere()).dump(what)
-    except Found:
-        return True
-    except Exception:  # it cannot be pickled, which its own way of saving will say
-        return False
-    return False
-
-
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 def _refuse_ranks(function: Any, *args: Any, **kwargs: Any) -> Any:
