@@ -92,37 +92,52 @@ class FollowedProgram:
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, _refuse_ranks)
             intercept(torch.multiprocessing.start_processes, _refuse_ranks)  # type: ignore[attr-defined]
-            save = self._save_elsewhere
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, save)))
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, save)))
+            for name, by in (
+                ("save_file", self._save_safetensors),
+                ("load_file", self._load_safetensors),
+                ("save_model", self._save_elsewhere),
+            ):
+                stack.enter_context(
+                    _Imported("safetensors.torch", partial(self._intercept_method, intercept, name, by))
+                )
             for name, method in SAVES_A_MODEL.items():
-                stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method)))
+                by = self._save_elsewhere
+                stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method, by)))
             yield
 
-    def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
-        kind, _, name = path.partition(".")
-        intercept(vars(getattr(module, kind))[name], self._save_elsewhere)
+    def _intercept_method(self, intercept: Any, path: str, by: Any, module: Any) -> None:
+        kind, _, name = path.rpartition(".")
+        intercept(vars(getattr(module, kind) if kind else module)[name], by)
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, io.BytesIO) or not lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
-        self._unwritten.saved(save, what, file, *args, **kwargs)
-        return None
-
-    def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        """In a format or a folder of a library's own."""
-        if not lacks_data(what):
-            return save(what, file, *args, **kwargs)
-        self._unwritten.add(file, None)
+        self._unwritten.save(save, what, file, *args, **kwargs)
         return None
 
     def _load(self, load: Any, file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         if self._unwritten.has(file):
-            file, name = self._unwritten.open(file), file
+            file = self._unwritten.open(file)
             kwargs.pop("mmap", None)
-            if file is None:
-                raise Unavailable(f"torch.load: the program wrote {name} itself, from tensors that have no data")
         return load(file, partial(_located, map_location), *args, **kwargs)
+
+    def _save_safetensors(self, save: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        if not lacks_data(tensors):
+            return save(tensors, filename, *args, **kwargs)
+        self._unwritten.save(torch.save, dict(tensors), filename)
+        return None
+
+    def _load_safetensors(self, load: Any, filename: Any, device: Any = "cpu") -> Any:
+        if not self._unwritten.has(filename):
+            return load(filename, device)
+        return torch.load(filename, map_location=torch.device(device))
+
+    def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        """Into a folder, or by a library that loads it with code of its own."""
+        if not lacks_data(what):
+            return save(what, file, *args, **kwargs)
+        self._unwritten.name(file)
+        return None
 
 
 def _located(map_location: Any, storage: Any, location: str) -> Any:

@@ -28,7 +28,7 @@ class UnwrittenFiles:
     """The files, by their absolute paths."""
 
     def __init__(self) -> None:
-        self._contents: dict[str, bytes | None] = {}  # None for one that cannot be read again
+        self._contents: dict[str, bytes] = {}
         self._names: dict[str, None] = {}  # as the program named them, in order and each once
 
     def note(self) -> str | None:
@@ -39,25 +39,30 @@ class UnwrittenFiles:
         more = len(names) - MOST_NAMED
         return "tensors have no data here, and were not written to " + named + (f" and {more} more" if more > 0 else "")
 
-    def add(self, file: Any, content: bytes | None) -> None:
-        """A file by its path or as an object that has a name. `content` is what `torch.save` made in memory."""
+    def name(self, file: Any) -> str:
+        """Note that this was not written: a path, or an object that has a name. The program does not find it either."""
         name = _path(file) or str(getattr(file, "name", type(file).__name__))
         self._names[name] = None
-        self._contents[os.path.abspath(name)] = content
+        return name
 
-    def saved(self, save: Callable[..., Any], what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        """As `save(what, file)`, with a file in memory."""
+    def save(self, save: Callable[..., Any], what: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        """As `save(what, file)`, where `save` is torch.save."""
         content = io.BytesIO()
         save(what, content, *args, **kwargs)
-        self.add(file, content.getvalue())
+        self._add(file, content.getvalue())
 
     def has(self, file: Any) -> bool:
         return bool(self._contents) and self._find(file) is not None
 
-    def open(self, file: Any) -> io.BytesIO | None:
-        """What was saved, to be loaded; None if it cannot be."""
-        content = self._contents[self._find(file) or ""]
-        return None if content is None else io.BytesIO(content)
+    def open(self, file: Any) -> io.BytesIO:
+        """What was saved, for torch.load."""
+        return io.BytesIO(self._content(file))
+
+    def _content(self, file: Any) -> bytes:
+        return self._contents[self._find(file) or ""]
+
+    def _add(self, file: Any, content: bytes) -> None:
+        self._contents[os.path.abspath(self.name(file))] = content
 
     def _find(self, file: Any) -> str | None:
         name = _path(file)
@@ -84,7 +89,7 @@ class UnwrittenFiles:
         def described(path: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.has(path):
                 return stat(path, *args, **kwargs)
-            size = len(self._contents[self._find(path) or ""] or b"")
+            size = len(self._content(path))
             now = int(time.time())
             return os.stat_result((FILE, 0, 0, 1, os.getuid(), os.getgid(), size, now, now, now))
 
@@ -94,7 +99,9 @@ class UnwrittenFiles:
                     result = move(source, target, *args, **kwargs)
                     self._forget(target)
                     return result
-                self.add(target, self._contents.pop(self._find(source) or ""))
+                content = self._content(source)
+                self._forget(source)
+                self._add(target, content)
                 return None
 
             return moved
@@ -112,7 +119,7 @@ class UnwrittenFiles:
             if not self.has(source):
                 self._forget(target)
                 return copyfile(source, target, *args, **kwargs)
-            self.add(target, self._contents[self._find(source) or ""])
+            self._add(target, self._content(source))
             return target
 
         def unless_here(copy: Any) -> Any:

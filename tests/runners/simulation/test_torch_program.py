@@ -234,6 +234,10 @@ def test_safetensors_are_read_onto_the_card_and_none_are_written_without_data(sc
         found = load_file("real.safetensors", device="cuda")
         assert str(found["a"].device) == "cuda:0"
         save_file(found, "real.safetensors")
+        del found
+        assert load_file("real.safetensors")["a"].device.type == "cpu"
+        again = load_file("real.safetensors", device="cuda:0")
+        assert again["a"].shape == (2**20,) and again["a"].is_cuda
         """
     )
     assert ended.error is None, ended.lines[-1]["traceback"]
