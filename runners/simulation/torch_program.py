@@ -13,18 +13,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import isfunction
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer
 from runners.simulation.unwritten_files import UnwrittenFiles, lacks_data
-from runners.workloads.python_program import Ended
+from runners.workloads.python_program import Ended, go_on_as
 
 META = torch.device("meta")
+LAUNCHES = "accelerate.commands.launch"
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
     "transformers.modeling_utils": "PreTrainedModel.save_pretrained",
@@ -90,8 +91,9 @@ class FollowedProgram:
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
-                intercept(torch.distributed.init_process_group, _refuse_ranks)
-            intercept(torch.multiprocessing.start_processes, _refuse_ranks)  # type: ignore[attr-defined]
+                intercept(torch.distributed.init_process_group, self._refuse_ranks)
+            intercept(torch.multiprocessing.start_processes, self._refuse_ranks)  # type: ignore[attr-defined]
+            stack.enter_context(_Imported(LAUNCHES, lambda module: self._launch_here(module, intercept)))
             for name, by in (
                 ("save_file", self._save_safetensors),
                 ("load_file", self._load_safetensors),
@@ -105,9 +107,27 @@ class FollowedProgram:
                 stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method, by)))
             yield
 
+    def _launch_here(self, module: Any, intercept: Any) -> None:
+        """Have `accelerate launch` run one process's program in this process. Its other launchers start ranks."""
+        intercept(module.simple_launcher, self._launch)
+        for name in vars(module).copy():
+            if name.endswith("_launcher") and name != "simple_launcher" and isfunction(vars(module)[name]):
+                intercept(vars(module)[name], self._refuse_ranks)
+
+    def _launch(self, launch: Any, args: Any) -> None:
+        if max(args.num_processes or 1, args.num_machines or 1) > 1:
+            self._refuse_ranks(launch)
+        go_on_as(*sys.modules[LAUNCHES].prepare_simple_launcher_cmd_env(args))
+
     def _intercept_method(self, intercept: Any, path: str, by: Any, module: Any) -> None:
         kind, _, name = path.rpartition(".")
         intercept(vars(getattr(module, kind) if kind else module)[name], by)
+
+    def _refuse_ranks(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        raise self._tracer.unavailable(
+            f"{function.__module__}.{function.__name__}: the ranks of a program are processes of their own, which are "
+            "not calculated"
+        )
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, io.BytesIO) or not lacks_data(what):  # what is in memory replaces nothing
@@ -159,13 +179,6 @@ def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)
-
-
-def _refuse_ranks(function: Any, *args: Any, **kwargs: Any) -> Any:
-    raise Unavailable(
-        f"torch.{function.__module__.removeprefix('torch.')}.{function.__name__}: the ranks of a program are processes "
-        "of their own, which are not calculated"
-    )
 
 
 # --- functions of others ----------------------------------------------------------------------------------------------
