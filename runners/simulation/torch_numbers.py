@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_iter, tree_map
 
-from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.assumptions import Assumptions
+from runners.simulation.levels import Level
 
 aten = torch.ops.aten
 HOST = torch.device("cpu")

@@ -29,7 +29,8 @@ from runners.meters.torch_gradients import GradientSums
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
-from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.assumptions import Assumptions
+from runners.simulation.levels import Level
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
