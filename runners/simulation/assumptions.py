@@ -154,10 +154,12 @@ class Assumptions:
         use = None if frame is None else becomes(frame)
         if use is None:
             self.note(operator)
+        elif use.is_loop:
+            raise self.unavailable(operator, f"an assumed number decides when the loop ends ({use.code})")
         elif level is Level.BOUND:
             self.bound(operator)
         else:
-            why = f"a number that is not calculated becomes a plain one, which may decide a size ({use})"
+            why = f"a number that is not calculated becomes a plain one, which may decide a size ({use.code})"
             if operator == "int":
                 why += "; without int() it is followed, as Tensor.item() returns it"
             raise self.unavailable(operator, why)
@@ -185,8 +187,7 @@ class Assumptions:
             self.bound(operator)
 
     def unavailable(self, operator: Any, why: str) -> Unavailable:
-        file, line, function = self.place()
-        message = f"{file}:{line} ({function}), {operator}: {why}"
+        message = f"{self.where()}, {operator}: {why}"
         self.on_failure(message)
         return Unavailable(message)
 
@@ -198,6 +199,10 @@ class Assumptions:
         if frame is None:
             return "the workload", 0, "result"
         return self.named(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
+
+    def where(self) -> str:
+        file, line, function = self.place()
+        return f"{file}:{line} ({function})"
 
     def named(self, file: str) -> str:
         if not os.path.isabs(file):

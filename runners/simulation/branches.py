@@ -157,34 +157,38 @@ def _loads(targets: list[Any], node: ast.AST, parents: Parents) -> list[ast.Name
 # --- what becomes of a number that C has taken --------------------------------------------------------------------------
 
 
-def becomes(frame: FrameType) -> str | None:
-    """None if a number that the frame's instruction takes is only shown, compared or stored as an element's position.
+class Use(NamedTuple):
+    """Code that a number may decide more in than which branch is taken."""
 
-    Otherwise the code in which it may decide a size, as far as that is seen.
-    """
+    code: str
+    is_loop: bool  # it decides when a loop ends, and otherwise a size, as far as that is seen
+
+
+def becomes(frame: FrameType) -> Use | None:
+    """The use of a number that the frame's instruction takes; None if it is only shown, compared or used as a position."""
     return _becomes(frame.f_code, frame.f_lasti, frame.f_lineno)
 
 
 @lru_cache(4096)
-def _becomes(code: CodeType, last: int, line: int) -> str | None:
+def _becomes(code: CodeType, last: int, line: int) -> Use | None:
     if any(code.co_filename.startswith(folder) for folder in SHOWING):
         return None
     module = _parsed(code.co_filename)
     node = None if module is None else _expression(module[0], code, last, line)
     if module is None or node is None or not hasattr(code, "co_positions"):
-        return f"line {line}"
+        return Use(f"line {line}", False)
     if isinstance(node, ast.Subscript):
-        return _text(node) if isinstance(node.slice, (ast.Slice, ast.Tuple)) else None
+        return _size(node) if isinstance(node.slice, (ast.Slice, ast.Tuple)) else None
     if isinstance(node, ast.BinOp):
-        return None if isinstance(node.op, ast.Mod) else _text(node)  # text % number
+        return None if isinstance(node.op, ast.Mod) else _size(node)  # text % number
     if not isinstance(node, ast.Call):
-        return _text(node)
+        return _size(node)
     if _is_of(node, SHOWN):
         return None
-    return _flows(node, module[1], set(), False) if _is_of(node, CONVERSIONS) else _text(node)
+    return _flows(node, module[1], set(), False) if _is_of(node, CONVERSIONS) else _size(node)
 
 
-def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) -> str | None:
+def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) -> Use | None:
     """Where an expression's number may decide a size; None if nowhere. A floating-point number does not decide one."""
     if node in seen:
         return None
@@ -199,7 +203,7 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if isinstance(parent, (ast.FormattedValue, ast.Expr)):
         return None
     if isinstance(parent, ast.Compare):
-        return _text(parent) if isinstance(_role(parent, parents), LoopTest) else None
+        return Use(_text(parent), True) if isinstance(_role(parent, parents), LoopTest) else None
     if isinstance(parent, ast.Subscript) and node is parent.slice:
         return None
     if isinstance(parent, ast.Call):
@@ -207,7 +211,7 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
             return None
         if _is_of(parent, CONVERSIONS | ROUNDING):
             return _flows(parent, parents, seen, _is_of(parent, FLOATS))
-        return None if is_float else _text(parent)
+        return None if is_float else _size(parent)
     if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
         targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
         if len(targets) == 1 and isinstance(targets[0], ast.Name):
@@ -215,9 +219,15 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
             read = [*_loads(targets, parent, parents), *([parent] if isinstance(parent, ast.NamedExpr) else [])]
             found = (_flows(each, parents, seen, is_float) for each in read)
             return next((each for each in found if each is not None), None)
-    if is_float:
+    if isinstance(role := _role(node, parents), LoopTest):
+        return Use(_text(node), True)
+    if is_float or isinstance(role, Decision):
         return None
-    return "a loop" if isinstance(parent, ast.While) else _text(parent if isinstance(parent, ast.expr) else node)
+    return _size(parent if isinstance(parent, ast.expr) else node)
+
+
+def _size(node: ast.AST) -> Use:
+    return Use(_text(node), False)
 
 
 def _loop_around(node: ast.AST, parents: Parents) -> ast.For | ast.AsyncFor | ast.While | None:
