@@ -27,7 +27,7 @@ from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
 from runners.point import Attempt, AttemptFolder
 from runners.stored_json import Damaged
-from runners.threads import Threads
+from runners.threads import EnteredInThreads, Threads
 
 if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker
@@ -257,7 +257,8 @@ def _meter(attempt: Attempt, trace: FailureTrace, threads: Threads) -> tuple[str
             trace.missing = "tensors=false: without tracking, the tensors alive on cpu are unknown"
             return "cpu", cpu.CpuMeter(threads=threads), nullcontext()
         tracker = _tensor_history(trace) if trace.requested else _tensor_tracker()
-        return "cpu", cpu.CpuMeter(tensors=tracker, threads=threads), tracker
+        in_threads = _Entered(tracker, EnteredInThreads(tracker.pushed))
+        return "cpu", cpu.CpuMeter(tensors=tracker, threads=threads), in_threads
     from runners.meters import cuda
 
     names, uuids = attempt.device.parts, attempt.device.uuids
@@ -267,6 +268,21 @@ def _meter(attempt: Attempt, trace: FailureTrace, threads: Threads) -> tuple[str
         trace.record(cuda.AllocatorHistory, trace.folder.snapshot)
     # The process sees its own devices only, so their indices start from 0 even if their names do not.
     return "cuda:0", cuda.CudaMeter(list(range(len(names))), list(names), cpu.CpuMeter()), nullcontext()
+
+
+class _Entered(AbstractContextManager[None]):
+    """Several contexts as one. No generator: see `processes.forks_end_here`."""
+
+    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+        self._contexts = contexts
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*raised)
 
 
 def _tensor_tracker() -> TensorTracker:

@@ -61,7 +61,7 @@ def calculated(program: Callable[..., Any], card: Card = H100, total: int | None
 
 def calculated_command(*argv: str, card: Card = H100, total: int | None = None, steps: int | None = 2) -> Calculated:
     """Run a command as `calculated` runs a function. The interpreter does not end: it is that of the tests."""
-    before, python_program.end_interpreter = python_program.end_interpreter, lambda: None
+    before, python_program.end_interpreter = python_program.end_interpreter, lambda patience: None
     try:
         return _calculated(
             {"name": "command", "argv": list(argv), "params": {}, "steps": steps}, command, _with_total(card, total)

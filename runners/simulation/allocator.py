@@ -30,6 +30,8 @@ OWN_SEGMENT = 10 * MIB  # from this size on, a segment is made for one block
 PAGE = 2 * MIB  # such a segment is a multiple, as is all memory that the device gives
 INTERVALS = 16  # of sizes, each twice as large as the one before: from 1 MiB to 64 GiB
 NOTHING = 0  # the handle of an allocation of 0 bytes
+# Of the device. No process has memory from here on: what reads it ends by a signal, as it would with a real card's.
+FIRST_ADDRESS = 2**56
 
 SUPPORTED = (
     "expandable_segments",
@@ -615,7 +617,7 @@ class _Device:
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
         self._taken = 0
-        self._vacant = [_AddressRange(0x7F0000000000, 2**62)]
+        self._vacant = [_AddressRange(FIRST_ADDRESS, 2**62)]
 
     def left(self) -> int | None:
         return None if self._capacity is None else max(0, self._capacity - self._taken)

@@ -1,9 +1,9 @@
 """Python numbers that remember that they are assumed.
 
-What Python calculates from one is one again. A function written in C reads a number without its type: a slice of a list,
-NumPy, `int(x)`. A whole number is therefore no `int` to C, only to `isinstance`: C then has to ask it for its value, and
-what becomes of it is judged there (assumptions.py). To PyTorch it is a torch.SymInt, which its functions accept where
-they take a whole number. A floating-point number cannot become a size unless it is made whole first.
+What Python calculates from one is one again. A function written in C reads a number without its type, for a slice of a
+list, for NumPy or for `int(x)`. So a whole number is no `int` to C, only to `isinstance`: C then asks it for its value,
+and what becomes of that is judged there (assumptions.py). To PyTorch it is a torch.SymInt, which is accepted wherever a
+whole number is. A floating-point number cannot become a size unless it is made whole first.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class AssumedInt(_Assumed, torch.SymInt):
     def __init__(self, plain: int) -> None:
         self.plain = plain
 
-    @property  # type: ignore[override]
+    @property  # type: ignore[misc]
     def __class__(self) -> type:
         return int
 
@@ -285,7 +285,7 @@ def followed_in_library() -> Iterator[None]:
 
     for name, function in functions.items():
         setattr(math, name, _remembering(function))
-    json.encoder.JSONEncoder.default = encoded  # type: ignore[method-assign]
+    setattr(json.encoder.JSONEncoder, "default", encoded)  # noqa: B010 (its parameter has another name)
     try:
         yield
     finally:

@@ -100,9 +100,7 @@ class Assumptions:
         made.level, made.assumptions = level, self
         return made
 
-    def truth(
-        self, value: bool, level: Level, operator: str, comparing: bool = False, of_number: bool = False
-    ) -> bool:
+    def truth(self, value: bool, level: Level, operator: str, comparing: bool = False, of_number: bool = False) -> bool:
         """The truth of an assumed value. A loop that it could end goes on. Raises Unavailable if it cannot end then.
 
         `comparing`: Python numbers are compared. `of_number`: a Python number is asked. Their reading was noted before.

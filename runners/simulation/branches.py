@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import dis
+import inspect
 import json
 import linecache
 import logging
+import os
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -24,13 +26,17 @@ CONVERSIONS = frozenset({"int", "float", "abs", "int64", "int32", "float32", "fl
 ROUNDING = frozenset({"round", "ceil", "floor", "min", "max", "sum", "trunc", "sqrt"})
 FLOATS = frozenset({"float", "float32", "float64", "sqrt"})
 # Functions that show a number, by name: those that print, log or make text.
-SHOWN = frozenset({"print", "str", "repr", "format", "chr", "hex", "bin", "oct", "isinstance", "type", "id", "hash"}) | {
+SHOWN = frozenset(
+    {"print", "str", "repr", "format", "chr", "hex", "bin", "oct", "isinstance", "type", "id", "hash"}
+) | {
     *("info", "debug", "warning", "warn", "error", "log", "log_metric", "log_metrics", "add_scalar", "set_postfix"),
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
 }
-HARMLESS = SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
+HARMLESS = (
+    SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
+)
 # Modules of the standard library that only show numbers.
-SHOWING = tuple(module.__file__.removesuffix("__init__.py") for module in (logging, json))
+SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))
 
 Parents = dict[ast.AST, ast.AST]
 
@@ -101,10 +107,10 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
         return Decision(_text(parent), any(isinstance(each, ast.Call) for each in ast.walk(parent)))
     if through_names and isinstance(parent, ast.Assign) and node is parent.value:
         roles = [_role(each, parents, False) for each in _loads(parent.targets, parent, parents)]
-        tests = [each for each in roles if isinstance(each, LoopTest)] or [each for each in roles if each is not None]
-        if tests:
-            first = tests[0]
-            return first._replace(goes_on=first.goes_on == value) if isinstance(first, LoopTest) else first
+        for role in roles:
+            if isinstance(role, LoopTest):
+                return role._replace(goes_on=role.goes_on == value)
+        return next((role for role in roles if role is not None), None)
     return None
 
 
@@ -154,7 +160,7 @@ def _loads(targets: list[Any], node: ast.AST, parents: Parents) -> list[ast.Name
     ]
 
 
-# --- what becomes of a number that C has taken --------------------------------------------------------------------------
+# --- what becomes of a number that C has taken ------------------------------------------------------------------------
 
 
 class Use(NamedTuple):
@@ -165,7 +171,7 @@ class Use(NamedTuple):
 
 
 def becomes(frame: FrameType) -> Use | None:
-    """The use of a number that the frame's instruction takes; None if it is only shown, compared or used as a position."""
+    """The use of a number that an instruction of the frame takes; None if it is only shown, compared or a position."""
     return _becomes(frame.f_code, frame.f_lasti, frame.f_lineno)
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from runners.device import Card
 from runners.phases import Reading
-from runners.simulation.allocator import CachingAllocator, Refused, Settings
+from runners.simulation.allocator import FIRST_ADDRESS, CachingAllocator, Refused, Settings
 from runners.simulation.allocator_counts import CountingAllocator
 
 CALCULATED = "(calculated)"  # in the message of a refusal of HostMemory
@@ -31,6 +31,10 @@ class Memory(Protocol):
     @property
     def empty_cache(self) -> Callable[[], None]: ...
     def workspace_bytes(self) -> int: ...
+
+    def address(self, handle: int) -> int:
+        """Where an allocation is."""
+        ...
 
     def set_fraction(self, fraction: float) -> None:
         """Refuse what goes beyond this share of the whole memory."""
@@ -72,6 +76,9 @@ class CardMemory:
 
     def workspace_bytes(self) -> int:
         return int(self._workspace)
+
+    def address(self, handle: int) -> int:
+        return handle
 
     def set_fraction(self, fraction: float) -> None:
         if not self._unlimited and self._total is not None:
@@ -124,6 +131,10 @@ class HostMemory:
 
     def workspace_bytes(self) -> int:
         return 0
+
+    def address(self, handle: int) -> int:
+        """No address is used twice."""
+        return FIRST_ADDRESS + sum(self._sizes[:handle])
 
     def set_fraction(self, fraction: float) -> None:
         pass

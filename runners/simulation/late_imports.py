@@ -25,11 +25,11 @@ def adapted(adaptations: Mapping[str, Adaptation]) -> Iterator[None]:
         for name, adaptation in adaptations.items():
             if name in sys.modules:
                 stack.enter_context(adaptation.imported(sys.modules[name]))
-        sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, finder)
         try:
             yield
         finally:
-            sys.meta_path.remove(finder)  # type: ignore[arg-type]
+            sys.meta_path.remove(finder)
 
 
 class _Finder:

@@ -42,6 +42,12 @@ class LiveMemory:
             self.is_of_one_card = True
         return memory
 
+    def address(self, number: int) -> int:
+        """Where the allocation of this number is."""
+        self.read()
+        assert self._player is not None
+        return self._player.address(number)
+
     def check(self) -> Refused | None:
         """Apply the last event, an allocation. A refusal is returned, and takes its place among the events."""
         try:

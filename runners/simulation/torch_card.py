@@ -31,15 +31,21 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
+IN_A_FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
+    "method"
+)
+
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class ProgramDevice(TorchFunctionMode):
     """Entered around a program, with a tracer inside. `device` is what the program reads: `cuda:0` or `cpu`."""
 
-    def __init__(self, tracer: MetaTracer, device: torch.device) -> None:
+    def __init__(self, tracer: MetaTracer, device: torch.device, cards: Callable[[], int] = lambda: 1) -> None:
+        """`cards` gives the number of cards that the program has left itself."""
         super().__init__()
-        self._tracer, self._device = tracer, device
+        self._tracer, self._device, self._cards = tracer, device, cards
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
@@ -77,8 +83,8 @@ class ProgramDevice(TorchFunctionMode):
             tensor.is_shared: self._is_type("cuda"),
             tensor.share_memory_: self._share,
             tensor.__dlpack__: self._dlpack,
+            tensor.__cuda_array_interface__.__get__: self._array_interface,
             tensor.__dlpack_device__: self._dlpack_device,
-            torch.from_dlpack: self._from_dlpack,
             torch.device: self._make_device,
             torch.as_tensor: self._as_tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
@@ -104,6 +110,8 @@ class ProgramDevice(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._tracer.is_elsewhere:
+            if self._is_card and self._names_card(func, args, kwargs or {}):
+                raise RuntimeError(IN_A_FORK)
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:
             found = _assumed_in(args, kwargs)
@@ -123,9 +131,26 @@ class ProgramDevice(TorchFunctionMode):
             if (device := kwargs.get("device")) is not None and not isinstance(device, torch.Tensor):
                 return self._make(func, args, kwargs)
             if kwargs.get("generator") is not None:
-                kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
+                kwargs = self._with_generator(args, kwargs)
             return func(*args, **kwargs)
         return func(*args)
+
+    def _with_generator(self, args: Any, kwargs: Any, device: Any = None) -> dict[str, Any]:
+        """The arguments with a generator that draws here. Raises RuntimeError for one of another device.
+
+        `device` is the real one of what is made; None for that of the first tensor.
+        """
+        generator = kwargs["generator"]
+        wanted, given = "cpu", generator.device.type
+        if device is not None:
+            wanted = "cuda" if device == META and self._is_card else device.type
+        else:
+            tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+            if (first := next(tensors, None)) is not None and self._is_card and self.is_here(first):
+                wanted = "cuda"
+        if given != wanted:
+            raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{given}'")
+        return {**kwargs, "generator": None if given == "cuda" else generator}
 
     def _with_assumed(self, found: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with numbers that are assumed: they decide a size, or its results are assumed too."""
@@ -140,6 +165,13 @@ class ProgramDevice(TorchFunctionMode):
                 if isinstance(each, torch.Tensor):
                     self._tracer.numbers.doubt(each, level)
         return result
+
+    def _names_card(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a function is called for a device of the card's type."""
+        if func is torch.Tensor.cuda:
+            return True
+        device = kwargs.get("device", args[1] if func is torch.Tensor.to and len(args) > 1 else None)
+        return isinstance(device, (int, str, torch.device)) and _type(device) == "cuda"
 
     # --- where a tensor is ---
 
@@ -173,6 +205,8 @@ class ProgramDevice(TorchFunctionMode):
         if real.type == self._device.type:
             if self._is_card and real.index not in (None, 0):
                 raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+            if not self._cards():
+                raise RuntimeError("No CUDA GPUs are available")
             return META
         return real
 
@@ -185,16 +219,18 @@ class ProgramDevice(TorchFunctionMode):
 
     def _make(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
         if device is None and func in self._constructors:
             device = default_device.CURRENT_DEVICE  # of torch.set_default_device, whose own mode is beneath this one
         if device is None:
+            if kwargs.get("generator") is not None:
+                kwargs = self._with_generator(args, kwargs)
             if not self._is_card and func in self._constructors:
                 kwargs = {**kwargs, "device": META}
         else:
             real = self._real(device)
             kwargs = {**kwargs, "device": real}
+            if kwargs.get("generator") is not None:
+                kwargs = self._with_generator(args, kwargs, real if _type(device) != "meta" else CPU)
             if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
                 with self._tracer.made_for(_type(device)):
                     return func(*args, **kwargs)
@@ -212,7 +248,7 @@ class ProgramDevice(TorchFunctionMode):
         if given and (isinstance(given[0], (str, int)) or type(given[0]) is torch.device):
             return self._moved(func, tensor, given[0], given[1:], kwargs)
         if self._tracer.has_abstract and given and isinstance(given[0], torch.Tensor):
-            with self._tracer.made_for(self._device_of(torch.Tensor.device.__get__, given, {}).type):  # type: ignore[attr-defined]
+            with self._tracer.made_for(self._device_of(torch.Tensor.device.__get__, given, {}).type):
                 return func(*args, **kwargs)
         if kwargs.get("device") is not None:
             rest = {name: value for name, value in kwargs.items() if name != "device"}
@@ -314,7 +350,9 @@ class ProgramDevice(TorchFunctionMode):
         tensor = args[0]
         if not self.is_here(tensor):
             return func(tensor)
-        return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+        with NO_FUNCTION_MODES():
+            address = self._tracer.address(tensor.untyped_storage())
+            return address + tensor.storage_offset() * tensor.element_size() if address and tensor.numel() else 0
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
@@ -388,8 +426,10 @@ class ProgramDevice(TorchFunctionMode):
             return func(*args)
         return torch.utils.dlpack.DLDeviceType.kDLCUDA if self._is_card else torch.utils.dlpack.DLDeviceType.kDLCPU, 0
 
-    def _from_dlpack(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return args[0].detach() if self.is_here(args[0]) else func(*args, **kwargs)
+    def _array_interface(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_card and self.is_here(args[0]):
+            raise self._tracer.unavailable("a tensor of the card was given to another library (CUDA array interface)")
+        return func(*args)
 
     def _text(self, func: Any, args: Any, kwargs: Any) -> str:
         text: str = func(*args, **kwargs)
@@ -461,8 +501,3 @@ def _plain(nested: Any) -> Any:
 
 def _type(device: Any) -> str:
     return "cuda" if isinstance(device, int) else torch.device(device).type
-
-
-def _of_host(generator: Any) -> Any:
-    """A generator of the card draws nothing here."""
-    return None if getattr(generator, "device", CPU).type == "cuda" else generator

@@ -35,7 +35,7 @@ class Beneath:
         hooks: Any = torch._C._autograd
         push_hooks, push_mode = hooks._push_saved_tensors_default_hooks, dispatch_modes._push_mode
         engine: Any = torch.autograd.graph._engine_run_backward
-        grouped: Any = torch._C._group_tensors_by_device_and_dtype  # type: ignore[attr-defined]
+        grouped: Any = torch._C._group_tensors_by_device_and_dtype
         has_class: Any = torch.overrides.has_torch_function
 
         def push_hooks_of_program(pack: Any, unpack: Any) -> None:

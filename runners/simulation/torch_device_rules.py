@@ -27,7 +27,7 @@ from runners.simulation.torch_composites import Functions, decomposed, operators
 from runners.simulation.torch_extensions import ExtensionKernels
 from runners.simulation.torch_recurrent_cpu import lstm_layer, recurrent_on_cpu
 from runners.simulation.torch_recurrent_cuda import CudnnRecurrent, flatten_parameters
-from runners.simulation.torch_results import one_hot
+from runners.simulation.torch_results import ctc_loss, one_hot
 from runners.simulation.torch_sparse import embedding_sparse_backward
 from runners.simulation.torch_tracer import body_replaced, replaced
 
@@ -92,6 +92,7 @@ class CudaRules:
             aten.dropout.default: _dropout,
             aten.embedding_sparse_backward.default: embedding_sparse_backward,
             aten.one_hot.default: one_hot,
+            **dict.fromkeys(operators("ctc_loss.IntList", "ctc_loss.Tensor"), ctc_loss),
             **recurrent.composites,
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cuda"),
             aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cuda"),

@@ -17,14 +17,6 @@ from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
 from torch._library.fake_impl import set_ctx_getter
 
-try:
-    from torch._library.triton import set_wrap_triton_enabled
-except ImportError:  # before PyTorch 2.6
-
-    def set_wrap_triton_enabled(enabled: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-
 from runners.meters.torch_tensors import is_composite
 from runners.phases import Unavailable
 from runners.simulation import torch_bitsandbytes, torch_triton
@@ -77,14 +69,23 @@ def _rule(operator: Any) -> Kernel | None:
 
     def depends_on_data() -> Any:
         raise Unavailable(
-            f"{operator} cannot be traced without data: the shape of its result depends on numbers that are not computed"
+            f"{operator} cannot be traced without data: the shape of its result depends on numbers that none computes"
         )
 
     def followed(*args: Any, **kwargs: Any) -> Any:
-        with set_ctx_getter(depends_on_data), set_wrap_triton_enabled(False):  # a triton_op is its own rule
+        with set_ctx_getter(depends_on_data), _triton_followed():
             return rule(*args, **kwargs)
 
     return followed
+
+
+def _triton_followed() -> AbstractContextManager[None]:
+    """Entered around a triton_op, which is its own rule: it calls its kernels as usual."""
+    try:
+        from torch._library.triton import set_wrap_triton_enabled
+    except ImportError:  # before PyTorch 2.6
+        return nullcontext()
+    return set_wrap_triton_enabled(False)
 
 
 def _python_kernel(operator: Any) -> Kernel | None:
@@ -110,7 +111,7 @@ def _is_known(operator: Any) -> bool:
 def _refusal(operator: Any) -> Kernel:
     def refuse(*_: Any, **__: Any) -> Any:
         raise Unavailable(
-            f"{operator} cannot be traced without data: it is of an extension, and no rule says which tensors it makes; "
+            f"{operator} cannot be traced without data: it is an extension's, and no rule says which tensors it makes; "
             f"torch.library.register_fake({_name(operator)!r}) gives one, in a module that workload.rules names"
         )
 

@@ -262,6 +262,8 @@ class Numbers:
         mutable = func._schema.is_mutable
         if packet in UNDEFINED:
             return None
+        if packet is aten.set_:  # the tensor takes another storage, whose numbers stay
+            return UNCHANGED
         if packet in MADE_EQUAL:
             return self._filled(result, func, args, kwargs)
         if _is_undefined(func):

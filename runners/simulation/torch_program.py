@@ -6,6 +6,7 @@ processes of their own, which are not followed.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
@@ -14,18 +15,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import isfunction
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer
-from runners.workloads.python_program import Ended
+from runners.workloads.python_program import Ended, go_on_as
 
 META = torch.device("meta")
 MOST_NAMED = 3  # files that were not written, by name
+LAUNCHES = "accelerate.commands.launch"
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
     "transformers.modeling_utils": "PreTrainedModel.save_pretrained",
@@ -83,32 +85,51 @@ class FollowedProgram:
             found.append(f"tensors have no data here, and were not written to {named}")
         if threads := self._tracer.unordered_threads:
             found.append(
-                f"threads that allocate while others do: {threads}; their order is not determined, and this is one of them"
+                f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
             )
         return found
 
     @contextmanager
     def followed(self) -> Iterator[None]:
         with ExitStack() as stack:
-            intercept = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
+            intercept: Any = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
-                intercept(torch.distributed.init_process_group, _refuse_ranks)
-            intercept(torch.multiprocessing.start_processes, _refuse_ranks)
+                intercept(torch.distributed.init_process_group, self._refuse_ranks)
+            intercept(torch.multiprocessing.start_processes, self._refuse_ranks)  # type: ignore[attr-defined]
             stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, self._save)))
             stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, self._save)))
+            stack.enter_context(_Imported(LAUNCHES, lambda module: self._launch_here(module, intercept)))
             for name, method in SAVES_A_MODEL.items():
                 stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method)))
             yield
+
+    def _launch_here(self, module: Any, intercept: Any) -> None:
+        """Have `accelerate launch` run one process's program in this process. Its other launchers start ranks."""
+        intercept(module.simple_launcher, self._launch)
+        for name in vars(module).copy():
+            if name.endswith("_launcher") and name != "simple_launcher" and isfunction(vars(module)[name]):
+                intercept(vars(module)[name], self._refuse_ranks)
+
+    def _launch(self, launch: Any, args: Any) -> None:
+        if max(args.num_processes or 1, args.num_machines or 1) > 1:
+            self._refuse_ranks(launch)
+        go_on_as(*sys.modules[LAUNCHES].prepare_simple_launcher_cmd_env(args))
 
     def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
         kind, _, name = path.partition(".")
         intercept(vars(getattr(module, kind))[name], self._save)
 
+    def _refuse_ranks(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        raise self._tracer.unavailable(
+            f"{function.__module__}.{function.__name__}: the ranks of a program are processes of their own, which are "
+            "not calculated"
+        )
+
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _lacks_data(what):
+        if isinstance(file, io.BytesIO) or not _lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else getattr(file, "name", type(file).__name__)
         self._unwritten.append(str(name))
@@ -117,7 +138,7 @@ class FollowedProgram:
     def _load(self, load: Any, file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else None
         if name is not None and name in self._unwritten:
-            raise Unavailable(f"torch.load: the program wrote {name} itself, from tensors that have no data")
+            raise self._tracer.unavailable(f"torch.load: the program wrote {name} itself, from tensors without data")
         return load(file, partial(_located, map_location), *args, **kwargs)
 
 
@@ -130,13 +151,13 @@ def _located(map_location: Any, storage: Any, location: str) -> Any:
     elif map_location is not None:
         location = str(torch.device(map_location))
     if location.startswith("cuda"):
-        return torch.UntypedStorage(storage.nbytes(), device="meta")
+        return torch.UntypedStorage(storage.nbytes(), device="meta")  # type: ignore[no-untyped-call]
     return storage
 
 
 def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
     """A tensor of a file, or of another process, that has data keeps it, where a program's own have none too."""
-    if torch._C.StorageBase.device.__get__(storage._untyped_storage) == META:
+    if torch._C.StorageBase.device.__get__(storage._untyped_storage) == META:  # type: ignore[attr-defined]
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)
@@ -171,13 +192,6 @@ def _lacks_data(what: Any) -> bool:
 class _Nowhere:
     def write(self, data: Any) -> int:
         return len(data)
-
-
-def _refuse_ranks(function: Any, *args: Any, **kwargs: Any) -> Any:
-    raise Unavailable(
-        f"torch.{function.__module__.removeprefix('torch.')}.{function.__name__}: the ranks of a program are processes "
-        "of their own, which are not calculated"
-    )
 
 
 # --- functions of others ----------------------------------------------------------------------------------------------
@@ -217,16 +231,16 @@ class _Imported:
         if module is not None:
             self._then(module)
         else:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, self)
 
     def __exit__(self, *raised: object) -> None:
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self._name:
             return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        sys.meta_path.remove(self)
         spec = PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return spec

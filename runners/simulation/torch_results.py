@@ -1,4 +1,4 @@
-"""The results of operators for which PyTorch has no function on `meta`, or one whose storages differ from a device's."""
+"""The results of operators that PyTorch does not compute on `meta`, or with other storages than on a device."""
 
 from __future__ import annotations
 
@@ -40,11 +40,6 @@ def _ctc_loss(
 
     Lengths that are not known are at most that of the targets.
     """
-    if _is_cudnn(log_probs, targets, blank):
-        raise Unavailable(
-            "aten._ctc_loss cannot be traced without data: its kernel is cuDNN's, for targets of int32 on the host; "
-            "targets of int64 take PyTorch's own"
-        )
     steps, batch = (log_probs.size(0), log_probs.size(1)) if log_probs.dim() == 3 else (log_probs.size(0), 1)
     known = not isinstance(target_lengths, Tensor) or not target_lengths.is_meta
     most = targets.size(1) if targets.dim() == 2 else targets.numel()
@@ -53,13 +48,6 @@ def _ctc_loss(
     if not known:
         alpha.estimate = Estimate(alpha.nbytes, alpha.nbytes // (2 * longest + 1) * 3, alpha.nbytes)  # type: ignore[attr-defined]
     return log_probs.new_empty(batch), alpha
-
-
-def _is_cudnn(log_probs: Tensor, targets: Tensor, blank: int) -> bool:
-    """_use_cudnn_ctc_loss in aten/src/ATen/native/cudnn/LossCTC.cpp. Only a GPU has targets elsewhere than logits."""
-    elsewhere = log_probs.is_meta and not targets.is_meta
-    concatenated = targets.dim() == 1 and targets.dtype == torch.int32
-    return elsewhere and concatenated and blank == 0 and log_probs.dtype == torch.float32
 
 
 # aten/src/ATen/native/BatchLinearAlgebra.cpp, linalg_lstsq
@@ -150,3 +138,35 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
         num_classes = int(input.max().item()) + 1
     zeros = torch.zeros(*input.shape, num_classes, dtype=input.dtype, device=input.device)
     return zeros.scatter_(-1, input.unsqueeze(-1), 1)
+
+
+def ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *args: Any) -> Any:
+    """PyTorch's own kernel, which targets of int64 take on any card. Raises Unavailable where the card's library has
+    another, whose workspace is not known."""
+    given = log_probs, targets, input_lengths, target_lengths, *args
+    if _is_of_library(*given):
+        raise Unavailable(
+            "aten.ctc_loss cannot be traced without data: for targets of int32 it runs in cuDNN or MIOpen, whose "
+            "workspace is not known; targets of int64, or torch.backends.cudnn.flags(enabled=False), take PyTorch's "
+            "own kernel"
+        )
+    if not isinstance(target_lengths, Tensor):
+        return decomposed(aten.ctc_loss.IntList, *given)
+    if input_lengths.is_meta or target_lengths.is_meta:
+        return decomposed(aten.ctc_loss.Tensor, *given)
+    return ctc_loss(log_probs, targets, input_lengths.tolist(), target_lengths.tolist(), *args)
+
+
+# aten/src/ATen/native/cudnn/LossCTC.cpp, _use_cudnn_ctc_loss and _use_cudnn_ctc_loss_tensor
+def _is_of_library(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0, *_: Any
+) -> bool:
+    joined = targets.dim() == 1 and targets.dtype == torch.int32
+    if not (torch.backends.cudnn.enabled and joined and blank == 0 and log_probs.dim() == 3):
+        return False
+    if log_probs.dtype != torch.float32:
+        return False
+    if isinstance(target_lengths, Tensor):
+        return bool(input_lengths.dtype == target_lengths.dtype == torch.int32)
+    all_steps = all(length == log_probs.size(0) for length in input_lengths)
+    return not targets.is_meta and all_steps and max(target_lengths, default=0) < 256

@@ -29,12 +29,13 @@ from runners.meters.torch_gradients import GradientSums
 from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
+from runners.simulation.allocator import FIRST_ADDRESS
 from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.assumptions import Assumptions
-from runners.simulation.levels import Level
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
+from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
@@ -52,7 +53,7 @@ from runners.threads import EnteredInThreads
 
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
-HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
+HOST, META, ABSTRACT_DEVICE = torch.device("cpu"), torch.device("meta"), "meta"
 
 aten = torch.ops.aten
 
@@ -128,7 +129,8 @@ class MetaTracer(UnseenByDynamo):
         self._unordered_threads = 0
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
-        self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
+        # The allocations of workspaces, in backward or not: autograd's device thread has its own handle.
+        self._workspaces: dict[bool, int] = {}
         self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
     @contextmanager
@@ -156,6 +158,11 @@ class MetaTracer(UnseenByDynamo):
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
 
+    def clear_workspaces(self) -> None:
+        """Free the workspaces of matrix products. The next product allocates its own anew."""
+        while self._workspaces:
+            self._free(self._workspaces.popitem()[1])
+
     def use_stream(self, number: int) -> None:
         """Allocate on this stream from here on."""
         self.events.append(STREAM + number)
@@ -170,6 +177,25 @@ class MetaTracer(UnseenByDynamo):
 
     def free(self, number: int) -> None:
         self._free(number)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage without data has another size now, which no operator shows."""
+        known = self._storages.get(storage._cdata)
+        with self._turn:
+            if known is not None and known[1] == ABSTRACT:
+                self._storages[storage._cdata] = storage.nbytes(), ABSTRACT, known[2]
+            else:
+                self._registered(storage)
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """Where the imitated allocator has put a storage: 0 if it has no memory, as on a real device."""
+        size, number, _ = self._storages.get(storage._cdata, (storage.nbytes(), EMPTY, None))
+        if not size or number == ABSTRACT:
+            return 0
+        if self.memory is None or number < 0:
+            return FIRST_ADDRESS + int(storage._cdata)
+        with self._turn:
+            return self.memory.address(number)
 
     @contextmanager
     def _follow_empty_cache(self) -> Iterator[None]:
@@ -300,7 +326,7 @@ class MetaTracer(UnseenByDynamo):
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
-            result = args[0] if call.made is IN_PLACE else None if call.made is NOTHING else recreate(call.made)
+            result = None if call.made is NOTHING else args[0] if call.made is IN_PLACE else recreate(call.made)
         if call.uses_workspace:
             self._allocate_workspace()
         if accumulated:
@@ -362,7 +388,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            if torch_sparse.any_sparse(args, kwargs) or func in MAKE_SPARSE:
+            if self._is_followed_sparse(func, args, kwargs):
                 return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
             return self._replacements.get(func, func)(*args, **kwargs)
         except torch_sparse.UnknownCount as error:
@@ -377,6 +403,12 @@ class MetaTracer(UnseenByDynamo):
                 why = "this machine has too little memory for a tensor that has data"
                 raise self._unavailable(func, why) from error
             raise
+
+    def _is_followed_sparse(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator has or makes sparse tensors without data. Those of the host have data beside a card."""
+        if not torch_sparse.any_sparse(args, kwargs) and func not in MAKE_SPARSE:
+            return False
+        return self._rules.host_counts or _is_on_device((args, kwargs)) or kwargs.get("device") == META
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
         """All temporaries of a kernel are alive at once."""
@@ -418,8 +450,7 @@ class MetaTracer(UnseenByDynamo):
     def _allocate_workspace(self) -> None:
         in_backward = torch._C._current_graph_task_id() != -1
         if in_backward not in self._workspaces and not self._on_host:
-            self._requested(WORKSPACE)
-            self._workspaces.add(in_backward)
+            self._workspaces[in_backward] = self._requested(WORKSPACE)
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
         if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
@@ -452,7 +483,7 @@ class MetaTracer(UnseenByDynamo):
             self.numbers.forget(key)
         return key
 
-    def _transfer_storage(self, old: torch.Tensor, new: torch.Tensor) -> None:
+    def _transfer_storage(self, old: torch.Tensor, new: Any) -> None:
         """With data, autograd accumulates a gradient in place: the sum has the storage of the first gradient."""
         key, storage = old.untyped_storage()._cdata, new.untyped_storage()
         size, number, reference = self._storages[key]
@@ -565,6 +596,8 @@ class MetaTracer(UnseenByDynamo):
         return number
 
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return torch_sparse.with_parts(tensor, lambda part: self.numbers.host_copy(part, "Tensor.cpu"))
         copy = self.numbers.host_copy(tensor, "Tensor.cpu")
         dtype = options.get("dtype")
         if dtype is None or dtype == copy.dtype:
@@ -618,7 +651,11 @@ class MetaTracer(UnseenByDynamo):
                     given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
                 else:
                     given[-1] = all_true
-        if func not in OF_MASKS and func is not aten.index.Tensor and not all(map(self.numbers.knows, _tensors_of(args))):
+        if (
+            func not in OF_MASKS
+            and func is not aten.index.Tensor
+            and not all(map(self.numbers.knows, _tensors_of(args)))
+        ):
             raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
         result = func(*given, **kwargs)
         self._trace_all(result, func, args, kwargs)

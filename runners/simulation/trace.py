@@ -29,7 +29,10 @@ OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
 # Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's.
-NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device")
+NEEDS_A_DEVICE = (
+    *("not compiled with CUDA", "active drivers", "Found input tensors on meta device"),
+    "is not answered on a calculated card",  # torch_cuda_backend.py
+)
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
 
@@ -210,7 +213,8 @@ def program_device(card: Card, tracer: Any, memory: LiveMemory) -> tuple[context
     if card.is_host:
         return ProgramDevice(tracer, torch.device("cpu")).entered(), "cpu"
     backend = CudaBackend(card, memory, tracer)
-    return all_entered(backend.entered(), ProgramDevice(tracer, torch.device("cuda", 0)).entered()), "cuda"
+    device = ProgramDevice(tracer, torch.device("cuda", 0), backend.cards)
+    return all_entered(backend.entered(), device.entered()), "cuda"
 
 
 def _without_machine_errors(error: BaseException) -> BaseException:

@@ -58,10 +58,16 @@ def test_what_cannot_be_quantised_is_refused_before_anything_is_measured(run: An
 
     with pytest.raises(ValueError, match=rf"quantize={scheme}: .* workload.method=lora"):
         builders.prepare(settled("train", quantize=scheme, workload={"method": "full"}), "cpu")
-    with pytest.raises(Unavailable, match="a simulated device has no data"):
-        builders.prepare(settled(quantize=scheme), "meta")
     with pytest.raises(Unavailable, match="float64"):
         run(quantize=scheme, dtype="float64")
+
+
+@pytest.mark.parametrize("scheme", [needs("int4")])
+def test_int4_on_a_gpu_needs_bfloat16(settled: Any, scheme: str) -> None:
+    from runners.models import builders
+
+    with pytest.raises(Unavailable, match="quantize=int4: on CUDA torchao needs dtype=bfloat16, not dtype=float32"):
+        builders.prepare(settled(quantize=scheme), "cuda")
 
 
 def test_an_unquantised_model_has_no_quantisation_metrics(run: Any, decoder: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ def transcription(targets: Any, lengths: Any) -> Any:
     def loss(x: torch.Tensor) -> torch.Tensor:
         logits = functional.log_softmax(x, 2)
         given = lengths(x.device)
-        steps = torch.full((4,), 50, device=given.device) if isinstance(given, torch.Tensor) else (50,) * 4
+        steps = torch.full_like(given, 50) if isinstance(given, torch.Tensor) else (50,) * 4
         return functional.ctc_loss(logits, targets(x.device), steps, given)
 
     return loss
@@ -135,7 +135,27 @@ def test_a_transcription_of_unknown_lengths_is_at_most_as_long_as_its_targets() 
     assert [(low, high) for _, low, high in traced(work).bounds] == [(3 * states, 21 * states)]
 
 
-def test_a_transcription_by_cudnn_is_unavailable() -> None:
-    work = take(transcription(lambda _: torch.ones(40, dtype=torch.int32), lambda _: (10, 10, 10, 10)), (50, 4, 20))
-    with pytest.raises(Unavailable, match=r"its kernel is cuDNN's"):
-        traced(work)
+def transcription_by(dtype: torch.dtype, on: str, lengths: Any) -> Any:
+    return take(transcription(lambda _: torch.ones(40, dtype=dtype, device=on), lengths), (50, 4, 20))
+
+
+TENS = (10, 10, 10, 10)
+BY_CUDNN = {
+    "lengths of Python": transcription_by(torch.int32, "cpu", lambda _: TENS),
+    "lengths of int64": transcription_by(torch.int32, "cpu", lambda _: torch.tensor(TENS)),
+    "lengths of int32": transcription_by(torch.int32, "meta", lambda _: torch.tensor(TENS, dtype=torch.int32)),
+}
+
+
+@pytest.mark.parametrize("name", BY_CUDNN)
+def test_a_transcription_by_cudnn_is_unavailable(name: str) -> None:
+    with pytest.raises(Unavailable, match=r"it runs in cuDNN or MIOpen"):
+        traced(BY_CUDNN[name])
+    with torch.backends.cudnn.flags(enabled=False):
+        assert traced(BY_CUDNN[name]).bounds == []
+
+
+@pytest.mark.parametrize(("dtype", "on"), [(torch.int64, "cpu"), (torch.int64, "meta"), (torch.int32, "meta")])
+def test_a_transcription_by_the_own_kernel_takes_a_number_for_each_state(dtype: torch.dtype, on: str) -> None:
+    events = traced(transcription_by(dtype, on, lambda _: TENS)).events
+    assert 4 * 50 * 21 * 4 in events
