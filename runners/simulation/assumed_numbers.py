@@ -83,6 +83,7 @@ class _Assumed:
     def conjugate(self) -> Any:
         return self
 
+    item = tolist = conjugate  # as a number of an array has them
     real = property(conjugate)
     imag = property(lambda self: 0)
 

@@ -69,6 +69,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
+            torch.from_numpy: self._from_numpy,
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
@@ -356,11 +357,22 @@ class ProgramDevice(TorchFunctionMode):
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if not self.is_here(tensor):
-            return func(*args, **kwargs)
-        if self._is_card:
-            raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-        return func(self._tracer.host_copy(tensor.detach()), **kwargs)
+        if self.is_here(tensor):
+            if self._is_card:
+                raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
+            with NO_FUNCTION_MODES():
+                tensor = self._tracer.host_copy(tensor.detach())
+        array = func(tensor, *args[1:], **kwargs)
+        with NO_FUNCTION_MODES():
+            level = self._tracer.numbers.level(tensor)
+        return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
+
+    def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = func(*args, **kwargs)
+        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
+            with NO_FUNCTION_MODES():
+                self._tracer.numbers.doubt(tensor, level)
+        return tensor
 
     def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *rest = args
@@ -497,6 +509,13 @@ def _plain(nested: Any) -> Any:
     if kind is slice:
         return slice(*map(_plain, (nested.start, nested.stop, nested.step)))
     return plain_of(nested)
+
+
+def assumed_arrays() -> Any:
+    """Imported with NumPy, by a program that has it."""
+    from runners.simulation import assumed_arrays
+
+    return assumed_arrays
 
 
 def _type(device: Any) -> str:
