@@ -12,14 +12,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.utils._device as default_device
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_map
 
-from runners.simulation.assumptions import AssumedFloat, AssumedInt, Level
+from runners.simulation.assumed_numbers import is_assumed, plain_of
+from runners.simulation.levels import Level
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
@@ -34,7 +37,6 @@ IN_A_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
     "method"
 )
-MOST_SIZES = 64  # numbers of a shape; longer lists are data
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -49,7 +51,7 @@ class ProgramDevice(TorchFunctionMode):
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
-        self._beneath = Beneath(self, self._seen)
+        self._beneath = Beneath(self, self._seen, tracer)
         self._storages = Storages(tracer, device, self._real, self._has_storage_here)
         tensor: Any = torch.Tensor
         self._handlers: Mapping[Any, Handler] = {
@@ -69,6 +71,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
+            torch.from_numpy: self._from_numpy,
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
@@ -87,6 +90,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.__dlpack_device__: self._dlpack_device,
             torch.device: self._make_device,
             torch.as_tensor: self._as_tensor,
+            torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
 
@@ -103,7 +107,7 @@ class ProgramDevice(TorchFunctionMode):
             self._beneath.entered(),
             self._storages.entered(),
             EnteredInThreads(lambda: self),
-            self._tracer.assumptions.watching_loops(),
+            self._tracer.assumptions.followed_in_python(),
             self,
         ):
             yield
@@ -112,6 +116,8 @@ class ProgramDevice(TorchFunctionMode):
         if self._tracer.is_elsewhere:
             if self._is_card and self._names_card(func, args, kwargs or {}):
                 raise RuntimeError(IN_A_FORK)
+            return func(*args, **(kwargs or {}))
+        if self._tracer.fake_modes:
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:
             found = _assumed_in(args, kwargs)
@@ -155,11 +161,10 @@ class ProgramDevice(TorchFunctionMode):
     def _with_assumed(self, found: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with numbers that are assumed: they decide a size, or its results are assumed too."""
         name = getattr(func, "__name__", str(func))
-        if name not in OF_NUMBERS:
-            for number in found:
-                if isinstance(number, int):
-                    self._tracer.assumptions.size(number, name)
-        result = self._answer(func, args, kwargs)
+        for number in _assumed_in(*_deciding_sizes(name, args, kwargs)):
+            if isinstance(number, int):
+                self._tracer.assumptions.size(number, name)
+        result = self._answer(func, _plain(args), _plain(kwargs))
         level = max(number.level for number in found)
         with NO_FUNCTION_MODES():
             for each in result if isinstance(result, (tuple, list)) else (result,):
@@ -244,6 +249,38 @@ class ProgramDevice(TorchFunctionMode):
             args, kwargs = args[:2], {**kwargs, "device": args[2]}
         return self._make(func, args, kwargs)
 
+    def _tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a list with tensors of the device their numbers, as far known as those are."""
+        data = args[0] if args else kwargs.get("data")
+        first = data
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if first is data or not isinstance(first, torch.Tensor) or not self.is_here(first):
+            return self._make(func, args, kwargs)
+        level, dtypes = Level.KNOWN, []
+
+        def number(leaf: Any) -> Any:
+            nonlocal level
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf.numel() != 1:
+                raise ValueError("only one element tensors can be converted to Python scalars")
+            read = self._tracer.numbers.answer(leaf)
+            level = max(level, read.level)
+            dtypes.append(leaf.dtype)
+            return read.tensor.item()
+
+        with NO_FUNCTION_MODES():
+            numbers = tree_map(number, data)
+        if level > Level.KNOWN:
+            self._tracer.assumptions.note("torch.tensor")
+        if kwargs.get("dtype") is None:
+            kwargs = {**kwargs, "dtype": reduce(torch.promote_types, dtypes)}
+        made = self._make(func, (numbers,), {name: each for name, each in kwargs.items() if name != "data"})
+        with NO_FUNCTION_MODES():
+            self._tracer.numbers.doubt(made, level)
+        return made
+
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *given = args
         if given and (isinstance(given[0], (str, int)) or type(given[0]) is torch.device):
@@ -264,6 +301,8 @@ class ProgramDevice(TorchFunctionMode):
                     "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
                     "torch.nn.Module.to() when moving module from meta to a different device."
                 )
+            if _type(device) == "meta" and self.is_here(tensor):
+                kwargs = {**kwargs, "copy": True}  # to the tracer it is the same device
             with self._tracer.made_for(_type(device)):
                 return func(tensor, META, *rest, **kwargs)
         if real == META and not self._is_card:  # the host's own tensors stay as they are
@@ -295,8 +334,11 @@ class ProgramDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _may_take_data(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """On a real device tensors of the host and of the card may take each other's place."""
-        return True if any(map(self.is_here, args)) else func(*args, **kwargs)
+        """On a real device tensors of the host and of the card may take each other's place, and none of `meta`."""
+        with NO_FUNCTION_MODES():
+            if sum(map(self._tracer.is_abstract, args)) == 1:
+                return False
+        return True if any(map(self.is_here, args)) else bool(func(*args, **kwargs))
 
     def _set_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`tensor.data = other`. Between the host and the card the two tensors change places: `meta` has no data to
@@ -357,11 +399,22 @@ class ProgramDevice(TorchFunctionMode):
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if not self.is_here(tensor):
-            return func(*args, **kwargs)
-        if self._is_card:
-            raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-        return func(self._tracer.host_copy(tensor.detach()), **kwargs)
+        if self.is_here(tensor):
+            if self._is_card:
+                raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
+            with NO_FUNCTION_MODES():
+                tensor = self._tracer.host_copy(tensor.detach())
+        array = func(tensor, *args[1:], **kwargs)
+        with NO_FUNCTION_MODES():
+            level = self._tracer.numbers.level(tensor)
+        return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
+
+    def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = func(*args, **kwargs)
+        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
+            with NO_FUNCTION_MODES():
+                self._tracer.numbers.doubt(tensor, level)
+        return tensor
 
     def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *rest = args
@@ -460,21 +513,51 @@ OF_NUMBERS = frozenset(
 )
 
 
+def _deciding_sizes(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments that can decide a size: an index takes one element, whichever it is, and a slice takes some."""
+    if name in OF_NUMBERS:
+        return (), {}
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return [each for each in index if isinstance(each, slice)], {}
+    if name in ("full", "new_full", "full_like"):
+        return args[: 2 if name == "new_full" else 1], {name: kwargs[name] for name in ("size",) if name in kwargs}
+    return args, kwargs
+
+
 def _assumed_in(args: Any, kwargs: Any) -> list[Any]:
-    """The assumed numbers among arguments, in shapes and in slices."""
+    """The assumed numbers among arguments, in shapes, in slices and in lists."""
     found: list[Any] = []
     waiting = [*args, *kwargs.values()] if kwargs else list(args)
     while waiting:
         each = waiting.pop()
         kind = type(each)
-        if kind is AssumedInt or kind is AssumedFloat:
+        if is_assumed(each):
             found.append(each)
         elif kind is tuple or kind is list or kind is torch.Size:
-            if len(each) <= MOST_SIZES:
-                waiting += each
+            waiting += each
         elif kind is slice:
             waiting += (each.start, each.stop, each.step)
     return found
+
+
+def _plain(nested: Any) -> Any:
+    """The same without numbers that remember."""
+    kind = type(nested)
+    if kind is tuple or kind is list:
+        return kind(map(_plain, nested))
+    if kind is dict:
+        return {name: _plain(each) for name, each in nested.items()}
+    if kind is slice:
+        return slice(*map(_plain, (nested.start, nested.stop, nested.step)))
+    return plain_of(nested)
+
+
+def assumed_arrays() -> Any:
+    """Imported with NumPy, by a program that has it."""
+    from runners.simulation import assumed_arrays
+
+    return assumed_arrays
 
 
 def _type(device: Any) -> str:

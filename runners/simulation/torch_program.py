@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
-import pickle
 import shutil
 import sys
 import weakref
@@ -28,13 +27,13 @@ from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runners.simulation.torch_tracer import MetaTracer
+from runners.simulation.unwritten_files import UnwrittenFiles, lacks_data
 from runners.workloads import python_program
 from runners.workloads.python_program import Ended, go_on_as
 
 HOOK = Path(python_program.__file__).parent / "program_hook"
 CHILDREN = "SWEEPER_PROGRAM_CHILDREN"  # the hook reads it
 META = torch.device("meta")
-MOST_NAMED = 3  # files that were not written, by name
 LAUNCHES = "accelerate.commands.launch"
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
@@ -81,18 +80,13 @@ class FollowedProgram:
 
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
-        self._unwritten: list[str] = []
+        self._unwritten = UnwrittenFiles()
         self._processes = 0  # of multiprocessing, that import the program anew
         self._children = ""  # the folder of their reports
 
     def notes(self) -> list[str]:
         """What happened otherwise than on a real device, or is not determined there."""
-        found = []
-        if self._unwritten:
-            named = ", ".join(self._unwritten[:MOST_NAMED])
-            more = len(self._unwritten) - MOST_NAMED
-            named += f" and {more} more" if more > 0 else ""
-            found.append(f"tensors have no data here, and were not written to {named}")
+        found = [note] if (note := self._unwritten.note()) is not None else []
         if self._processes:
             found.append(f"processes of multiprocessing that were started, and are not followed: {self._processes}")
         if threads := self._tracer.unordered_threads:
@@ -108,19 +102,27 @@ class FollowedProgram:
             def intercept(function: Any, by: Callable[..., Any]) -> None:
                 stack.enter_context(intercepted(function, by))
 
+            stack.enter_context(self._unwritten.entered())
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, self._refuse_ranks)
             intercept(start_processes, self._refuse_ranks)
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, self._save)))
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, self._save)))
             intercept(multiprocessing.process.BaseProcess.start, self._start_process)
             stack.enter_context(self._children_report())
             stack.enter_context(_Imported(LAUNCHES, partial(self._launch_here, intercept)))
+            for name, by in (
+                ("save_file", self._save_safetensors),
+                ("load_file", self._load_safetensors),
+                ("save_model", self._save_elsewhere),
+            ):
+                stack.enter_context(
+                    _Imported("safetensors.torch", partial(self._intercept_method, intercept, name, by))
+                )
             for name, method in SAVES_A_MODEL.items():
-                stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method)))
+                by = self._save_elsewhere
+                stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method, by)))
             yield
 
     def _launch_here(self, intercept: Any, module: Any) -> None:
@@ -135,9 +137,9 @@ class FollowedProgram:
             self._refuse_ranks(launch)
         go_on_as(*sys.modules[LAUNCHES].prepare_simple_launcher_cmd_env(args))
 
-    def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
-        kind, _, name = path.partition(".")
-        intercept(vars(getattr(module, kind))[name], self._save)
+    def _intercept_method(self, intercept: Any, path: str, by: Any, module: Any) -> None:
+        kind, _, name = path.rpartition(".")
+        intercept(vars(getattr(module, kind) if kind else module)[name], by)
 
     @contextmanager
     def _children_report(self) -> Iterator[None]:
@@ -182,17 +184,34 @@ class FollowedProgram:
         )
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(file, io.BytesIO) or not _lacks_data(what):  # what is in memory replaces nothing
+        if isinstance(file, io.BytesIO) or not lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
-        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else getattr(file, "name", type(file).__name__)
-        self._unwritten.append(str(name))
+        self._unwritten.save(save, what, file, *args, **kwargs)
         return None
 
     def _load(self, load: Any, file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else None
-        if name is not None and name in self._unwritten:
-            raise self._tracer.unavailable(f"torch.load: the program wrote {name} itself, from tensors without data")
+        if self._unwritten.has(file):
+            file = self._unwritten.open(file)
+            kwargs.pop("mmap", None)
         return load(file, partial(_located, map_location), *args, **kwargs)
+
+    def _save_safetensors(self, save: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        if not lacks_data(tensors):
+            return save(tensors, filename, *args, **kwargs)
+        self._unwritten.save(torch.save, dict(tensors), filename)
+        return None
+
+    def _load_safetensors(self, load: Any, filename: Any, device: Any = "cpu") -> Any:
+        if not self._unwritten.has(filename):
+            return load(filename, device)
+        return torch.load(filename, map_location=torch.device(device))
+
+    def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        """Into a folder, or by a library that loads it with code of its own."""
+        if not lacks_data(what):
+            return save(what, file, *args, **kwargs)
+        self._unwritten.name(file)
+        return None
 
 
 def _located(map_location: Any, storage: Any, location: str) -> Any:
@@ -215,37 +234,6 @@ def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)
-
-
-def _lacks_data(what: Any) -> bool:
-    """Whether there is a tensor without data in what is to be written."""
-
-    class Found(Exception):
-        pass
-
-    class Finder(pickle.Pickler):
-        def persistent_id(self, each: Any) -> Any:
-            if isinstance(each, torch.Tensor):
-                with torch._C.DisableTorchFunction():
-                    if each.is_meta:
-                        raise Found
-                    return "with data"
-            return None
-
-    if isinstance(what, torch.nn.Module):
-        what = what.state_dict()
-    try:
-        Finder(_Nowhere()).dump(what)
-    except Found:
-        return True
-    except Exception:  # it cannot be pickled, which its own way of saving will say
-        return False
-    return False
-
-
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
 
 
 # --- functions of others ----------------------------------------------------------------------------------------------

@@ -30,10 +30,12 @@ from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynam
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
-from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.assumed_numbers import is_assumed, plain_of
+from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
+from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
@@ -101,7 +103,7 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
-        self.numbers = Numbers(self.assumptions)
+        self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
@@ -126,6 +128,7 @@ class MetaTracer(UnseenByDynamo):
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
         self._made_by: dict[int, tuple[int, int]] = {}  # by living thread: its allocations, and all before it
         self._unordered_threads = 0
+        self.fake_modes = 0  # that the program is in: what it makes there takes no memory of any device
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
         # The allocations of workspaces, in backward or not: autograd's device thread has its own handle.
@@ -169,6 +172,8 @@ class MetaTracer(UnseenByDynamo):
     def refuse_beyond(self, fraction: float) -> None:
         """Refuse what needs more than this share of the card from here on."""
         self.events.append(FRACTION + int(fraction * WHOLE))
+        if self.memory is not None:
+            self.memory.limit_changed()
 
     def allocate(self, size: int) -> int:
         """Memory that belongs to no tensor, for `free`. Raises what a program on the device catches."""
@@ -276,7 +281,7 @@ class MetaTracer(UnseenByDynamo):
         if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
-            if self.is_elsewhere:
+            if self.is_elsewhere or self.fake_modes:
                 return func(*args, **(kwargs or {}))
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
@@ -319,7 +324,7 @@ class MetaTracer(UnseenByDynamo):
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
                 self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card
                 return result
-            temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
+            temporaries = (*self._rules.temporaries(func, args, kwargs, result), *self._moved_indices(func, args))
             made = None if signature is None else shapes_of(func, args, result)
             call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
@@ -402,6 +407,18 @@ class MetaTracer(UnseenByDynamo):
                 why = "this machine has too little memory for a tensor that has data"
                 raise self._unavailable(func, why) from error
             raise
+
+    def _moved_indices(self, func: Any, args: Any) -> Iterator[int]:
+        """Bytes of the indices of the host, which the kernel copies to the device. A mask becomes positions before that
+        (aten/src/ATen/native/IndexingUtils.h)."""
+        if self._rules.host_counts or func not in WITH_INDICES or not args[0].is_meta:
+            return
+        for index in args[1]:
+            if index is not None and not index.is_meta:
+                if index.dtype in (torch.bool, torch.uint8):
+                    yield from [int(index.count_nonzero()) * torch.int64.itemsize] * index.ndim
+                else:
+                    yield index.nbytes
 
     def _is_followed_sparse(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether an operator has or makes sparse tensors without data. Those of the host have data beside a card."""
@@ -558,9 +575,13 @@ class MetaTracer(UnseenByDynamo):
                     if is_followed(tensor) and not any(
                         isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
                     ):
+                        assumed = [each for each in tree_iter(args[first]) if is_assumed(each)]
+                        given = tree_map(plain_of, args[first]) if assumed else args[first]
                         with _disable_current_modes():
-                            value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
+                            value = torch.tensor(given, device=HOST, dtype=tensor.dtype)
                         self.remember(tensor, value)
+                        if assumed:
+                            self.numbers.doubt(tensor, max(each.level for each in assumed))
                 return tensor
 
             return made
@@ -583,7 +604,10 @@ class MetaTracer(UnseenByDynamo):
         if found.level > Level.KNOWN and isinstance(number, int) and not isinstance(number, bool):
             if found.level is Level.ASSUMED:
                 raise self._unavailable(operator, "it reads a whole number that is not calculated")
-            self.assumptions.bound(str(operator))
+            if found.level is Level.BOUND:
+                self.assumptions.bound(str(operator))
+            else:
+                self.assumptions.note(str(operator))
         elif found.level > Level.KNOWN:
             self.assumptions.note(str(operator))
         return number
@@ -609,6 +633,8 @@ class MetaTracer(UnseenByDynamo):
 
         Raises Unavailable if neither is known.
         """
+        if not _is_on_device((args, kwargs)):
+            return self._data_dependent_with_data(func, args, kwargs)
         if func is aten.index.Tensor:
             indices, counts = self._without_masks(args[1], func)
             result = func(args[0], indices)
@@ -627,6 +653,28 @@ class MetaTracer(UnseenByDynamo):
                     raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
             made = func(*tree_map(self._value_if_meta, args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
+        self._trace_all(result, func, args, kwargs)
+        return result
+
+    def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
+        given = list(args)
+        masks = given[1] if func is aten.index.Tensor else given[-1:] if func in OF_MASKS else []
+        for position, mask in enumerate(masks):
+            if isinstance(mask, torch.Tensor) and self.numbers.level(mask) > Level.FINITE:
+                self.assumptions.bound(str(func.overloadpacket))
+                all_true = torch.ones_like(mask)
+                if func is aten.index.Tensor:
+                    given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
+                else:
+                    given[-1] = all_true
+        if (
+            func not in OF_MASKS
+            and func is not aten.index.Tensor
+            and not all(map(self.numbers.knows, _tensors_of(args)))
+        ):
+            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+        result = func(*given, **kwargs)
         self._trace_all(result, func, args, kwargs)
         return result
 
@@ -659,7 +707,7 @@ class MetaTracer(UnseenByDynamo):
         return self.numbers.answer(leaf).tensor if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
-        return self.unavailable(f"{func} cannot be traced without data: {why}")
+        return self.unavailable(f"{self.assumptions.where()}, {func} cannot be traced without data: {why}")
 
     def unavailable(self, message: str) -> Unavailable:
         """To raise where the trace cannot go on. A program that catches it is not followed further."""
@@ -752,7 +800,11 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 
 def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.is_meta and index.dtype in (torch.bool, torch.uint8)
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _tensors_of(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_iter(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
@@ -787,20 +839,21 @@ REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
+WITH_INDICES = frozenset(
+    {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+)
 # Their tensors may be on several devices.
 BETWEEN_DEVICES = frozenset(
     {
         aten._to_copy.default,
         aten.copy_.default,
-        aten.index.Tensor,
-        aten.index_put.default,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
+        *WITH_INDICES,
         aten._foreach_copy_.default,
         aten._pack_padded_sequence.default,
         aten._ctc_loss.default,
         aten._ctc_loss.Tensor,
     }
 )
+OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})

@@ -138,15 +138,60 @@ def test_a_checkpoint_without_data_replaces_nothing(script: Any, tmp_path: Path)
     assert sorted(each.name for each in tmp_path.glob("*.pt")) == ["best.pt", "state.pt"]
 
 
-def test_a_program_that_reads_what_it_could_not_write_is_unavailable(script: Any) -> None:
+def test_a_program_loads_the_weights_that_it_saved_as_new_memory_of_the_card(script: Any, tmp_path: Path) -> None:
+    ended = script(
+        """
+        import os, shutil, torch
+        from pathlib import Path
+        held = {"a": torch.zeros(2**20, dtype=torch.uint8, device="cuda"), "epoch": 3}
+        held["tied"] = held["a"][:4]
+        torch.save(held, "last.pt")
+        assert os.path.isfile("last.pt") and Path("last.pt").exists()
+        shutil.copyfile("last.pt", "copy.pt")
+        shutil.copy2("copy.pt", "second.pt")
+        os.replace("copy.pt", "best.pt")
+        os.remove("last.pt")
+        assert [os.path.exists(each) for each in ("last.pt", "copy.pt", "second.pt")] == [False, False, True]
+        found = torch.load(Path("best.pt"), weights_only=True)
+        assert found["epoch"] == 3 and found["a"].device == torch.device("cuda:0")
+        assert found["tied"].data_ptr() == found["a"].data_ptr()
+        on_host = torch.load("best.pt", map_location="cpu", mmap=True)
+        assert on_host["a"].device.type == "cpu" and on_host["tied"].shape == (4,)
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["requested"] == 2 * MIB
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_weights_that_were_loaded_on_a_calculated_host_count_beside_the_saved_ones(script: Any) -> None:
     ended = script(
         """
         import torch
-        torch.save(torch.nn.Linear(4, 4).cuda().state_dict(), "best.pt")
-        torch.load("best.pt")
+        model = torch.nn.Linear(512, 512, bias=False)
+        torch.save(model.state_dict(), "best.pt")
+        found = torch.load("best.pt", map_location="cpu")
+        model.load_state_dict(found)
+        """,
+        card=HOST,
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["tensor"] == 2 * MIB
+
+
+def test_a_file_that_the_program_removed_and_wrote_again_is_the_new_one(script: Any, tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"a": torch.zeros(MIB, dtype=torch.uint8)}, tmp_path / "real.pt")
+    ended = script(
+        """
+        import os, torch
+        torch.save({"a": torch.zeros(8, device="cuda")}, "best.pt")
+        os.replace("real.pt", "best.pt")
+        assert torch.load("best.pt")["a"].shape == (2**20,)
         """
     )
-    assert "torch.load: the program wrote best.pt itself" in str(ended.error)
+    assert ended.error is None, ended.lines[-1]["traceback"]
 
 
 @pytest.mark.parametrize("where", ["'cuda'", "torch.device('cuda', 0)", "{'cpu': 'cuda:0'}"])
@@ -189,6 +234,10 @@ def test_safetensors_are_read_onto_the_card_and_none_are_written_without_data(sc
         found = load_file("real.safetensors", device="cuda")
         assert str(found["a"].device) == "cuda:0"
         save_file(found, "real.safetensors")
+        del found
+        assert load_file("real.safetensors")["a"].device.type == "cpu"
+        again = load_file("real.safetensors", device="cuda:0")
+        assert again["a"].shape == (2**20,) and again["a"].is_cuda
         """
     )
     assert ended.error is None, ended.lines[-1]["traceback"]
