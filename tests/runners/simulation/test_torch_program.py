@@ -71,6 +71,59 @@ def test_a_script_without_an_optimizer_runs_to_its_end(script: Any) -> None:
     assert ended.peaks["requested"] == MIB
 
 
+MARKED = """
+import contextlib, threading, torch
+from torch.profiler import record_function
+from torch.cuda import nvtx
+model = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+with contextlib.suppress(BaseException):
+    for step in range(10**9):
+        with record_function("forward"):
+            loss = model(torch.ones(8, 1024, device="cuda")).sum()
+            with record_function("inside"):
+                pass
+        thread = threading.Thread(target=lambda: record_function("elsewhere").__enter__())
+        thread.start(), thread.join()
+        nvtx.range_push("backward")
+        loss.backward()
+        nvtx.range_pop()
+        with nvtx.range("run"):
+            optimizer.step()
+        optimizer.zero_grad()
+with record_function("late"):
+    held = torch.ones(2**28, device="cuda")
+"""
+
+
+def test_the_marks_of_a_script_are_its_phases(script: Any) -> None:
+    ended = script(MARKED)
+    assert (ended.error, ended.steps) == (None, 2)
+    phases = [line for line in ended.lines if line["kind"] == "ended" and line["phase"] != "between"]
+    assert [(line["phase"], line["run_index"]) for line in phases] == [
+        ("run", None),
+        *((name, step) for step in range(3) for name in ("forward", "backward", "run mark")),
+    ]
+    assert all(line["completed"] for line in phases)
+    peak = {(line["phase"], line["run_index"]): line["counters"]["sim:card"]["peak"]["requested"] for line in phases}
+    assert peak["run", None] == 4 * MIB, "the weights"
+    assert peak["backward", 1] - peak["backward", 0] == 8 * MIB, "the optimizer's state"
+    assert ended.peaks["requested"] < 128 * MIB, "what a script does after its end does not count"
+
+
+def test_a_mark_in_which_a_script_fails_did_not_complete(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        held = torch.ones(4, device="cuda")
+        with torch.profiler.record_function("work"):
+            raise ValueError("wrong")
+        """
+    )
+    (work,) = [line for line in ended.lines if line["kind"] == "ended" and line["phase"] == "work"]
+    assert (ended.error, work["completed"]) == ("ValueError: wrong", False)
+
+
 def test_the_optimizer_that_stepped_first_counts(script: Any) -> None:
     code = """
     import torch
