@@ -1,7 +1,7 @@
 """NumPy's arrays of assumed numbers: what a program computes from them on the host remembers that it is assumed.
 
-NumPy keeps the class of an array in arithmetic, comparisons, slices and sums. It drops it where a function makes an array
-of a list of others (`np.concatenate`) or asks for a plain one (`np.asarray`).
+NumPy keeps the class of an array in arithmetic, comparisons, slices and sums. It drops the class where a function makes
+an array of a list of others (`np.concatenate`) or asks for a plain one (`np.asarray`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runners.simulation.assumptions import Assumptions
 
 
-class AssumedArray(np.ndarray):  # type: ignore[type-arg]
+class AssumedArray(np.ndarray):
     """Made by `assumed`."""
 
     level: Level
@@ -47,10 +47,10 @@ class AssumedArray(np.ndarray):  # type: ignore[type-arg]
     def tolist(self) -> Any:
         return tree_map(self._with, super().tolist())
 
-    def argmax(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def argmax(self, *args: Any, **options: Any) -> Any:
         return self._position(super().argmax(*args, **options))
 
-    def argmin(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+    def argmin(self, *args: Any, **options: Any) -> Any:
         return self._position(super().argmin(*args, **options))
 
     def _position(self, found: Any) -> Any:

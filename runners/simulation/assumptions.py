@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from runners.phases import Unavailable
-from runners.simulation.branches import Decision, LoopTest, becomes, decides
+from runners.simulation.branches import Decision, LoopTest, becomes, decides, is_data
 from runners.simulation.levels import Level
 
 TORCH = f"{os.sep}torch{os.sep}"
@@ -127,7 +127,7 @@ class Assumptions:
         """Note which branch the program takes by an assumed number."""
         key = (*self.place(), f"{decided.statement}: {value}")
         self._assumed[key] = self._assumed.get(key, 0) + 1
-        if decided.may_allocate:
+        if decided.may_allocate or (value and decided.skips):
             self._decided.setdefault((key[0], key[1], decided.statement), {})[value] = None
 
     def notes(self) -> list[str]:
@@ -176,6 +176,15 @@ class Assumptions:
         self._bounds[key] = self._bounds.get(key, 0) + 1
         if self._bounds[key] == 1 and len(self._bounds) <= MOST_PLACES:
             self.on_place()
+
+    def given_to_torch(self, number: Any) -> int:
+        """The plain number for PyTorch, which asks where the program's device did not. Raises as `size` does."""
+        frame = asking_frame(skips_torch=False)
+        if frame is not None and is_data(frame):
+            self.note("torch.tensor")
+        else:
+            self.size(number, "torch")
+        return int(number.plain)
 
     def size(self, number: Any, operator: str) -> None:
         """An assumed number decides a shape or how often a loop runs. Raises Unavailable if it has no bound."""

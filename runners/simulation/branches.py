@@ -22,7 +22,7 @@ WITHOUT_VALUE = frozenset({"CACHE", "EXTENDED_ARG", "COPY", "NOP", "TO_BOOL"})
 LONGEST_TEXT = 60
 
 TRUTHS = frozenset({"bool", "any", "all"})  # that are true where what they are given is
-CONVERSIONS = frozenset({"int", "float", "abs", "int64", "int32", "float32", "float64", "array", "asarray"})
+CONVERSIONS = frozenset({"int", "float", "abs", "int64", "int32", "float32", "float64"})
 ROUNDING = frozenset({"round", "ceil", "floor", "min", "max", "sum", "trunc", "sqrt"})
 FLOATS = frozenset({"float", "float32", "float64", "sqrt"})
 # Functions that show a number, by name: those that print, log or make text.
@@ -31,7 +31,12 @@ SHOWN = frozenset(
 ) | {
     *("info", "debug", "warning", "warn", "error", "log", "log_metric", "log_metrics", "add_scalar", "set_postfix"),
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
+    *("sleep", "seed", "manual_seed"),
 }
+# Functions that take the elements of a list as they are.
+OF_DATA = frozenset(
+    {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
+)
 HARMLESS = (
     SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
 )
@@ -54,6 +59,7 @@ class Decision(NamedTuple):
 
     statement: str  # the test, as in the source
     may_allocate: bool  # whether a branch does more than to print, to count and to leave
+    skips: bool = False  # whether what follows is left out where the test is true
 
 
 def decides(frame: FrameType, comparing: bool) -> LoopTest | Decision | None:
@@ -102,9 +108,11 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
             if exits and (loop := _loop_around(parent, parents)) is not None:
                 statement = "break" if isinstance(exits[0], ast.Break) else "return"
                 return LoopTest(goes_on, _ends_without(loop, exits[0]), statement)
-        return Decision(f"if {_text(node)}", any(map(_may_allocate, (*parent.body, *parent.orelse))))
+        skips = any(isinstance(each, (ast.Continue, ast.Return)) for each in parent.body)
+        return Decision(f"if {_text(node)}", any(map(_may_allocate, (*parent.body, *parent.orelse))), skips)
     if isinstance(parent, ast.IfExp) and node is parent.test:
-        return Decision(_text(parent), any(isinstance(each, ast.Call) for each in ast.walk(parent)))
+        makes = any(isinstance(each, ast.Call) for way in (parent.body, parent.orelse) for each in ast.walk(way))
+        return Decision(f"if {_text(node)}", makes)
     if through_names and isinstance(parent, ast.Assign) and node is parent.value:
         roles = [_role(each, parents, False) for each in _loads(parent.targets, parent, parents)]
         for role in roles:
@@ -189,7 +197,7 @@ def _becomes(code: CodeType, last: int, line: int) -> Use | None:
         return None if isinstance(node.op, ast.Mod) else _size(node)  # text % number
     if not isinstance(node, ast.Call):
         return _size(node)
-    if _is_of(node, SHOWN):
+    if _is_of(node, SHOWN | OF_DATA):
         return None
     return _flows(node, module[1], set(), False) if _is_of(node, CONVERSIONS) else _size(node)
 
@@ -215,6 +223,8 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if isinstance(parent, ast.Call):
         if _is_of(parent, SHOWN):
             return None
+        if isinstance(function := parent.func, ast.Attribute) and function.attr == "append":
+            return None if is_float else _flows_of_list(function.value, parent, parents, seen)
         if _is_of(parent, CONVERSIONS | ROUNDING):
             return _flows(parent, parents, seen, _is_of(parent, FLOATS))
         return None if is_float else _size(parent)
@@ -230,6 +240,33 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if is_float or isinstance(role, Decision):
         return None
     return _size(parent if isinstance(parent, ast.expr) else node)
+
+
+def _flows_of_list(target: ast.expr, call: ast.Call, parents: Parents, seen: set[ast.AST]) -> Use | None:
+    """Where the numbers of a list may decide a size, to which the call adds one."""
+    if not isinstance(target, ast.Name):
+        return _size(call)
+    for each in _loads([target], call, parents):
+        parent = parents.get(each)
+        found: Use | None = _size(parent if isinstance(parent, ast.expr) else call)
+        if isinstance(parent, ast.Attribute) and parent.attr in ("append", "extend", "clear"):
+            found = None
+        elif isinstance(parent, ast.Subscript) and each is parent.value:
+            found = _flows(parent, parents, seen, False)
+        else:
+            while isinstance(parent, (ast.List, ast.Tuple)):
+                parent = parents.get(parent)
+            if isinstance(parent, ast.Call) and _is_of(parent, SHOWN | OF_DATA):
+                found = None
+        if found is not None:
+            return found
+    return None
+
+
+def is_data(frame: FrameType) -> bool:
+    """Whether the frame's instruction makes a tensor of the elements of a list."""
+    found = expression_at(frame)
+    return found is not None and isinstance(found[0], ast.Call) and _is_of(found[0], OF_DATA)
 
 
 def _size(node: ast.AST) -> Use:
