@@ -101,7 +101,7 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
         elif isinstance(parent, ast.BoolOp):
             has_other, is_alone = has_other or isinstance(parent.op, ast.And) == value, False
         elif isinstance(parent, (ast.GeneratorExp, ast.ListComp)) and node is parent.elt:
-            pass
+            is_alone = False
         elif not (isinstance(parent, ast.NamedExpr) or (isinstance(parent, ast.Call) and _is_of(parent, TRUTHS))):
             break
         node = parent
