@@ -22,6 +22,7 @@ from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -584,6 +585,7 @@ class MetaTracer(UnseenByDynamo):
 
             return made
 
+        _device_constructors()  # PyTorch keeps this set of functions: it must not keep what replaces one
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
