@@ -34,6 +34,7 @@ NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
 CUFFT_PLANS = 4096  # that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
+DEVICE_OF_WRAPPER = 5  # its position in Tensor._make_wrapper_subclass, after the class and the size
 IN_A_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
     "method"
@@ -103,6 +104,9 @@ class ProgramDevice(TorchFunctionMode):
         make: Any = torch.Tensor._make_wrapper_subclass
 
         def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > DEVICE_OF_WRAPPER:
+                before, device, after = args[:DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER + 1 :]
+                return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
         with (

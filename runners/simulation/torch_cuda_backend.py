@@ -108,6 +108,7 @@ class CudaBackend:
                 (torch.cuda.memory, self._pools()),
                 (vars(torch.backends.cudnn)["m"], {"version": lambda: self._dnn_version, "_init": lambda: True}),
                 (torch.cuda.nvtx, {"_nvtx": _Nvtx()}),
+                (torch.autograd.profiler.profile, {"config": _of_host(torch.autograd.profiler.profile.config)}),
                 (torch.version, versions),
                 (torch, classes_of_either_device(event) | {"set_default_tensor_type": _set_default_tensor_type}),
             ):
@@ -355,6 +356,18 @@ class _Nvtx:
 
     def rangeEnd(self, number: int) -> None: ...
     def markA(self, message: str) -> None: ...
+
+
+def _of_host(config: Any) -> Any:
+    """The settings of a profiler that looks at the host only: its own events of CUDA would fail one by one."""
+    state: Any = torch.autograd.profiler.ProfilerState
+
+    def of_host(profile: Any, *args: Any, **kwargs: Any) -> Any:
+        if profile.profiler_kind == state.KINETO_GPU_FALLBACK:
+            profile.profiler_kind = state.KINETO
+        return config(profile, *args, **kwargs)
+
+    return of_host
 
 
 def _transfers() -> dict[str, Any]:

@@ -261,7 +261,7 @@ def test_a_loader_that_shuffles_under_a_default_device_fails_as_on_a_card() -> N
         torch.set_default_device("cuda")
         try:
             rows = torch.utils.data.TensorDataset(torch.ones(8, 2))
-            next(iter(torch.utils.data.DataLoader(rows, shuffle=True)))
+            next(iter(torch.utils.data.DataLoader(rows, shuffle=True, generator=torch.Generator())))
         finally:
             torch.set_default_device(None)
 
@@ -681,6 +681,59 @@ def test_a_batch_that_the_free_memory_decides_is_that_of_the_card(card: Any) -> 
     found = calculated(program, card, total=4096 * MIB)
     assert found.returned == {"batch": 32, "total": 4096 * MIB + card.context_bytes, "left": 0}
     assert found.peaks["requested"] == 2048 * MIB
+
+
+@pytest.mark.parametrize("where", ["one stream", "two streams", "two threads", "two threads in turn"])
+def test_products_have_a_workspace_for_each_stream_and_each_thread(where: str) -> None:
+    def program() -> Json:
+        model, x = weight(1).cuda(), torch.ones(4, 512, device="cuda")
+        gate = threading.Barrier(2 if where == "two threads" else 1)
+
+        def work() -> None:
+            gate.wait(5)
+            with torch.no_grad():
+                model(x)
+            gate.wait(5)
+
+        threads = [threading.Thread(target=work) for _ in range(2 if "threads" in where else 0)]
+        for each in threads:
+            each.start()
+            if where == "two threads in turn":
+                each.join()
+        for each in threads:
+            each.join()
+        if not threads:
+            work()
+            with torch.cuda.stream(torch.cuda.Stream() if where == "two streams" else None):
+                work()
+        before = held()
+        torch._C._cuda_clearCublasWorkspaces()
+        return {"workspaces": (before - held()) / 32}
+
+    assert calculated(program).returned == {"workspaces": 2.0 if where in ("two streams", "two threads") else 1.0}
+
+
+def test_nested_tensors_have_the_bytes_of_their_parts() -> None:
+    def program() -> Json:
+        parts = [torch.zeros(256 * rows, 256) for rows in (1, 3)]
+        nested = torch.nested.nested_tensor(parts, device="cuda", layout=torch.jagged)
+        before = held() // 1
+        doubled = nested * 2
+        return {"before": before, "after": held() // 1, "device": str(doubled.device), "nested": doubled.is_nested}
+
+    assert calculated(program).returned == {"before": 1.0, "after": 2.0, "device": "cuda:0", "nested": True}
+
+
+def test_a_profiler_runs_and_takes_nothing() -> None:
+    def program() -> Json:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+            mib(1)
+            profiler.step()
+        return {"events": len(profiler.key_averages()) > 0}
+
+    found = calculated(program)
+    assert (found.returned, found.peaks["requested"]) == ({"events": True}, MIB)
 
 
 def test_a_side_stream_does_not_take_the_blocks_of_the_main_one() -> None:
