@@ -360,7 +360,7 @@ class _Nvtx:
 
 def _of_host(config: Any) -> Any:
     """The settings of a profiler that looks at the host only: its own events of CUDA would fail one by one."""
-    state: Any = torch.autograd.profiler.ProfilerState
+    state: Any = torch._C._profiler.ProfilerState
 
     def of_host(profile: Any, *args: Any, **kwargs: Any) -> Any:
         if profile.profiler_kind == state.KINETO_GPU_FALLBACK:
