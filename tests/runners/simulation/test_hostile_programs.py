@@ -123,6 +123,21 @@ def test_a_scalar_of_the_host_meets_a_tensor_of_the_card_and_a_vector_does_not()
     assert "Expected all tensors to be on the same device" in str(calculated(program, size=(4,)).error)
 
 
+@pytest.mark.parametrize(("into", "of"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_elements_are_not_put_into_a_tensor_of_another_device_and_slices_are_copied(into: str, of: str) -> None:
+    def program(way: str) -> Json:
+        x, values = torch.zeros(8, device=into), torch.ones(2, device=of)
+        if way == "slice":
+            x[2:4] = values
+        else:
+            x[torch.tensor([2, 3])] = values
+        return {"device": x.device.type}
+
+    assert "Expected all tensors to be on the same device" in str(calculated(program, way="elements").error)
+    found = calculated(program, way="slice")
+    assert (found.error, found.returned["device"]) == (None, into)
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 def test_pinned_memory_is_the_hosts_and_a_copy_that_does_not_wait_takes_the_same(blocks: bool) -> None:
     def program() -> None:
