@@ -52,6 +52,7 @@ from runners.simulation.torch_numbers import Numbers, is_followed
 from runners.simulation.torch_results import RESULTS
 from runners.threads import EnteredInThreads
 
+OF_AUTOGRAD = -1  # the handle of autograd's thread
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 HOST, META, ABSTRACT_DEVICE = torch.device("cpu"), torch.device("meta"), "meta"
@@ -123,6 +124,7 @@ class MetaTracer(UnseenByDynamo):
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
+        self._first_thread = threading.get_ident()
         self._has_threads = False  # whether there was another thread than the workload's first
         self._turn = threading.RLock()
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
@@ -131,8 +133,9 @@ class MetaTracer(UnseenByDynamo):
         self.fake_modes = 0  # that the program is in: what it makes there takes no memory of any device
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
-        # The allocations of workspaces, in backward or not: autograd's device thread has its own handle.
-        self._workspaces: dict[bool, int] = {}
+        self._stream = 0
+        self._workspaces: dict[tuple[int, int], int] = {}  # their allocations, by handle and stream
+        self._handles: dict[int, int] = {}  # of matrix products, by living thread
         self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
     @contextmanager
@@ -167,6 +170,7 @@ class MetaTracer(UnseenByDynamo):
 
     def use_stream(self, number: int) -> None:
         """Allocate on this stream from here on."""
+        self._stream = number
         self.events.append(STREAM + number)
 
     def refuse_beyond(self, fraction: float) -> None:
@@ -319,6 +323,8 @@ class MetaTracer(UnseenByDynamo):
         if call is None:
             if signature is None and func not in BETWEEN_DEVICES:
                 args, kwargs = self._on_one_device(args, kwargs)
+            elif func in PUTTING and not self._rules.host_counts:
+                self._on_one_device((args[0], args[2]), {})
             self._rules.check(func, args)
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
@@ -464,9 +470,19 @@ class MetaTracer(UnseenByDynamo):
         return self._allocations - 1
 
     def _allocate_workspace(self) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._workspaces and not self._on_host:
-            self._workspaces[in_backward] = self._requested(WORKSPACE)
+        key = self._handle(), self._stream
+        if key not in self._workspaces and not self._on_host:
+            self._workspaces[key] = self._requested(WORKSPACE)
+
+    def _handle(self) -> int:
+        """The number of the library's handle: each thread has one, which the next has after its end, and so has
+        autograd's thread (aten/src/ATen/cuda/detail/DeviceThreadHandles.h)."""
+        if torch._C._current_graph_task_id() != -1:
+            return OF_AUTOGRAD
+        thread = threading.get_ident() if self._has_threads else self._first_thread
+        if thread not in self._handles:
+            self._handles[thread] = min(set(range(len(self._handles) + 1)) - set(self._handles.values()))
+        return self._handles[thread]
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
         if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
@@ -546,6 +562,7 @@ class MetaTracer(UnseenByDynamo):
                 yield
             finally:
                 self._unordered_threads += self._is_unordered(*self._made_by.pop(thread))
+                self._handles.pop(thread, None)
 
     @property
     def unordered_threads(self) -> int:
@@ -839,9 +856,8 @@ REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
-WITH_INDICES = frozenset(
-    {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-)
+PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
+WITH_INDICES = PUTTING | {aten.index.Tensor}
 # Their tensors may be on several devices.
 BETWEEN_DEVICES = frozenset(
     {
