@@ -32,6 +32,7 @@ SHOWN = frozenset(
     *("info", "debug", "warning", "warn", "error", "log", "log_metric", "log_metrics", "add_scalar", "set_postfix"),
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
 }
+SEEDING = frozenset({"manual_seed", "seed", "default_rng", "RandomState", "Random"})
 HARMLESS = (
     SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
 )
@@ -213,7 +214,7 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if isinstance(parent, ast.Subscript) and node is parent.slice:
         return None
     if isinstance(parent, ast.Call):
-        if _is_of(parent, SHOWN):
+        if _is_of(parent, SHOWN | SEEDING):
             return None
         if _is_of(parent, CONVERSIONS | ROUNDING):
             return _flows(parent, parents, seen, _is_of(parent, FLOATS))
