@@ -166,6 +166,9 @@ class CudaBackend:
         def refuse(*_: Any, **__: Any) -> Any:
             raise self._tracer.unavailable(f"{name} is not followed: {why}")
 
+        last = name.rpartition(".")[2]
+        if isinstance(getattr(torch.cuda, last, None), type):  # type hints name it: a class stays one
+            return type(last, (), {"__new__": refuse})
         return refuse
 
     def _graphs(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
+from torch.utils._contextlib import _DecoratorContextManager
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
@@ -687,7 +688,28 @@ os.register_at_fork(after_in_child=_work_with_data)
 def _without_inference_mode() -> AbstractContextManager[None]:
     """Trace inference mode as no_grad, which takes the same memory: in inference mode composite operators are not
     decomposed, and to decompose them here takes four times as long."""
-    return replaced(torch, inference_mode=torch.no_grad)
+    return replaced(torch, inference_mode=_InferenceMode)
+
+
+class _InferenceMode(_DecoratorContextManager):
+    """torch.inference_mode without inference tensors. `inference_mode(False)` lets autograd record again."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        self.mode = mode
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(torch.is_grad_enabled())
+        torch._C._set_grad_enabled(not self.mode)
+
+    def __exit__(self, *raised: object) -> None:
+        torch._C._set_grad_enabled(self._before.pop())
+
+    def clone(self) -> _InferenceMode:
+        return type(self)(self.mode)
 
 
 @contextmanager
