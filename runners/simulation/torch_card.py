@@ -19,7 +19,8 @@ import torch.utils._device as default_device
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from runners.simulation.assumptions import AssumedFloat, AssumedInt, Level
+from runners.simulation.assumed_numbers import is_assumed, plain_of
+from runners.simulation.levels import Level
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
@@ -34,7 +35,6 @@ IN_A_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
     "method"
 )
-MOST_SIZES = 64  # numbers of a shape; longer lists are data
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -69,6 +69,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
+            torch.from_numpy: self._from_numpy,
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
@@ -103,7 +104,7 @@ class ProgramDevice(TorchFunctionMode):
             self._beneath.entered(),
             self._storages.entered(),
             EnteredInThreads(lambda: self),
-            self._tracer.assumptions.watching_loops(),
+            self._tracer.assumptions.followed_in_python(),
             self,
         ):
             yield
@@ -155,11 +156,10 @@ class ProgramDevice(TorchFunctionMode):
     def _with_assumed(self, found: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with numbers that are assumed: they decide a size, or its results are assumed too."""
         name = getattr(func, "__name__", str(func))
-        if name not in OF_NUMBERS:
-            for number in found:
-                if isinstance(number, int):
-                    self._tracer.assumptions.size(number, name)
-        result = self._answer(func, args, kwargs)
+        for number in _assumed_in(*_deciding_sizes(name, args, kwargs)):
+            if isinstance(number, int):
+                self._tracer.assumptions.size(number, name)
+        result = self._answer(func, _plain(args), _plain(kwargs))
         level = max(number.level for number in found)
         with NO_FUNCTION_MODES():
             for each in result if isinstance(result, (tuple, list)) else (result,):
@@ -357,11 +357,22 @@ class ProgramDevice(TorchFunctionMode):
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if not self.is_here(tensor):
-            return func(*args, **kwargs)
-        if self._is_card:
-            raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-        return func(self._tracer.host_copy(tensor.detach()), **kwargs)
+        if self.is_here(tensor):
+            if self._is_card:
+                raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
+            with NO_FUNCTION_MODES():
+                tensor = self._tracer.host_copy(tensor.detach())
+        array = func(tensor, *args[1:], **kwargs)
+        with NO_FUNCTION_MODES():
+            level = self._tracer.numbers.level(tensor)
+        return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
+
+    def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = func(*args, **kwargs)
+        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
+            with NO_FUNCTION_MODES():
+                self._tracer.numbers.doubt(tensor, level)
+        return tensor
 
     def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *rest = args
@@ -460,21 +471,51 @@ OF_NUMBERS = frozenset(
 )
 
 
+def _deciding_sizes(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments that can decide a size: an index takes one element, whichever it is, and a slice takes some."""
+    if name in OF_NUMBERS:
+        return (), {}
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return [each for each in index if isinstance(each, slice)], {}
+    if name in ("full", "new_full", "full_like"):
+        return args[: 2 if name == "new_full" else 1], {name: kwargs[name] for name in ("size",) if name in kwargs}
+    return args, kwargs
+
+
 def _assumed_in(args: Any, kwargs: Any) -> list[Any]:
-    """The assumed numbers among arguments, in shapes and in slices."""
+    """The assumed numbers among arguments, in shapes, in slices and in lists."""
     found: list[Any] = []
     waiting = [*args, *kwargs.values()] if kwargs else list(args)
     while waiting:
         each = waiting.pop()
         kind = type(each)
-        if kind is AssumedInt or kind is AssumedFloat:
+        if is_assumed(each):
             found.append(each)
         elif kind is tuple or kind is list or kind is torch.Size:
-            if len(each) <= MOST_SIZES:
-                waiting += each
+            waiting += each
         elif kind is slice:
             waiting += (each.start, each.stop, each.step)
     return found
+
+
+def _plain(nested: Any) -> Any:
+    """The same without numbers that remember."""
+    kind = type(nested)
+    if kind is tuple or kind is list:
+        return kind(map(_plain, nested))
+    if kind is dict:
+        return {name: _plain(each) for name, each in nested.items()}
+    if kind is slice:
+        return slice(*map(_plain, (nested.start, nested.stop, nested.step)))
+    return plain_of(nested)
+
+
+def assumed_arrays() -> Any:
+    """Imported with NumPy, by a program that has it."""
+    from runners.simulation import assumed_arrays
+
+    return assumed_arrays
 
 
 def _type(device: Any) -> str:

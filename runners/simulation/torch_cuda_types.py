@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from runners.device import Card
-from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.assumptions import Assumptions
 from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
+from runners.simulation.levels import Level
 
 DEVICE = torch.device("cuda", 0)
 DEVICE_TYPE_CUDA = 1  # c10/core/DeviceType.h

@@ -31,10 +31,12 @@ from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
-from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.assumed_numbers import is_assumed, plain_of
+from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
+from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
@@ -102,7 +104,7 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
-        self.numbers = Numbers(self.assumptions)
+        self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
@@ -557,9 +559,13 @@ class MetaTracer(UnseenByDynamo):
                     if is_followed(tensor) and not any(
                         isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
                     ):
+                        assumed = [each for each in tree_iter(args[first]) if is_assumed(each)]
+                        given = tree_map(plain_of, args[first]) if assumed else args[first]
                         with _disable_current_modes():
-                            value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
+                            value = torch.tensor(given, device=HOST, dtype=tensor.dtype)
                         self.remember(tensor, value)
+                        if assumed:
+                            self.numbers.doubt(tensor, max(each.level for each in assumed))
                 return tensor
 
             return made
@@ -582,7 +588,10 @@ class MetaTracer(UnseenByDynamo):
         if found.level > Level.KNOWN and isinstance(number, int) and not isinstance(number, bool):
             if found.level is Level.ASSUMED:
                 raise self._unavailable(operator, "it reads a whole number that is not calculated")
-            self.assumptions.bound(str(operator))
+            if found.level is Level.BOUND:
+                self.assumptions.bound(str(operator))
+            else:
+                self.assumptions.note(str(operator))
         elif found.level > Level.KNOWN:
             self.assumptions.note(str(operator))
         return number
@@ -608,6 +617,8 @@ class MetaTracer(UnseenByDynamo):
 
         Raises Unavailable if neither is known.
         """
+        if not _is_on_device((args, kwargs)):
+            return self._data_dependent_with_data(func, args, kwargs)
         if func is aten.index.Tensor:
             indices, counts = self._without_masks(args[1], func)
             result = func(args[0], indices)
@@ -626,6 +637,28 @@ class MetaTracer(UnseenByDynamo):
                     raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
             made = func(*tree_map(self._value_if_meta, args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
+        self._trace_all(result, func, args, kwargs)
+        return result
+
+    def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
+        given = list(args)
+        masks = given[1] if func is aten.index.Tensor else given[-1:] if func in OF_MASKS else []
+        for position, mask in enumerate(masks):
+            if isinstance(mask, torch.Tensor) and self.numbers.level(mask) > Level.FINITE:
+                self.assumptions.bound(str(func.overloadpacket))
+                all_true = torch.ones_like(mask)
+                if func is aten.index.Tensor:
+                    given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
+                else:
+                    given[-1] = all_true
+        if (
+            func not in OF_MASKS
+            and func is not aten.index.Tensor
+            and not all(map(self.numbers.knows, _tensors_of(args)))
+        ):
+            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+        result = func(*given, **kwargs)
         self._trace_all(result, func, args, kwargs)
         return result
 
@@ -658,7 +691,7 @@ class MetaTracer(UnseenByDynamo):
         return self.numbers.answer(leaf).tensor if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
-        return self.unavailable(f"{func} cannot be traced without data: {why}")
+        return self.unavailable(f"{self.assumptions.where()}, {func} cannot be traced without data: {why}")
 
     def unavailable(self, message: str) -> Unavailable:
         """To raise where the trace cannot go on. A program that catches it is not followed further."""
@@ -772,7 +805,11 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 
 def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.is_meta and index.dtype in (torch.bool, torch.uint8)
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _tensors_of(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_iter(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
@@ -822,5 +859,6 @@ BETWEEN_DEVICES = frozenset(
         aten._ctc_loss.Tensor,
     }
 )
+OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})

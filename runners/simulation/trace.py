@@ -150,7 +150,7 @@ def trace_workload(
         if assumptions.has_bounds and not _is_refusal(own):
             own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
         journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error, attempt)})
-    if notes := [*tracer.notes, *program.notes()]:
+    if notes := [*tracer.notes, *program.notes(), *assumptions.notes()]:
         journal.lines.insert(-1, {"kind": "notes", "notes": notes, EVENT: journal.lines[-1][EVENT]})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.is_of_one_card else None)
