@@ -101,7 +101,10 @@ class Assumptions:
         return made
 
     def truth(self, value: bool, level: Level, operator: str, comparing: bool = False, of_number: bool = False) -> bool:
-        """The truth of an assumed value. A loop that it could end goes on. Raises Unavailable if it cannot end then.
+        """The truth of an assumed value. Raises Unavailable if a loop then cannot end.
+
+        A loop that it could end goes on, and no exception is raised that it could raise: a program checks in this way
+        what holds as long as it works, such as the range of its labels.
 
         `comparing`: Python numbers are compared. `of_number`: a Python number is asked. Their reading was noted before.
         """
@@ -111,6 +114,7 @@ class Assumptions:
             if not comparing and not of_number:
                 self.note(operator)
             if decided is not None:
+                value = value if decided.fails is None else not decided.fails
                 self._decide(value, decided)
             return value
         if not decided.ends:

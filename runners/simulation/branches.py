@@ -43,6 +43,8 @@ HARMLESS = (
 # Modules of the standard library that only show numbers.
 SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))
 
+ENDS = frozenset({"exit", "_exit", "quit", "abort"})
+
 Parents = dict[ast.AST, ast.AST]
 
 
@@ -60,6 +62,7 @@ class Decision(NamedTuple):
     statement: str  # the test, as in the source
     may_allocate: bool  # whether a branch does more than to print, to count and to leave
     skips: bool = False  # whether what follows is left out where the test is true
+    fails: bool | None = None  # the truth value with which an exception is raised, or the program ends
 
 
 def decides(frame: FrameType, comparing: bool) -> LoopTest | Decision | None:
@@ -109,7 +112,11 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
                 statement = "break" if isinstance(exits[0], ast.Break) else "return"
                 return LoopTest(goes_on, _ends_without(loop, exits[0]), statement)
         skips = any(isinstance(each, (ast.Continue, ast.Return)) for each in parent.body)
-        return Decision(f"if {_text(node)}", any(map(_may_allocate, (*parent.body, *parent.orelse))), skips)
+        may_allocate = any(map(_may_allocate, (*parent.body, *parent.orelse)))
+        fails = value if any(map(_fails, parent.body)) else not value if any(map(_fails, parent.orelse)) else None
+        return Decision(f"if {_text(node)}", may_allocate, skips, fails)
+    if isinstance(parent, ast.Assert) and node is parent.test:
+        return Decision(f"assert {_text(node)}", False, False, not value)
     if isinstance(parent, ast.IfExp) and node is parent.test:
         makes = any(isinstance(each, ast.Call) for way in (parent.body, parent.orelse) for each in ast.walk(way))
         return Decision(f"if {_text(node)}", makes)
@@ -137,6 +144,12 @@ def _may_allocate(statement: ast.stmt) -> bool:
         if isinstance(node, ast.Assign) and not isinstance(node.value, (ast.Constant, ast.Call)):
             return True
     return False
+
+
+def _fails(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return _is_of(statement.value, ENDS)
+    return isinstance(statement, ast.Raise)
 
 
 def _name_of(call: ast.Call) -> str:
