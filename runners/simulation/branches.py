@@ -37,6 +37,7 @@ SHOWN = frozenset(
 OF_DATA = frozenset(
     {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
 )
+SEEDING = frozenset({"manual_seed", "seed", "default_rng", "RandomState", "Random"})
 HARMLESS = (
     SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
 )
@@ -234,7 +235,7 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if isinstance(parent, ast.Subscript) and node is parent.slice:
         return None
     if isinstance(parent, ast.Call):
-        if _is_of(parent, SHOWN):
+        if _is_of(parent, SHOWN | SEEDING):
             return None
         if isinstance(function := parent.func, ast.Attribute) and function.attr == "append":
             return None if is_float else _flows_of_list(function.value, parent, parents, seen)

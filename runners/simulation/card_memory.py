@@ -36,6 +36,14 @@ class Memory(Protocol):
         """Where an allocation is."""
         ...
 
+    def left(self) -> int | None:
+        """Bytes that can be taken before an allocation is refused; None without any limit."""
+        ...
+
+    def most_taken(self, size: int) -> int:
+        """The most bytes that one allocation of this size takes of those left."""
+        ...
+
     def set_fraction(self, fraction: float) -> None:
         """Refuse what goes beyond this share of the whole memory."""
         ...
@@ -79,6 +87,12 @@ class CardMemory:
 
     def address(self, handle: int) -> int:
         return handle
+
+    def left(self) -> int | None:
+        return self.allocator.left()
+
+    def most_taken(self, size: int) -> int:
+        return self.allocator.most_reserved(size)
 
     def set_fraction(self, fraction: float) -> None:
         if not self._unlimited and self._total is not None:
@@ -131,6 +145,12 @@ class HostMemory:
 
     def workspace_bytes(self) -> int:
         return 0
+
+    def left(self) -> int | None:
+        return None if self._budget is None else self._budget - self._allocated
+
+    def most_taken(self, size: int) -> int:
+        return size + ALIGNMENT
 
     def address(self, handle: int) -> int:
         """No address is used twice."""

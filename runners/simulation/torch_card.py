@@ -12,12 +12,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.utils._device as default_device
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_map
 
 from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.levels import Level
@@ -49,7 +51,7 @@ class ProgramDevice(TorchFunctionMode):
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
-        self._beneath = Beneath(self, self._seen)
+        self._beneath = Beneath(self, self._seen, tracer)
         self._storages = Storages(tracer, device, self._real, self._has_storage_here)
         tensor: Any = torch.Tensor
         self._handlers: Mapping[Any, Handler] = {
@@ -88,6 +90,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.__dlpack_device__: self._dlpack_device,
             torch.device: self._make_device,
             torch.as_tensor: self._as_tensor,
+            torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
 
@@ -113,6 +116,8 @@ class ProgramDevice(TorchFunctionMode):
         if self._tracer.is_elsewhere:
             if self._is_card and self._names_card(func, args, kwargs or {}):
                 raise RuntimeError(IN_A_FORK)
+            return func(*args, **(kwargs or {}))
+        if self._tracer.fake_modes:
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:
             found = _assumed_in(args, kwargs)
@@ -234,7 +239,9 @@ class ProgramDevice(TorchFunctionMode):
                 kwargs = self._with_generator(args, kwargs, real if _type(device) != "meta" else CPU)
             if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
                 with self._tracer.made_for(_type(device)):
-                    return func(*args, **kwargs)
+                    made = func(*args, **kwargs)
+                    self._tracer.see(made)
+                    return made
         if kwargs.get("pin_memory"):
             return self._pinned_copy(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -243,6 +250,38 @@ class ProgramDevice(TorchFunctionMode):
         if len(args) > 2:
             args, kwargs = args[:2], {**kwargs, "device": args[2]}
         return self._make(func, args, kwargs)
+
+    def _tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a list with tensors of the device their numbers, as far known as those are."""
+        data = args[0] if args else kwargs.get("data")
+        first = data
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if first is data or not isinstance(first, torch.Tensor) or not self.is_here(first):
+            return self._make(func, args, kwargs)
+        level, dtypes = Level.KNOWN, []
+
+        def number(leaf: Any) -> Any:
+            nonlocal level
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf.numel() != 1:
+                raise ValueError("only one element tensors can be converted to Python scalars")
+            read = self._tracer.numbers.answer(leaf)
+            level = max(level, read.level)
+            dtypes.append(leaf.dtype)
+            return read.tensor.item()
+
+        with NO_FUNCTION_MODES():
+            numbers = tree_map(number, data)
+        if level > Level.KNOWN:
+            self._tracer.assumptions.note("torch.tensor")
+        if kwargs.get("dtype") is None:
+            kwargs = {**kwargs, "dtype": reduce(torch.promote_types, dtypes)}
+        made = self._make(func, (numbers,), {name: each for name, each in kwargs.items() if name != "data"})
+        with NO_FUNCTION_MODES():
+            self._tracer.numbers.doubt(made, level)
+        return made
 
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *given = args
@@ -264,6 +303,8 @@ class ProgramDevice(TorchFunctionMode):
                     "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
                     "torch.nn.Module.to() when moving module from meta to a different device."
                 )
+            if _type(device) == "meta" and self.is_here(tensor):
+                kwargs = {**kwargs, "copy": True}  # to the tracer it is the same device
             with self._tracer.made_for(_type(device)):
                 return func(tensor, META, *rest, **kwargs)
         if real == META and not self._is_card:  # the host's own tensors stay as they are
@@ -295,8 +336,11 @@ class ProgramDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _may_take_data(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """On a real device tensors of the host and of the card may take each other's place."""
-        return True if any(map(self.is_here, args)) else func(*args, **kwargs)
+        """On a real device tensors of the host and of the card may take each other's place, and none of `meta`."""
+        with NO_FUNCTION_MODES():
+            if sum(map(self._tracer.is_abstract, args)) == 1:
+                return False
+        return True if any(map(self.is_here, args)) else bool(func(*args, **kwargs))
 
     def _set_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`tensor.data = other`. Between the host and the card the two tensors change places: `meta` has no data to

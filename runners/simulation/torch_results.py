@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from runners.phases import Unavailable
 from runners.simulation.kernels.torch_sizes import Estimate
@@ -20,6 +21,16 @@ def _col2im(input: Tensor, output_size: Sequence[int], *window: Any) -> Tensor:
     """An image as a part of a storage as large as its columns, which the kernel makes and then shrinks."""
     made: Tensor = aten.col2im.default(input, output_size, *window)
     return made if made.nbytes >= input.nbytes else _resized(made, input.numel())
+
+
+# aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format and mkldnn_conv_use_channels_last
+def _convolution(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The channels are last if they are in the input or in the weight: PyTorch's own on `meta` does not say so."""
+    made: Tensor = aten.convolution.default(input, weight, *args, **kwargs)
+    if torch.float64 in (input.dtype, weight.dtype):
+        return made
+    formats = {suggest_memory_format(each) for each in (input, weight)} - {torch.contiguous_format}
+    return made.contiguous(memory_format=formats.pop()) if len(formats) == 1 else made
 
 
 def _resized(tensor: Tensor, elements: int) -> Tensor:
@@ -91,6 +102,7 @@ def _geqrf(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 RESULTS: Functions = {
+    **dict.fromkeys(operators("convolution"), _convolution),
     **dict.fromkeys(operators("col2im"), _col2im),
     **dict.fromkeys(operators("_ctc_loss", "_ctc_loss.Tensor"), _ctc_loss),
     **dict.fromkeys(operators("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like_input(1)),

@@ -133,6 +133,7 @@ class MetaTracer(UnseenByDynamo):
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
         self._made_by: dict[int, tuple[int, int]] = {}  # by living thread: its allocations, and all before it
         self._unordered_threads = 0
+        self.fake_modes = 0  # that the program is in: what it makes there takes no memory of any device
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
         # The allocations of workspaces, in backward or not: autograd's device thread has its own handle.
@@ -176,6 +177,8 @@ class MetaTracer(UnseenByDynamo):
     def refuse_beyond(self, fraction: float) -> None:
         """Refuse what needs more than this share of the card from here on."""
         self.events.append(FRACTION + int(fraction * WHOLE))
+        if self.memory is not None:
+            self.memory.limit_changed()
 
     def allocate(self, size: int) -> int:
         """Memory that belongs to no tensor, for `free`. Raises what a program on the device catches."""
@@ -283,7 +286,7 @@ class MetaTracer(UnseenByDynamo):
         if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
-            if self.is_elsewhere:
+            if self.is_elsewhere or self.fake_modes:
                 return func(*args, **(kwargs or {}))
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
@@ -328,7 +331,7 @@ class MetaTracer(UnseenByDynamo):
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
                 self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card
                 return result
-            temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
+            temporaries = (*self._rules.temporaries(func, args, kwargs, result), *self._moved_indices(func, args))
             made = None if signature is None else shapes_of(func, args, result)
             call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
@@ -411,6 +414,18 @@ class MetaTracer(UnseenByDynamo):
                 why = "this machine has too little memory for a tensor that has data"
                 raise self._unavailable(func, why) from error
             raise
+
+    def _moved_indices(self, func: Any, args: Any) -> Iterator[int]:
+        """Bytes of the indices of the host, which the kernel copies to the device. A mask becomes positions before that
+        (aten/src/ATen/native/IndexingUtils.h)."""
+        if self._rules.host_counts or func not in WITH_INDICES or not args[0].is_meta:
+            return
+        for index in args[1]:
+            if index is not None and not index.is_meta:
+                if index.dtype in (torch.bool, torch.uint8):
+                    yield from [int(index.count_nonzero()) * torch.int64.itemsize] * index.ndim
+                else:
+                    yield index.nbytes
 
     def _is_followed_sparse(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether an operator has or makes sparse tensors without data. Those of the host have data beside a card."""
@@ -582,6 +597,12 @@ class MetaTracer(UnseenByDynamo):
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def see(self, made: Any) -> None:
+        """Register a tensor that PyTorch makes beneath all operators, as torch.tensor does on `meta`."""
+        with torch._C.DisableTorchFunction():
+            if _is_dense(made):
+                self._registered(made.untyped_storage())
 
     def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Keep the value of a tensor without data."""
@@ -876,15 +897,15 @@ REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
+WITH_INDICES = frozenset(
+    {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
+)
 # Their tensors may be on several devices.
 BETWEEN_DEVICES = frozenset(
     {
         aten._to_copy.default,
         aten.copy_.default,
-        aten.index.Tensor,
-        aten.index_put.default,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
+        *WITH_INDICES,
         aten._foreach_copy_.default,
         aten._pack_padded_sequence.default,
         aten._ctc_loss.default,
