@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_gradients import GradientSums
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
+from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
@@ -131,6 +131,7 @@ class MetaTracer(UnseenByDynamo):
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
         self._first_thread = threading.get_ident()
+        self.host_tensors = TensorTracker()  # of a card's program: with data, in the memory of the host
         self._has_threads = False  # whether there was another thread than the workload's first
         self._turn = threading.RLock()
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
@@ -494,7 +495,8 @@ class MetaTracer(UnseenByDynamo):
         return self._handles[thread]
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
-        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+        if not tensor.is_meta and not (self._rules.host_counts and tensor.device.type == "cpu"):
+            self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
             estimates = getattr(tensor, "estimates", None)
