@@ -32,6 +32,8 @@ from runners.simulation.torch_tracer import MetaTracer
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
 RAW_ADDRESSES = 0x7000_0000_0000  # of memory that a program asks the allocator for without a tensor
 ABSENT: Any = object()
+# What torch.cuda.CUDAGraph and torch.cuda.MemPool are made of: stand-ins where PyTorch was built without CUDA.
+WITH_OWN_POOLS: Any = [getattr(torch._C, name, None) for name in ("_CUDAGraph", "_MemPool")]
 
 # Of PyTorch's build for CUDA, in torch._C: what has no effect on memory here.
 WITHOUT_EFFECT = [
@@ -88,7 +90,8 @@ class CudaBackend:
                 (torch._C, self._functions() | _transfers()),
                 (torch.cuda, of_cuda),
                 (torch.cuda.streams, {"Stream": Stream, "ExternalStream": ExternalStream, "Event": Event}),
-                (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False, "CUDAGraph": self._no_graph}),
+                (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False}),
+                *((base, {"__new__": staticmethod(self._no_pool)}) for base in WITH_OWN_POOLS if base is not None),
                 (torch.cuda.nvtx, {"_nvtx": _Nvtx()}),
                 (torch.version, versions),
                 (torch, classes_of_either_device() | {"set_default_tensor_type": _set_default_tensor_type}),
@@ -134,8 +137,10 @@ class CudaBackend:
             cudaHostUnregister=lambda pointer: 0,
         )
 
-    def _no_graph(self, *_: Any, **__: Any) -> Any:
-        raise self._tracer.unavailable("torch.cuda.CUDAGraph is not followed: its memory is in a pool of its own")
+    def _no_pool(self, kind: type, *_: Any, **__: Any) -> Any:
+        raise self._tracer.unavailable(
+            f"torch.cuda.{kind.__name__} is not followed: its memory is in a pool of its own"
+        )
 
     # --- the functions of torch._C ---
 
@@ -157,7 +162,6 @@ class CudaBackend:
             "_cuda_get_sync_debug_mode": lambda: 0,
             "_cuda_get_cudnn_benchmark_limit": lambda: 10,
             "_cuda_isCurrentStreamCapturing": lambda: False,
-            "_CUDAGraph": self._no_graph,
             **self._functions_of_streams(),
             **self._functions_of_memory(),
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),

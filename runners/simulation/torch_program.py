@@ -94,6 +94,8 @@ class FollowedProgram:
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
+            for export in (torch.export.export, torch.export.draft_export):
+                intercept(export, self._refuse_export)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, _refuse_ranks)
             intercept(torch.multiprocessing.start_processes, _refuse_ranks)  # type: ignore[attr-defined]
@@ -106,6 +108,12 @@ class FollowedProgram:
     def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
         kind, _, name = path.partition(".")
         intercept(vars(getattr(module, kind))[name], self._save)
+
+    def _refuse_export(self, export: Any, *_: Any, **__: Any) -> Any:
+        raise self._tracer.unavailable(
+            f"torch.export.{export.__name__} cannot be traced without data: it follows the program itself, on tensors "
+            "of its own that have no memory; the module that it was given can be called instead"
+        )
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         if not _lacks_data(what):
