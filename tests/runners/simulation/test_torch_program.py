@@ -247,6 +247,19 @@ def test_a_file_that_the_program_removed_and_wrote_again_is_the_new_one(script: 
     assert ended.error is None, ended.lines[-1]["traceback"]
 
 
+def test_a_saved_file_is_found_by_the_file_that_the_program_opens(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        with open("best.pt", "wb") as file:
+            torch.save({"a": torch.zeros(8, device="cuda")}, file)
+        with open("best.pt", "rb") as file:
+            assert torch.load(file)["a"].is_cuda
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+
+
 @pytest.mark.parametrize("where", ["'cuda'", "torch.device('cuda', 0)", "{'cpu': 'cuda:0'}"])
 def test_a_checkpoint_is_loaded_onto_the_card(script: Any, tmp_path: Path, where: str) -> None:
     import torch
