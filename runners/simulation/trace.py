@@ -141,7 +141,7 @@ class ReadyPoint:
         if not self._is_entered:
             self.enter(attempt, workload)
         self.tracer.is_elsewhere = False  # a copy of the process goes on with it
-        with self._surroundings:
+        with self._surroundings, self.program.children_reported():
             if self._error is not None:
                 raise self._error
             yield
