@@ -384,6 +384,31 @@ def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, not
     assert (ended.error, ended.notes) == (None, notes)
 
 
+# --- settings -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_script_may_set_the_allocators_settings_before_it_uses_the_card(
+    script: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    code = """
+    import os
+    os.environ[{!r}] = {!r}
+    import torch
+    held = torch.empty(11 * 2**20, dtype=torch.uint8, device="cuda")
+    print(torch.cuda.memory_reserved() // 2**20)
+    """
+    usual = script("import torch; held = torch.empty(11 * 2**20, dtype=torch.uint8, device='cuda')")
+    found = script(code.format(name, "expandable_segments:True"))
+    assert (usual.peaks["reserved"], found.peaks["reserved"]) == (12 * MIB, 20 * MIB)
+    assert found.notes == ["the program sets the allocator's settings: expandable_segments:True"]
+    assert script(code.format(name, "expandable_segments:False")).peaks["reserved"] == 12 * MIB
+    refused = script(code.format(name, "backend:cudaMallocAsync"))
+    assert "the allocator's settings of the program: " in str(refused.error)
+    assert str(refused.error).startswith("runners.phases.Unavailable")
+
+
 # --- host memory ------------------------------------------------------------------------------------------------------
 
 
