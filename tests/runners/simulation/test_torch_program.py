@@ -384,7 +384,7 @@ def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, not
     assert (ended.error, ended.notes) == (None, notes)
 
 
-# --- settings -----------------------------------------------------------------------------------------------------------
+# --- settings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
