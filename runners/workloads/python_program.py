@@ -158,13 +158,23 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _is_script_of_this_interpreter(path: str) -> bool:
-    """Whether a program is one of the scripts that an installation leaves, with the interpreter in its first line."""
+    """Whether a program is a script whose first line names this interpreter, as the scripts of an installation do.
+
+    `env python` there is the python of PATH, which is not always the measured one.
+    """
     try:
         with open(path, "rb") as file:
             first = file.readline(1000).decode(errors="replace").strip()
     except OSError:
         return False
-    return first.startswith("#!/") and _is_this_interpreter(first[2:].split()[0])
+    if not first.startswith("#!/"):
+        return False
+    interpreter, *words = first[2:].split()
+    if os.path.basename(interpreter) == "env":
+        words = [word for word in words if word not in ("-S", "-u")]
+        found = shutil.which(words[0]) if words else None
+        return found is not None and _is_same(found, sys.executable)
+    return _is_this_interpreter(interpreter)
 
 
 def _of_interpreter(words: list[str], environ: Mapping[str, str | None]) -> PythonProgram:
