@@ -323,6 +323,12 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             replacing[name](*words)
         raise Unavailable(f"os.{name}: the program replaces itself by {words[0]}, which is not calculated; start that")
 
+    unhandled = threading.excepthook
+
+    def thread_ended(failed: Any) -> None:
+        if not issubclass(failed.exc_type, Ended):
+            unhandled(failed)
+
     # Of the descriptor: the stream was made before the descriptor became a pipe, and may believe that it is a file.
     descriptor = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
     errors = _Errors(descriptor, sys.stderr.encoding, "backslashreplace", line_buffering=True)
@@ -339,7 +345,7 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
         sys.path[:] = _path_of(program, before[1])
         for each in program.warnings:
             warnings._processoptions([each])  # type: ignore[attr-defined]
-        sys.stderr = errors
+        sys.stderr, threading.excepthook = errors, thread_ended
         os._exit = left  # type: ignore[assignment]
         for name in replacing:
             setattr(os, name, functools.partial(replaced, name))
@@ -350,7 +356,7 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()
             errors.detach()
-            os._exit = leave
+            os._exit, threading.excepthook = leave, unhandled
             for name, function in replacing.items():
                 setattr(os, name, function)
             sys.argv, sys.path[:], environ, sys.orig_argv, sys.stderr, sys.modules["__main__"] = before

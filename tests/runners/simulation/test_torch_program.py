@@ -124,6 +124,43 @@ def test_a_mark_in_which_a_script_fails_did_not_complete(script: Any) -> None:
     assert (ended.error, work["completed"]) == ("ValueError: wrong", False)
 
 
+def test_a_script_that_trains_in_a_thread_ends_with_its_steps(script: Any) -> None:
+    train = TRAINS.replace("for step in", "def train():\n  for step in").replace("\n    ", "\n      ")
+    code = train + "import threading\nthread = threading.Thread(target=train)\nthread.start(), thread.join()\n"
+    ended = script(code)
+    assert (ended.error, ended.steps) == (None, 2)
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(gradient_accumulation_steps=3)
+print(accelerator.device, accelerator.mixed_precision)
+model = torch.nn.Linear(512, 512)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+for batch in range(10**9):
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(4, 512, device=accelerator.device)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    print(batch)
+"""
+LAUNCH = ("python", "-m", "accelerate.commands.launch", "--num_machines", "1", "--dynamo_backend", "no")
+
+
+def test_accelerate_launch_of_one_process_is_followed_with_its_settings(
+    script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate.commands.launch")
+    (tmp_path / "accelerated.py").write_text(ACCELERATED)
+    ended = calculated_command(*LAUNCH, "--num_processes", "1", "--mixed_precision", "bf16", "accelerated.py")
+    assert (ended.error, ended.steps) == (None, 2)
+    # Of nine batches the last begins a third step.
+    assert capfd.readouterr().out.splitlines() == ["cuda bf16", *map(str, range(8))]
+    several = calculated_command(*LAUNCH, "--num_processes", "2", "--multi_gpu", "accelerated.py")
+    assert "accelerate.commands.launch.multi_gpu_launcher: the ranks of a program are processes" in str(several.error)
+
+
 def test_the_optimizer_that_stepped_first_counts(script: Any) -> None:
     code = """
     import torch
