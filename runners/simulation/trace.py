@@ -26,6 +26,7 @@ from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.uncertainty import with_uncertainty
+from runners.workloads.python_program import ENDED_AFTER
 
 BYTES_OF_A_LINE = 600
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -232,6 +233,8 @@ def trace_workload(
             finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
         assumptions.on_end()
         journal.add({"kind": "finished", **finished})
+        if attempt.point["workload"] == "command" and (steps := finished["metrics"].get(ENDED_AFTER)):
+            tracer.notes[f"ended after {steps} steps of its optimizer"] = None
     except BaseException as error:
         assumptions.on_end()
         own = workload_block.raised or error  # contexts around the workload may have replaced its own

@@ -27,7 +27,7 @@ from runners.meters import cpu
 from runners.meters.program import ProgramMeter
 from runners.phases import WHOLE, Phases, ProgramFailed, Unavailable
 from runners.point import Attempt, canonical
-from runners.workloads.python_program import PythonProgram, exit_code, python_program, with_interpreter
+from runners.workloads.python_program import ENDED_AFTER, PythonProgram, exit_code, python_program, with_interpreter
 
 STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 HOOK = Path(__file__).parent / "program_hook"
@@ -118,7 +118,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
         notes.iterations = None if phases.has_marks else steps.count or None
         if code and not steps.over:
             raise ProgramFailed(_failure_facts(code, None, last))
-    metrics = {"ended_after_steps": steps.count} if steps.over else {}
+    metrics = {ENDED_AFTER: steps.count} if steps.over else {}
     return {"metrics": metrics, "steps": steps.count or None, "tokens": None}
 
 

@@ -49,6 +49,7 @@ IMPORTED_MODULES = ("accelerate.commands.launch",)  # not run as `__main__`: tor
 LAUNCHING = {"accelerate": ("tpu-config", "tpu"), "fabric": ("run",)}
 RANKS = "the ranks that {} starts are processes of their own, which are not calculated; name the script alone"
 OURS = (__file__, runpy.__file__, "<frozen runpy>")
+ENDED_AFTER = "ended_after_steps"  # a metric of a program that is ended before its own end
 JOINED_WITHIN = 10.0  # seconds for the threads of a program after its last line
 JOINED_AFTER_CUT = 1.0  # and of one that was ended: it may not have reached the line that ends its threads
 

@@ -36,7 +36,10 @@ def test_an_untouched_script_is_calculated_by_one_command(folder: Path) -> None:
     assert (code, fits["status"], too_large["status"]) == (0, "ok", "oom"), printed
     assert (fits["kind"], fits["steps"], json.loads(fits["metrics"])["ended_after_steps"]) == ("calculated", 2, 2)
     assert fits["host_tensor_peak_bytes"] > 0
-    assert json.loads(fits["notes"]) == ["tensors have no data here, and were not written to checkpoint.pt"]
+    assert json.loads(fits["notes"]) == [
+        "ended after 2 steps of its optimizer",
+        "tensors have no data here, and were not written to checkpoint.pt",
+    ]
     assert (folder / "checkpoint.pt").read_bytes() == b"of weeks"
     assert "largest that fits:   batch=2" in printed
     (output,) = (folder / "outputs" / "own" / "points").glob(f"*/{fits['point_id']}.*/output.log")
