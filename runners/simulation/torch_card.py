@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map
 
-from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.levels import Level
+from runners.simulation.torch_assumed_numbers import is_assumed, plain_of
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
@@ -416,11 +416,11 @@ class ProgramDevice(TorchFunctionMode):
         array = func(tensor, *args[1:], **kwargs)
         with NO_FUNCTION_MODES():
             level = self._tracer.numbers.level(tensor)
-        return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
+        return array if level is Level.KNOWN else numpy_arrays().assumed(array, level, self._tracer.assumptions)
 
     def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = func(*args, **kwargs)
-        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
+        if (level := numpy_arrays().level_of(args[0])) > Level.KNOWN:
             with NO_FUNCTION_MODES():
                 self._tracer.numbers.doubt(tensor, level)
         return tensor
@@ -576,11 +576,11 @@ def _plain(nested: Any) -> Any:
     return plain_of(nested)
 
 
-def assumed_arrays() -> Any:
+def numpy_arrays() -> Any:
     """Imported with NumPy, by a program that has it."""
-    from runners.simulation import assumed_arrays
+    from runners.simulation import torch_numpy_arrays
 
-    return assumed_arrays
+    return torch_numpy_arrays
 
 
 def _type(device: Any) -> str:

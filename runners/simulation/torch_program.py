@@ -27,7 +27,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runners.simulation.torch_tracer import MetaTracer
-from runners.simulation.unwritten_files import UnwrittenFiles, lacks_data
+from runners.simulation.torch_unwritten_files import UnwrittenFiles, lacks_data
 from runners.workloads import python_program
 from runners.workloads.python_program import Ended, go_on_as
 
@@ -212,7 +212,7 @@ class FollowedProgram:
     def _load_safetensors(self, load: Any, filename: Any, device: Any = "cpu") -> Any:
         if not self._unwritten.has(filename):
             return load(filename, device)
-        return torch.load(filename, map_location=torch.device(device))
+        return torch.load(filename, map_location=torch.device(device), weights_only=True)
 
     def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         """Into a folder, or by a library that loads it with code of its own."""

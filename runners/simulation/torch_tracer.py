@@ -32,13 +32,13 @@ from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynam
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
-from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.torch_assumed_numbers import is_assumed, plain_of
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
     NOTHING,
