@@ -112,7 +112,6 @@ class FollowedProgram:
                 intercept(torch.distributed.init_process_group, self._refuse_ranks)
             intercept(start_processes, self._refuse_ranks)
             intercept(multiprocessing.process.BaseProcess.start, self._start_process)
-            stack.enter_context(self._children_report())
             stack.enter_context(_Imported(LAUNCHES, partial(self._launch_here, intercept)))
             for name, by in (
                 ("save_file", self._save_safetensors),
@@ -144,8 +143,11 @@ class FollowedProgram:
         intercept(vars(getattr(module, kind) if kind else module)[name], by)
 
     @contextmanager
-    def _children_report(self) -> Iterator[None]:
-        """Have the Python processes that the program starts report what they do that is not calculated."""
+    def children_reported(self) -> Iterator[None]:
+        """Have the Python processes that the program starts report what they do that is not calculated.
+
+        Enter inside `followed`, in the process in which the program runs: `followed` may be entered in a template.
+        """
         before = {name: os.environ.get(name) for name in ("PYTHONPATH", CHILDREN)}
         owner = os.getpid()
         folder = mkdtemp(prefix="sweeper-")  # no TemporaryDirectory: what runs at the end of a program would remove it
