@@ -200,6 +200,11 @@ def is_assumed(value: Any) -> bool:
     return kind is AssumedInt or kind is AssumedFloat
 
 
+def level_of_array(value: Any) -> Level:
+    """That of an array of NumPy's (assumed_arrays.py)."""
+    return value.level if type(value).__name__ == "AssumedArray" else Level.KNOWN
+
+
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
 # Of a bound and a number that is known and not negative, these give a bound again; the second only if that is known.

@@ -69,7 +69,6 @@ class ProgramDevice(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
-            torch.from_numpy: self._from_numpy,
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
@@ -366,13 +365,6 @@ class ProgramDevice(TorchFunctionMode):
         with NO_FUNCTION_MODES():
             level = self._tracer.numbers.level(tensor)
         return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
-
-    def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensor = func(*args, **kwargs)
-        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
-            with NO_FUNCTION_MODES():
-                self._tracer.numbers.doubt(tensor, level)
-        return tensor
 
     def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *rest = args
