@@ -250,6 +250,15 @@ class CachingAllocator:
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
 
+    def left(self) -> int | None:
+        """Bytes that can be reserved before a segment is refused; None without any limit."""
+        limits = [self._device.left(), None if self.limit is None else self.limit - self.reserved]
+        return min((each for each in limits if each is not None), default=None)
+
+    def most_reserved(self, size: int) -> int:
+        """The most bytes that one allocation of this size reserves. Rounding doubles a size at most."""
+        return 2 * PAGE if 2 * size <= SMALL else 2 * size + self._settings.large_segment_size + PAGE
+
     def segments(self) -> list[dict[str, Any]]:
         """The segments as in torch.cuda.memory_snapshot(): of an expandable segment, each mapped part."""
         blocks = [*self._held.values(), *self._small.blocks(), *self._large.blocks()]

@@ -31,7 +31,7 @@ SHOWN = frozenset(
 ) | {
     *("info", "debug", "warning", "warn", "error", "log", "log_metric", "log_metrics", "add_scalar", "set_postfix"),
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
-    *("sleep", "seed", "manual_seed"),
+    *("sleep", "seed", "manual_seed", "default_rng", "RandomState", "Random"),
 }
 # Functions that take the elements of a list as they are.
 OF_DATA = frozenset(

@@ -10,14 +10,16 @@ every tensor that the program makes is without data.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.utils._device as default_device
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_map
 
 from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.levels import Level
@@ -31,6 +33,8 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
+CUFFT_PLANS = 4096  # that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
+DEVICE_OF_WRAPPER = 5  # its position in Tensor._make_wrapper_subclass, after the class and the size
 IN_A_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
     "method"
@@ -49,10 +53,10 @@ class ProgramDevice(TorchFunctionMode):
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
-        self._beneath = Beneath(self, self._seen)
+        self._beneath = Beneath(self, self._seen, tracer)
         self._storages = Storages(tracer, device, self._real, self._has_storage_here)
         tensor: Any = torch.Tensor
-        self._handlers: Mapping[Any, Handler] = {
+        self._handlers: dict[Any, Handler] = {
             tensor.device.__get__: self._device_of,
             tensor.is_cuda.__get__: self._is_type("cuda"),
             tensor.is_cpu.__get__: self._is_type("cpu"),
@@ -87,8 +91,11 @@ class ProgramDevice(TorchFunctionMode):
             tensor.__dlpack_device__: self._dlpack_device,
             torch.device: self._make_device,
             torch.as_tensor: self._as_tensor,
+            torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
+        if self._is_card:
+            self._handlers |= self._of_transforms()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -96,6 +103,9 @@ class ProgramDevice(TorchFunctionMode):
         make: Any = torch.Tensor._make_wrapper_subclass
 
         def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > DEVICE_OF_WRAPPER:
+                before, device, after = args[:DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER + 1 :]
+                return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
         with (
@@ -112,6 +122,8 @@ class ProgramDevice(TorchFunctionMode):
         if self._tracer.is_elsewhere:
             if self._is_card and self._names_card(func, args, kwargs or {}):
                 raise RuntimeError(IN_A_FORK)
+            return func(*args, **(kwargs or {}))
+        if self._tracer.fake_modes:
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:
             found = _assumed_in(args, kwargs)
@@ -233,7 +245,9 @@ class ProgramDevice(TorchFunctionMode):
                 kwargs = self._with_generator(args, kwargs, real if _type(device) != "meta" else CPU)
             if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
                 with self._tracer.made_for(_type(device)):
-                    return func(*args, **kwargs)
+                    made = func(*args, **kwargs)
+                    self._tracer.see(made)
+                    return made
         if kwargs.get("pin_memory"):
             return self._pinned_copy(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -242,6 +256,38 @@ class ProgramDevice(TorchFunctionMode):
         if len(args) > 2:
             args, kwargs = args[:2], {**kwargs, "device": args[2]}
         return self._make(func, args, kwargs)
+
+    def _tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a list with tensors of the device their numbers, as far known as those are."""
+        data = args[0] if args else kwargs.get("data")
+        first = data
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if first is data or not isinstance(first, torch.Tensor) or not self.is_here(first):
+            return self._make(func, args, kwargs)
+        level, dtypes = Level.KNOWN, []
+
+        def number(leaf: Any) -> Any:
+            nonlocal level
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf.numel() != 1:
+                raise ValueError("only one element tensors can be converted to Python scalars")
+            read = self._tracer.numbers.answer(leaf)
+            level = max(level, read.level)
+            dtypes.append(leaf.dtype)
+            return read.tensor.item()
+
+        with NO_FUNCTION_MODES():
+            numbers = tree_map(number, data)
+        if level > Level.KNOWN:
+            self._tracer.assumptions.note("torch.tensor")
+        if kwargs.get("dtype") is None:
+            kwargs = {**kwargs, "dtype": reduce(torch.promote_types, dtypes)}
+        made = self._make(func, (numbers,), {name: each for name, each in kwargs.items() if name != "data"})
+        with NO_FUNCTION_MODES():
+            self._tracer.numbers.doubt(made, level)
+        return made
 
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *given = args
@@ -263,6 +309,8 @@ class ProgramDevice(TorchFunctionMode):
                     "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
                     "torch.nn.Module.to() when moving module from meta to a different device."
                 )
+            if _type(device) == "meta" and self.is_here(tensor):
+                kwargs = {**kwargs, "copy": True}  # to the tracer it is the same device
             with self._tracer.made_for(_type(device)):
                 return func(tensor, META, *rest, **kwargs)
         if real == META and not self._is_card:  # the host's own tensors stay as they are
@@ -294,8 +342,11 @@ class ProgramDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _may_take_data(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """On a real device tensors of the host and of the card may take each other's place."""
-        return True if any(map(self.is_here, args)) else func(*args, **kwargs)
+        """On a real device tensors of the host and of the card may take each other's place, and none of `meta`."""
+        with NO_FUNCTION_MODES():
+            if sum(map(self._tracer.is_abstract, args)) == 1:
+                return False
+        return True if any(map(self.is_here, args)) else bool(func(*args, **kwargs))
 
     def _set_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`tensor.data = other`. Between the host and the card the two tensors change places: `meta` has no data to
@@ -407,6 +458,20 @@ class ProgramDevice(TorchFunctionMode):
                 return kind(number)
 
         return read
+
+    def _of_transforms(self) -> dict[Any, Handler]:
+        """The cache of cuFFT's plans, which are outside of the allocator."""
+        every: Any = torch
+
+        def size(func: Any, args: Any, kwargs: Any) -> Any:
+            raise self._tracer.unavailable("the number of cuFFT's plans is not followed: no transform is planned")
+
+        return {
+            every._cufft_get_plan_cache_size: size,
+            every._cufft_get_plan_cache_max_size: lambda func, args, kwargs: CUFFT_PLANS,
+            every._cufft_set_plan_cache_max_size: self._nothing,
+            every._cufft_clear_plan_cache: self._nothing,
+        }
 
     # --- copies, pickles and other libraries ---
 

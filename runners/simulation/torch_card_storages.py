@@ -186,9 +186,10 @@ class Storages:
             location = location.get(str(self._device))
         if isinstance(location, torch.UntypedStorage):
             location = location.device
-        with torch._C.DisableTorchFunction():
-            storage = self.new(size)
-        return storage if location is None else self._moved(storage, location)
+        if location is None or self._device.type == "cpu" or self._real(location) == META:
+            return self.new(size)
+        with self._tracer.outside_allocator():  # it is on the host from the beginning
+            return self._moved(self.new(size), location)
 
 
 class _Capsule:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -238,7 +239,7 @@ class LegacyTensor(type):
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
 
     def __call__(cls, *values: Any, **_: Any) -> torch.Tensor:
-        if len(values) == 1 and isinstance(values[0], (Sequence, torch.Tensor)) and type(values[0]) is not torch.Size:
+        if len(values) == 1 and type(values[0]) is not torch.Size and not isinstance(values[0], Integral):
             if isinstance(values[0], torch.Tensor):
                 return values[0].detach()
             return torch.tensor(values[0], dtype=cls.dtype, device="cuda")
