@@ -67,6 +67,12 @@ class _Assumed:
     def __int__(self) -> int:
         return self.assumptions.whole(int(plain_of(self)), self.level, "int")
 
+    def __float__(self) -> float:
+        value = float(plain_of(self))
+        if sys._getframe(1).f_code.co_filename.startswith(OWN):
+            return value
+        return self.assumptions.real(value, self.level, "float")
+
     def __bool__(self) -> bool:
         return self.assumptions.truth(bool(plain_of(self)), self.level, "bool", of_number=True)
 
@@ -134,9 +140,6 @@ class AssumedInt(_Assumed, torch.SymInt):
             self.assumptions.note("numpy.array")
             return self.plain
         return super().__int__()
-
-    def __float__(self) -> float:
-        return float(self.plain)
 
     def __complex__(self) -> complex:
         return complex(self.plain)

@@ -173,6 +173,16 @@ class Assumptions:
             raise self.unavailable(operator, why)
         return value
 
+    def real(self, value: float, level: Level, operator: str) -> float:
+        """An exact float, as `float()` demands: it cannot remember where it comes from either. Raises as `whole`."""
+        self.note(operator)
+        frame = asking_frame()
+        use = None if frame is None or level is Level.FINITE else becomes(frame, is_float=True)
+        if use is not None:
+            why = "an assumed number decides when the loop ends" if use.is_loop else "an assumed number decides a size"
+            raise self.unavailable(operator, f"{why} ({use.code}); without float() it is followed")
+        return value
+
     def note(self, operator: str) -> None:
         """Count a number that the program reads."""
         key = (*self.place(), operator)

@@ -457,8 +457,7 @@ class ProgramDevice(TorchFunctionMode):
                     return self._tracer.assumptions.truth(bool(number), level, operator)
                 if kind is int:
                     return self._tracer.assumptions.whole(int(number), level, operator)
-                self._tracer.assumptions.note(operator)
-                return kind(number)
+                return self._tracer.assumptions.real(float(number), level, operator)
 
         return read
 

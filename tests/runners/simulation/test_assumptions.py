@@ -201,6 +201,7 @@ SIZES: dict[str, Callable[[str, Any], Any]] = {
     "min": lambda device, n: torch.zeros(min(n, 10), device=device),
     "sum": lambda device, n: torch.zeros(sum([n, 2]), device=device),
     "int": lambda device, n: torch.zeros(int(n), device=device),
+    "int of float": lambda device, n: torch.zeros(int(float(n) * 2), device=device),
     "ceil": lambda device, n: torch.zeros(math.ceil(n / 2), device=device),
     "square root": lambda device, n: torch.zeros(int(math.sqrt(n) * 10), device=device),
     "tensor's slice": lambda device, n: torch.zeros(9, device=device)[:n],
@@ -399,6 +400,12 @@ def counts_down(device: str) -> None:
         x = x - 1
 
 
+def asks_a_float(device: str) -> None:
+    x = unknown(device).mean()
+    while float(x) > 0.01:
+        x = x / 2
+
+
 def asks_a_tensor(device: str) -> None:
     x = unknown(device)
     while (x > 0).any():
@@ -413,7 +420,8 @@ def asks_a_flag(device: str) -> None:
 
 @CARDS
 @pytest.mark.parametrize(
-    "program", [halves_until_small, halves_until_none, searches_a_token, counts_down, asks_a_tensor, asks_a_flag]
+    "program",
+    [halves_until_small, halves_until_none, searches_a_token, counts_down, asks_a_float, asks_a_tensor, asks_a_flag],
 )
 def test_a_loop_that_only_a_number_can_end_is_unavailable_with_its_place(
     card: Any, program: Callable[..., Any]
