@@ -74,7 +74,7 @@ class CudaBackend:
         self._cards: int | None = None  # that the program has left itself, once it has asked
         self._hiding = {name: os.environ.get(name) for name in HIDING}
         self._fraction = 1.0
-        self._properties = DeviceProperties(card, tracer.unavailable)
+        self._properties = DeviceProperties(card)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
