@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
+from runners.device import Card
 from runners.simulation.allocator import Refused
 from runners.simulation.card_memory import Memory
 from runners.simulation.events import REFUSED, REFUSED_WORKSPACE, WORKSPACE, Player
@@ -26,6 +28,7 @@ class LiveMemory:
         """`make` is called with whether the memory is to be without any limit."""
         self.refuses = refuses
         self.is_of_one_card = False
+        self.settings: str | None = None  # of the allocator, where the program sets them before it uses the card
         self._events, self._make = events, make
         self._player: Player | None = None
         self._played = 0
@@ -53,6 +56,10 @@ class LiveMemory:
         self.read()
         assert self._player is not None
         return self._player.address(number)
+
+    def with_settings(self, card: Card) -> Card:
+        """The card with the program's settings of its allocator."""
+        return card if self.settings is None else replace(card, settings=self.settings)
 
     def check(self) -> Refused | None:
         """Whether the last event, an allocation, is refused. A refusal takes its place among the events.

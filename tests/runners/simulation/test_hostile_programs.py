@@ -612,6 +612,31 @@ def test_memory_in_pools_of_its_own_is_refused_by_name(name: str) -> None:
     assert f"torch.cuda.{name} is not followed" in refused(program)
 
 
+def test_settings_that_a_program_gives_its_allocator_before_it_uses_the_card_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program(settings: str, late: bool) -> Json:
+        if late:
+            mib(1)
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
+        kept = [mib(12), mib(12)]
+        return {"reserved": torch.cuda.memory_reserved() // MIB, "kept": len(kept)}
+
+    def reserved(settings: str, late: bool = False) -> tuple[int, int, bool]:
+        monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+        found = calculated(program, settings=settings, late=late)
+        assert found.error is None, found.error
+        return found.returned["reserved"], found.peaks["reserved"] // MIB, bool(found.notes)
+
+    assert reserved("expandable_segments:True") == (40, 40, True)
+    assert reserved("roundup_power2_divisions:1") == (24, 24, True)
+    assert reserved("expandable_segments:True", late=True) == (26, 26, False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    assert "the allocator's settings that the program sets" in refused(
+        program, settings="backend:cudaMallocAsync", late=False
+    )
+
+
 def test_the_program_cannot_go_on_after_a_refusal_that_changes_its_memory() -> None:
     def program() -> None:
         mib(1)
