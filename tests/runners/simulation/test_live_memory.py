@@ -10,7 +10,7 @@ import pytest
 
 from runners.device import CPU_CARD, Card
 from runners.simulation.card_memory import memory_of
-from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
+from runners.simulation.events import EMPTY_CACHE, FRACTION, REFUSED, STREAM, WHOLE, WORKSPACE
 from runners.simulation.live_memory import LiveMemory
 from tests.programs import H100, MIB
 
@@ -66,6 +66,18 @@ def test_a_budget_of_the_host_refuses_likewise() -> None:
     lazy = [refused_at(CPU_CARD, 96 * MIB, seed, eager=False) for seed in range(20)]
     assert lazy == [refused_at(CPU_CARD, 96 * MIB, seed, eager=True) for seed in range(20)]
     assert sum(map(bool, lazy)) > 10
+
+
+def test_a_storage_that_the_collector_frees_meanwhile_is_not_taken_for_the_allocation() -> None:
+    events = array("q", [100 * MIB])
+    memory = LiveMemory(events, lambda unlimited: memory_of(CARD, None, unlimited, counts=True), refuses=True)
+    assert memory.check() is None
+    events.extend([100 * MIB, -1])
+    assert memory.check() is not None
+    assert events[1] == REFUSED + 100 * MIB
+    events.append(100 * MIB)
+    assert memory.check() is None
+    assert memory.read().boundary().now["requested"] == 100 * MIB
 
 
 def test_without_any_limit_no_event_is_played_until_the_program_asks() -> None:
