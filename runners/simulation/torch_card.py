@@ -246,7 +246,9 @@ class ProgramDevice(TorchFunctionMode):
                 kwargs = self._with_generator(args, kwargs, real if _type(device) != "meta" else CPU)
             if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
                 with self._tracer.made_for(_type(device)):
-                    return func(*args, **kwargs)
+                    made = func(*args, **kwargs)
+                    self._tracer.see(made)
+                    return made
         if kwargs.get("pin_memory"):
             return self._pinned_copy(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)

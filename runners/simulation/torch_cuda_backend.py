@@ -185,6 +185,9 @@ class CudaBackend:
         def refuse(*_: Any, **__: Any) -> Any:
             raise self._tracer.unavailable(f"{name} is not followed: {why}")
 
+        known = getattr(torch.cuda, name.rpartition(".")[2], None)
+        if isinstance(known, type):  # libraries write it in annotations: transformers does when it is imported
+            return type(known.__name__, (known,), {"__new__": refuse})
         return refuse
 
     def _graphs(self) -> dict[str, Any]:

@@ -268,6 +268,8 @@ class Numbers:
             return self._filled(result, func, args, kwargs)
         if _is_undefined(func):
             return self._drawn(result, func, args, kwargs)
+        if packet is aten._is_all_true and self.level(args[0]) > Level.FINITE:
+            return _same(torch.ones(1, dtype=torch.bool), Level.FINITE)  # arguments of a distribution are assumed valid
         if packet in ARG_EXTREMES:
             return self._position(args[0], result, args[1] if len(args) > 1 else None)
         is_elementwise = torch.Tag.pointwise in func.tags or packet in FOR_EACH_ELEMENT

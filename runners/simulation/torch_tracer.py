@@ -15,18 +15,20 @@ import threading
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
+from torch.utils._contextlib import _DecoratorContextManager
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_gradients import GradientSums
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
+from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
@@ -49,6 +51,7 @@ from runners.simulation.torch_call_cache import (
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 from runners.simulation.torch_numbers import Numbers, is_followed
 from runners.simulation.torch_results import RESULTS
+from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
 
 OF_AUTOGRAD = -1  # the handle of autograd's thread
@@ -61,6 +64,8 @@ aten = torch.ops.aten
 
 class Extensions(Protocol):
     """Operators of libraries other than PyTorch."""
+
+    on_bound: Callable[[str, str], None]  # called with an operator whose result is of unknown size, and its bound
 
     def of(self, operator: Any) -> Any:
         """The function that computes an operator by others; None for one that is not known or is PyTorch's."""
@@ -105,6 +110,8 @@ class MetaTracer(UnseenByDynamo):
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
         self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
+        self._distinct = Distinct()
+        rules.extensions.on_bound = self.assumptions.bound
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
@@ -124,6 +131,7 @@ class MetaTracer(UnseenByDynamo):
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
         self._first_thread = threading.get_ident()
+        self.host_tensors = TensorTracker()  # of a card's program: with data, in the memory of the host
         self._has_threads = False  # whether there was another thread than the workload's first
         self._turn = threading.RLock()
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
@@ -310,6 +318,8 @@ class MetaTracer(UnseenByDynamo):
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
+        if func is aten.equal.default and (args[0].is_meta or args[1].is_meta):
+            return self._equal(*args)
         if (kernel := self._rules.extensions.of(func)) is not None:
             return self._followed(kernel, args, kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
@@ -472,6 +482,7 @@ class MetaTracer(UnseenByDynamo):
                 if isinstance(leaf, torch.Tensor):
                     self._trace(leaf, func)
         self.numbers.follow(result, func, args, kwargs)
+        self._distinct.follow(result, func, args)
 
     def _requested(self, event: int) -> int:
         """The number of a new allocation. Raises what a program on the device catches if it does not fit."""
@@ -500,7 +511,8 @@ class MetaTracer(UnseenByDynamo):
         return self._handles[thread]
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
-        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+        if not tensor.is_meta and not (self._rules.host_counts and tensor.device.type == "cpu"):
+            self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
             estimates = getattr(tensor, "estimates", None)
@@ -559,6 +571,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _end_storage(self, key: int) -> None:
         self.numbers.forget(key)
+        self._distinct.forget(key)
         self._sums.died(key)
         self._free(self._storages.pop(key)[1])
 
@@ -617,9 +630,16 @@ class MetaTracer(UnseenByDynamo):
 
             return made
 
+        _device_constructors()  # PyTorch keeps this set of functions: it must not keep what replaces one
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def see(self, made: Any) -> None:
+        """Register a tensor that PyTorch makes beneath all operators, as torch.tensor does on `meta`."""
+        with torch._C.DisableTorchFunction():
+            if _is_dense(made):
+                self._registered(made.untyped_storage())
 
     def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Keep the value of a tensor without data."""
@@ -674,18 +694,33 @@ class MetaTracer(UnseenByDynamo):
             return result
         if func is aten.masked_select.default:
             shape: Any = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-            result = args[0].new_empty(self._count(args[1].expand(shape), func))
+            result = args[0].new_empty((self._count(args[1].expand(shape), func),))
         elif func is aten.nonzero.default:
             count = self._count(args[0], func)
             result = torch.empty((args[0].ndim, count), dtype=torch.int64, device="meta").t()
+        elif not all(map(self.numbers.knows, _tensors_of(args))):
+            bounded = at_most(self._distinct, func, args, kwargs)
+            if bounded is None:
+                raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+            self.assumptions.bound(str(func.overloadpacket), bounded.bound)
+            result = bounded.result
         else:
-            for leaf in tree_iter(args):
-                if isinstance(leaf, torch.Tensor) and not self.numbers.knows(leaf):
-                    raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
             made = func(*tree_map(self._value_if_meta, args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
         self._trace_all(result, func, args, kwargs)
         return result
+
+    def _equal(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        """Whether all numbers of two tensors are equal. Those that are not known are assumed to differ somewhere."""
+        if first.shape != second.shape:
+            return False
+        if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
+            return False
+        if _is_same(first, second):
+            return True
+        if self.numbers.knows(first) and self.numbers.knows(second):
+            return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
+        return self.assumptions.truth(False, Level.ASSUMED, "torch.equal")
 
     def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
@@ -768,7 +803,28 @@ os.register_at_fork(after_in_child=_work_with_data)
 def _without_inference_mode() -> AbstractContextManager[None]:
     """Trace inference mode as no_grad, which takes the same memory: in inference mode composite operators are not
     decomposed, and to decompose them here takes four times as long."""
-    return replaced(torch, inference_mode=torch.no_grad)
+    return replaced(torch, inference_mode=_InferenceMode)
+
+
+class _InferenceMode(_DecoratorContextManager):
+    """torch.inference_mode without inference tensors. `inference_mode(False)` lets autograd record again."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        self.mode = mode
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(torch.is_grad_enabled())
+        torch._C._set_grad_enabled(not self.mode)
+
+    def __exit__(self, *raised: object) -> None:
+        torch._C._set_grad_enabled(self._before.pop())
+
+    def clone(self) -> _InferenceMode:
+        return type(self)(self.mode)
 
 
 @contextmanager
@@ -832,6 +888,14 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one shape are the same elements of one storage."""
+    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
+        return False
+    storages = [each.untyped_storage()._cdata for each in (first, second)]
+    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

@@ -1454,6 +1454,17 @@ def test_a_tensor_with_a_finalizer_of_the_program_is_freed_as_any_other() -> Non
     assert found["after"] == 0.0
 
 
+def test_every_class_of_torch_cuda_stays_one_that_a_library_can_name_in_an_annotation() -> None:
+    classes = [name for name in dir(torch.cuda) if isinstance(getattr(torch.cuda, name), type)]
+
+    def program() -> dict[str, int]:
+        mib(1)
+        return {"classes": sum(isinstance(getattr(torch.cuda, name), type) for name in classes)}
+
+    assert "CUDAGraph" in classes
+    assert calculated(program).returned == {"classes": len(classes)}
+
+
 # --- the same program on this machine's cpu, counted, and on a calculated one -----------------------------------------
 
 
