@@ -47,10 +47,10 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 class ProgramDevice(TorchFunctionMode):
     """Entered around a program, with a tracer inside. `device` is what the program reads: `cuda:0` or `cpu`."""
 
-    def __init__(self, tracer: MetaTracer, device: torch.device, cards: Callable[[], int] = lambda: 1) -> None:
-        """`cards` gives the number of cards that the program has left itself."""
+    def __init__(self, tracer: MetaTracer, device: torch.device, use: Callable[[], int] = lambda: 1) -> None:
+        """`use` is called where the program uses the card: the number of cards that it has left itself."""
         super().__init__()
-        self._tracer, self._device, self._cards = tracer, device, cards
+        self._tracer, self._device, self._use = tracer, device, use
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
@@ -218,7 +218,7 @@ class ProgramDevice(TorchFunctionMode):
         if real.type == self._device.type:
             if self._is_card and real.index not in (None, 0):
                 raise torch.AcceleratorError("CUDA error: invalid device ordinal")
-            if not self._cards():
+            if not self._use():
                 raise RuntimeError("No CUDA GPUs are available")
             return META
         return real

@@ -299,7 +299,20 @@ class MetaTracer(UnseenByDynamo):
             with self._turn:
                 return self._follow(func, args, kwargs or {})
 
+    def _is_work_of_host(self, args: Any, kwargs: Any) -> bool:
+        """Whether an operator works beside the card, with data that is known: it takes nothing of the card."""
+        if self._rules.host_counts or kwargs.get("device") == META:
+            return False
+        level = self.numbers.level
+        for each in (*args, *kwargs.values()) if kwargs else args:
+            for leaf in each if isinstance(each, (list, tuple)) else (each,):
+                if isinstance(leaf, torch.Tensor) and (leaf.is_meta or level(leaf) > Level.KNOWN):
+                    return False
+        return True
+
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_work_of_host(args, kwargs):
+            return self._call(func, args, kwargs, plain=True)
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
@@ -405,8 +418,11 @@ class MetaTracer(UnseenByDynamo):
             self._fail(str(error))
             raise
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: Any, plain: bool = False) -> Any:
+        """The result of an operator. `plain` is as PyTorch computes it on the host."""
         try:
+            if plain:
+                return func(*args, **kwargs)
             if self._is_followed_sparse(func, args, kwargs):
                 return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
             return self._replacements.get(func, func)(*args, **kwargs)
