@@ -275,7 +275,8 @@ def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
         yield phase.peak
         yield phase.marks
         for reading in (phase.baseline, phase.end):
-            yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
+            if not reading.keys().isdisjoint(AT_BOUNDARIES):
+                yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
 
 
 def _gaps(phases: Sequence[Phase]) -> frozenset[str]:
