@@ -16,14 +16,16 @@ from types import FrameType
 from typing import Any
 
 from runners.phases import Unavailable
-from runners.simulation.branches import Decision, LoopTest, becomes, decides
+from runners.simulation.branches import Decision, LoopTest, becomes, decides, is_data
 from runners.simulation.levels import Level
 
-TORCH = f"{os.sep}torch{os.sep}"
+LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
+PYTHON = os.path.dirname(os.__file__) + os.sep
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 MOST_TESTS = 100_000  # assumed tests of one loop, after which it is taken as one that does not end
 MOST_PLACES = 50  # that are named one by one
 MOST_NOTES = 3
+WAYS = {None: "", True: "taken", False: "not taken"}
 AT_MOST_ALL = "at most all"
 
 
@@ -41,7 +43,7 @@ class Assumptions:
         self._assumed: dict[tuple[str, int, str, str], int] = {}
         self._bounds: dict[tuple[str, int, str, str, str], int] = {}
         self._tests: dict[tuple[str, int], int] = {}
-        self._decided: dict[tuple[str, int, str], dict[bool, None]] = {}  # of a place and a test, in order
+        self._decided: dict[tuple[str, int, str], dict[str, None]] = {}  # of a place and a test, in order
 
     # --- what was asked ---
 
@@ -85,7 +87,7 @@ class Assumptions:
 
     def remembering(self, value: Any, level: Level) -> Any:
         """The Python number that remembers its level; the value itself if that is known, or is no number."""
-        from runners.simulation.assumed_numbers import AssumedFloat, AssumedInt, plain_of
+        from runners.simulation.torch_assumed_numbers import AssumedFloat, AssumedInt, plain_of
 
         value = plain_of(value)
         if level is Level.KNOWN or isinstance(value, bool) or type(value).__module__ == "numpy":
@@ -101,16 +103,21 @@ class Assumptions:
         return made
 
     def truth(self, value: bool, level: Level, operator: str, comparing: bool = False, of_number: bool = False) -> bool:
-        """The truth of an assumed value. A loop that it could end goes on. Raises Unavailable if it cannot end then.
+        """The truth of an assumed value. Raises Unavailable if a loop then cannot end.
+
+        A loop that it could end goes on, and no exception is raised that it could raise: a program checks in this way
+        what holds as long as it works, such as the range of its labels.
 
         `comparing`: Python numbers are compared. `of_number`: a Python number is asked. Their reading was noted before.
         """
-        frame = asking_frame(skips_torch=False)
+        frame = asking_frame()
         decided = None if frame is None or level is Level.FINITE else decides(frame, comparing)
         if not isinstance(decided, LoopTest):
             if not comparing and not of_number:
                 self.note(operator)
             if decided is not None:
+                if decided.fails is not None and level is Level.ASSUMED:  # a bound that fails has no other value
+                    value = not decided.fails
                 self._decide(value, decided)
             return value
         if not decided.ends:
@@ -125,19 +132,22 @@ class Assumptions:
 
     def _decide(self, value: bool, decided: Decision) -> None:
         """Note which branch the program takes by an assumed number."""
-        key = (*self.place(), f"{decided.statement}: {value}")
+        is_taken = None if decided.taken is None else value == decided.taken
+        way = WAYS[is_taken]
+        key = (*self.place(), f"{decided.statement}{way and f': {way}'}")
         self._assumed[key] = self._assumed.get(key, 0) + 1
-        if decided.may_allocate:
-            self._decided.setdefault((key[0], key[1], decided.statement), {})[value] = None
+        if decided.may_allocate or (is_taken and decided.skips):
+            self._decided.setdefault((key[0], key[1], decided.statement), {})[way] = None
 
     def notes(self) -> list[str]:
         """The branches whose other way may take other memory."""
         found = []
-        for (file, line, statement), values in list(self._decided.items())[:MOST_NOTES]:
-            way = " and ".join("taken" if value else "not taken" for value in values)
-            found.append(f"{file}:{line}: by an assumed number `{statement}` is {way}; otherwise the peak may differ")
+        for (file, line, statement), ways in list(self._decided.items())[:MOST_NOTES]:
+            way = " and ".join(filter(None, ways))
+            decides = f"an assumed number decides `{statement}`{way and f', which is {way}'}"
+            found.append(f"{file}:{line}: {decides}; the other way may take other memory")
         if (more := len(self._decided) - MOST_NOTES) > 0:
-            found.append(f"{more} more branches are decided by assumed numbers")
+            found.append(f"assumed numbers decide {more} more branches")
         return found
 
     def whole(self, value: int, level: Level, operator: str) -> int:
@@ -148,7 +158,7 @@ class Assumptions:
         if level is Level.FINITE:
             self.note(operator)
             return value
-        frame = asking_frame(skips_torch=False)
+        frame = asking_frame()
         use = None if frame is None else becomes(frame)
         if use is None:
             self.note(operator)
@@ -161,6 +171,16 @@ class Assumptions:
             if operator == "int":
                 why += "; without int() it is followed, as Tensor.item() returns it"
             raise self.unavailable(operator, why)
+        return value
+
+    def real(self, value: float, level: Level, operator: str) -> float:
+        """An exact float, as `float()` demands: it cannot remember where it comes from either. Raises as `whole`."""
+        self.note(operator)
+        frame = asking_frame()
+        use = None if frame is None or level is Level.FINITE else becomes(frame, is_float=True)
+        if use is not None:
+            why = "an assumed number decides when the loop ends" if use.is_loop else "an assumed number decides a size"
+            raise self.unavailable(operator, f"{why} ({use.code}); without float() it is followed")
         return value
 
     def note(self, operator: str) -> None:
@@ -176,6 +196,15 @@ class Assumptions:
         self._bounds[key] = self._bounds.get(key, 0) + 1
         if self._bounds[key] == 1 and len(self._bounds) <= MOST_PLACES:
             self.on_place()
+
+    def given_to_torch(self, number: Any) -> int:
+        """The plain number for PyTorch, which asks where the program's device did not. Raises as `size` does."""
+        frame = asking_frame()
+        if frame is not None and is_data(frame):
+            self.note("torch.tensor")
+        else:
+            self.size(number, "torch")
+        return int(number.plain)
 
     def size(self, number: Any, operator: str) -> None:
         """An assumed number decides a shape or how often a loop runs. Raises Unavailable if it has no bound."""
@@ -193,7 +222,7 @@ class Assumptions:
 
     def place(self) -> tuple[str, int, str]:
         """File, line and function of the code that asks, as the user knows the file."""
-        frame = asking_frame(skips_torch=True)
+        frame = asking_frame(skips_libraries=True)
         if frame is None:
             return "the workload", 0, "result"
         return self.named(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
@@ -216,7 +245,7 @@ class Assumptions:
     @contextmanager
     def followed_in_python(self) -> Iterator[None]:
         """Until the end, `max` and `min` remember that one of the numbers that they compare is assumed."""
-        from runners.simulation.assumed_numbers import followed_in_library, is_assumed
+        from runners.simulation.torch_assumed_numbers import followed_in_library, is_assumed
 
         def remembering(choose: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(choose)
@@ -240,13 +269,18 @@ class Assumptions:
             builtins.max, builtins.min = before
 
 
-def asking_frame(skips_torch: bool) -> FrameType | None:
-    """The innermost frame outside of this package, and outside of torch if so asked."""
+def asking_frame(skips_libraries: bool = False) -> FrameType | None:
+    """The innermost frame outside of this package, and outside of PyTorch, NumPy and Python's library if so asked."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        is_torchs = skips_torch and (TORCH in file or file.startswith("<"))
-        if not file.startswith(OWN) and not is_torchs:
+        if not file.startswith(OWN) and not (skips_libraries and _is_of_library(file)):
             return frame
         frame = frame.f_back
     return None
+
+
+def _is_of_library(file: str) -> bool:
+    if file.startswith(PYTHON):
+        return "-packages" not in file
+    return file.startswith("<") or any(each in file for each in LIBRARIES)

@@ -22,7 +22,7 @@ WITHOUT_VALUE = frozenset({"CACHE", "EXTENDED_ARG", "COPY", "NOP", "TO_BOOL"})
 LONGEST_TEXT = 60
 
 TRUTHS = frozenset({"bool", "any", "all"})  # that are true where what they are given is
-CONVERSIONS = frozenset({"int", "float", "abs", "int64", "int32", "float32", "float64", "array", "asarray"})
+CONVERSIONS = frozenset({"int", "float", "abs", "int64", "int32", "float32", "float64"})
 ROUNDING = frozenset({"round", "ceil", "floor", "min", "max", "sum", "trunc", "sqrt"})
 FLOATS = frozenset({"float", "float32", "float64", "sqrt"})
 # Functions that show a number, by name: those that print, log or make text.
@@ -31,13 +31,19 @@ SHOWN = frozenset(
 ) | {
     *("info", "debug", "warning", "warn", "error", "log", "log_metric", "log_metrics", "add_scalar", "set_postfix"),
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
+    *("sleep", "seed", "manual_seed", "default_rng", "RandomState", "Random"),
 }
-SEEDING = frozenset({"manual_seed", "seed", "default_rng", "RandomState", "Random"})
+# Functions that take the elements of a list as they are.
+OF_DATA = frozenset(
+    {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
+)
 HARMLESS = (
     SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
 )
 # Modules of the standard library that only show numbers.
 SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))
+
+ENDS = frozenset({"exit", "_exit", "quit", "abort"})
 
 Parents = dict[ast.AST, ast.AST]
 
@@ -55,6 +61,9 @@ class Decision(NamedTuple):
 
     statement: str  # the test, as in the source
     may_allocate: bool  # whether a branch does more than to print, to count and to leave
+    skips: bool = False  # whether what follows is left out where the test is true
+    fails: bool | None = None  # the truth value with which an exception is raised, or the program ends
+    taken: bool | None = None  # the value with which the test is true; None if it depends on others too
 
 
 def decides(frame: FrameType, comparing: bool) -> LoopTest | Decision | None:
@@ -84,17 +93,19 @@ def _decides(code: CodeType, last: int, line: int, comparing: bool) -> LoopTest 
 
 def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTest | Decision | None:
     value, has_other = True, False  # of the test, where the expression is true
+    is_alone = not (isinstance(node, ast.Compare) and len(node.ops) > 1)
     while True:
         parent = parents.get(node)
         if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
             value = not value
         elif isinstance(parent, ast.BoolOp):
-            has_other = has_other or isinstance(parent.op, ast.And) == value
+            has_other, is_alone = has_other or isinstance(parent.op, ast.And) == value, False
         elif isinstance(parent, (ast.GeneratorExp, ast.ListComp)) and node is parent.elt:
-            pass
+            is_alone = False
         elif not (isinstance(parent, ast.NamedExpr) or (isinstance(parent, ast.Call) and _is_of(parent, TRUTHS))):
             break
         node = parent
+    taken = value if is_alone else None
     if isinstance(parent, ast.While) and node is parent.test:
         return LoopTest(value, has_other or _leaves(parent.body), "while")
     if isinstance(parent, ast.If) and node is parent.test:
@@ -103,15 +114,24 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
             if exits and (loop := _loop_around(parent, parents)) is not None:
                 statement = "break" if isinstance(exits[0], ast.Break) else "return"
                 return LoopTest(goes_on, _ends_without(loop, exits[0]), statement)
-        return Decision(f"if {_text(node)}", any(map(_may_allocate, (*parent.body, *parent.orelse))))
+        skips = any(isinstance(each, (ast.Continue, ast.Return)) for each in parent.body)
+        may_allocate = any(map(_may_allocate, (*parent.body, *parent.orelse)))
+        fails = value if any(map(_fails, parent.body)) else not value if any(map(_fails, parent.orelse)) else None
+        return Decision(f"if {_text(node)}", may_allocate, skips, fails, taken)
+    if isinstance(parent, ast.Assert) and node is parent.test:
+        return Decision(f"assert {_text(node)}", False, False, not value, taken)
     if isinstance(parent, ast.IfExp) and node is parent.test:
-        return Decision(_text(parent), any(isinstance(each, ast.Call) for each in ast.walk(parent)))
+        makes = any(isinstance(each, ast.Call) for way in (parent.body, parent.orelse) for each in ast.walk(way))
+        return Decision(f"if {_text(node)}", makes, taken=taken)
     if through_names and isinstance(parent, ast.Assign) and node is parent.value:
         roles = [_role(each, parents, False) for each in _loads(parent.targets, parent, parents)]
         for role in roles:
             if isinstance(role, LoopTest):
                 return role._replace(goes_on=role.goes_on == value)
-        return next((role for role in roles if role is not None), None)
+        for role in roles:
+            if isinstance(role, Decision):
+                fails, taken = (each if each is None else each == value for each in (role.fails, role.taken))
+                return role._replace(fails=fails, taken=taken if is_alone else None)
     return None
 
 
@@ -130,6 +150,12 @@ def _may_allocate(statement: ast.stmt) -> bool:
         if isinstance(node, ast.Assign) and not isinstance(node.value, (ast.Constant, ast.Call)):
             return True
     return False
+
+
+def _fails(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return _is_of(statement.value, ENDS)
+    return isinstance(statement, ast.Raise)
 
 
 def _name_of(call: ast.Call) -> str:
@@ -171,26 +197,28 @@ class Use(NamedTuple):
     is_loop: bool  # it decides when a loop ends, and otherwise a size, as far as that is seen
 
 
-def becomes(frame: FrameType) -> Use | None:
+def becomes(frame: FrameType, is_float: bool = False) -> Use | None:
     """The use of a number that an instruction of the frame takes; None if it is only shown, compared or a position."""
-    return _becomes(frame.f_code, frame.f_lasti, frame.f_lineno)
+    return _becomes(frame.f_code, frame.f_lasti, frame.f_lineno, is_float)
 
 
 @lru_cache(4096)
-def _becomes(code: CodeType, last: int, line: int) -> Use | None:
+def _becomes(code: CodeType, last: int, line: int, is_float: bool) -> Use | None:
     if any(code.co_filename.startswith(folder) for folder in SHOWING):
         return None
     module = _parsed(code.co_filename)
     node = None if module is None else _expression(module[0], code, last, line)
     if module is None or node is None or not hasattr(code, "co_positions"):
-        return Use(f"line {line}", False)
+        return None if is_float else Use(f"line {line}", False)
+    if is_float:  # no size, unless it is made whole
+        return _flows(node, module[1], set(), True) if isinstance(node, ast.Call) else None
     if isinstance(node, ast.Subscript):
         return _size(node) if isinstance(node.slice, (ast.Slice, ast.Tuple)) else None
     if isinstance(node, ast.BinOp):
         return None if isinstance(node.op, ast.Mod) else _size(node)  # text % number
     if not isinstance(node, ast.Call):
         return _size(node)
-    if _is_of(node, SHOWN):
+    if _is_of(node, SHOWN | OF_DATA):
         return None
     return _flows(node, module[1], set(), False) if _is_of(node, CONVERSIONS) else _size(node)
 
@@ -214,8 +242,10 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if isinstance(parent, ast.Subscript) and node is parent.slice:
         return None
     if isinstance(parent, ast.Call):
-        if _is_of(parent, SHOWN | SEEDING):
+        if _is_of(parent, SHOWN):
             return None
+        if isinstance(function := parent.func, ast.Attribute) and function.attr == "append":
+            return None if is_float else _flows_of_list(function.value, parent, parents, seen)
         if _is_of(parent, CONVERSIONS | ROUNDING):
             return _flows(parent, parents, seen, _is_of(parent, FLOATS))
         return None if is_float else _size(parent)
@@ -231,6 +261,33 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if is_float or isinstance(role, Decision):
         return None
     return _size(parent if isinstance(parent, ast.expr) else node)
+
+
+def _flows_of_list(target: ast.expr, call: ast.Call, parents: Parents, seen: set[ast.AST]) -> Use | None:
+    """Where the numbers of a list may decide a size, to which the call adds one."""
+    if not isinstance(target, ast.Name):
+        return _size(call)
+    for each in _loads([target], call, parents):
+        parent = parents.get(each)
+        found: Use | None = _size(parent if isinstance(parent, ast.expr) else call)
+        if isinstance(parent, ast.Attribute) and parent.attr in ("append", "extend", "clear"):
+            found = None
+        elif isinstance(parent, ast.Subscript) and each is parent.value:
+            found = _flows(parent, parents, seen, False)
+        else:
+            while isinstance(parent, (ast.List, ast.Tuple)):
+                parent = parents.get(parent)
+            if isinstance(parent, ast.Call) and _is_of(parent, SHOWN | OF_DATA):
+                found = None
+        if found is not None:
+            return found
+    return None
+
+
+def is_data(frame: FrameType) -> bool:
+    """Whether the frame's instruction makes a tensor of the elements of a list."""
+    found = expression_at(frame)
+    return found is not None and isinstance(found[0], ast.Call) and _is_of(found[0], OF_DATA)
 
 
 def _size(node: ast.AST) -> Use:

@@ -10,7 +10,7 @@ every tensor that the program makes is without data.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map
 
-from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.levels import Level
+from runners.simulation.torch_assumed_numbers import is_assumed, plain_of
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
@@ -31,8 +31,11 @@ from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
+NO_DISPATCH_MODES = torch._C._DisableTorchDispatch
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
+CUFFT_PLANS = 4096  # that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
+DEVICE_OF_WRAPPER = 5  # its position in Tensor._make_wrapper_subclass, after the class and the size
 IN_A_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
     "method"
@@ -54,7 +57,7 @@ class ProgramDevice(TorchFunctionMode):
         self._beneath = Beneath(self, self._seen, tracer)
         self._storages = Storages(tracer, device, self._real, self._has_storage_here)
         tensor: Any = torch.Tensor
-        self._handlers: Mapping[Any, Handler] = {
+        self._handlers: dict[Any, Handler] = {
             tensor.device.__get__: self._device_of,
             tensor.is_cuda.__get__: self._is_type("cuda"),
             tensor.is_cpu.__get__: self._is_type("cpu"),
@@ -71,7 +74,6 @@ class ProgramDevice(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
-            torch.from_numpy: self._from_numpy,
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
@@ -93,6 +95,8 @@ class ProgramDevice(TorchFunctionMode):
             torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
+        if self._is_card:
+            self._handlers |= self._of_transforms()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -100,6 +104,9 @@ class ProgramDevice(TorchFunctionMode):
         make: Any = torch.Tensor._make_wrapper_subclass
 
         def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > DEVICE_OF_WRAPPER:
+                before, device, after = args[:DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER + 1 :]
+                return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
         with (
@@ -239,7 +246,9 @@ class ProgramDevice(TorchFunctionMode):
                 kwargs = self._with_generator(args, kwargs, real if _type(device) != "meta" else CPU)
             if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
                 with self._tracer.made_for(_type(device)):
-                    return func(*args, **kwargs)
+                    made = func(*args, **kwargs)
+                    self._tracer.see(made)
+                    return made
         if kwargs.get("pin_memory"):
             return self._pinned_copy(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -402,19 +411,12 @@ class ProgramDevice(TorchFunctionMode):
         if self.is_here(tensor):
             if self._is_card:
                 raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-            with NO_FUNCTION_MODES():
+            with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():
                 tensor = self._tracer.host_copy(tensor.detach())
         array = func(tensor, *args[1:], **kwargs)
         with NO_FUNCTION_MODES():
             level = self._tracer.numbers.level(tensor)
-        return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
-
-    def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensor = func(*args, **kwargs)
-        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
-            with NO_FUNCTION_MODES():
-                self._tracer.numbers.doubt(tensor, level)
-        return tensor
+        return array if level is Level.KNOWN else numpy_arrays().assumed(array, level, self._tracer.assumptions)
 
     def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *rest = args
@@ -422,11 +424,13 @@ class ProgramDevice(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._is_card:
             raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-        return func(self._tracer.host_copy(tensor.detach()), *rest, **kwargs)
+        with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():
+            copy = self._tracer.host_copy(tensor.detach())
+        return func(copy, *rest, **kwargs)
 
     def _list(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        with NO_FUNCTION_MODES():
+        with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():  # what stands for numbers is no memory of the program's
             numbers = self._tracer.numbers
             if not tensor.is_meta and numbers.level(tensor) is Level.KNOWN:
                 return func(tensor)
@@ -437,7 +441,7 @@ class ProgramDevice(TorchFunctionMode):
 
         def read(func: Any, args: Any, kwargs: Any) -> Any:
             tensor = args[0]
-            with NO_FUNCTION_MODES():
+            with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():  # what stands for numbers is no memory of the program's
                 numbers = self._tracer.numbers
                 if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or self._tracer.is_abstract(tensor):
                     return func(*args)
@@ -453,10 +457,23 @@ class ProgramDevice(TorchFunctionMode):
                     return self._tracer.assumptions.truth(bool(number), level, operator)
                 if kind is int:
                     return self._tracer.assumptions.whole(int(number), level, operator)
-                self._tracer.assumptions.note(operator)
-                return kind(number)
+                return self._tracer.assumptions.real(float(number), level, operator)
 
         return read
+
+    def _of_transforms(self) -> dict[Any, Handler]:
+        """The cache of cuFFT's plans, which are outside of the allocator."""
+        every: Any = torch
+
+        def size(func: Any, args: Any, kwargs: Any) -> Any:
+            raise self._tracer.unavailable("the number of cuFFT's plans is not followed: no transform is planned")
+
+        return {
+            every._cufft_get_plan_cache_size: size,
+            every._cufft_get_plan_cache_max_size: lambda func, args, kwargs: CUFFT_PLANS,
+            every._cufft_set_plan_cache_max_size: self._nothing,
+            every._cufft_clear_plan_cache: self._nothing,
+        }
 
     # --- copies, pickles and other libraries ---
 
@@ -492,7 +509,7 @@ class ProgramDevice(TorchFunctionMode):
     def _formatted(self, func: Any, args: Any, kwargs: Any) -> str:
         tensor, form = args
         if self.is_here(tensor) and tensor.dim() == 0:
-            with NO_FUNCTION_MODES():
+            with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():
                 return format(self._tracer.numbers.number(tensor, "format"), form)
         return self._text(func, args, kwargs)
 
@@ -553,11 +570,11 @@ def _plain(nested: Any) -> Any:
     return plain_of(nested)
 
 
-def assumed_arrays() -> Any:
+def numpy_arrays() -> Any:
     """Imported with NumPy, by a program that has it."""
-    from runners.simulation import assumed_arrays
+    from runners.simulation import torch_numpy_arrays
 
-    return assumed_arrays
+    return torch_numpy_arrays
 
 
 def _type(device: Any) -> str:

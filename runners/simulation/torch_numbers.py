@@ -49,6 +49,7 @@ MADE_EQUAL = frozenset(
     | {aten.new_full, aten.new_ones, aten.new_zeros, aten.scalar_tensor}
 )
 CHEAP = FOR_EACH_ELEMENT | EXTREMES | SUMS | {aten.arange, aten.linspace, aten.cat, aten.stack, aten.cumsum}
+CHEAP |= {aten.tril, aten.triu, aten.tril_, aten.triu_}
 EQUAL, UNEQUAL = frozenset({aten.eq, aten.isin}), frozenset({aten.ne})
 ABOUT_FINITE = frozenset({aten.isnan, aten.isinf, aten.isposinf, aten.isneginf})
 EITHER, BOTH = (
@@ -268,6 +269,8 @@ class Numbers:
             return self._filled(result, func, args, kwargs)
         if _is_undefined(func):
             return self._drawn(result, func, args, kwargs)
+        if packet is aten._is_all_true and self.level(args[0]) > Level.FINITE:
+            return _same(torch.ones(1, dtype=torch.bool), Level.FINITE)  # arguments of a distribution are assumed valid
         if packet in ARG_EXTREMES:
             return self._position(args[0], result, args[1] if len(args) > 1 else None)
         is_elementwise = torch.Tag.pointwise in func.tags or packet in FOR_EACH_ELEMENT

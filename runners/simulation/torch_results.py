@@ -80,14 +80,6 @@ def _lstsq(
     )
 
 
-def _equal(self: Tensor, other: Tensor) -> bool:
-    """Single booleans without data are torch.istft's own question whether its windows leave a gap, which is an error
-    (aten/src/ATen/native/SpectralOps.cpp, is_scalar_tensor_true). Of others it is not known."""
-    if self.dtype is other.dtype is torch.bool and not self.dim() and not other.dim():
-        return False
-    raise NotImplementedError("whether all numbers are equal depends on numbers that are not computed")
-
-
 def _like_input(at: int) -> Any:
     """A gradient of the shape of the argument in this place."""
 
@@ -115,7 +107,6 @@ RESULTS: Functions = {
     **dict.fromkeys(operators("_ctc_loss", "_ctc_loss.Tensor"), _ctc_loss),
     **dict.fromkeys(operators("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like_input(1)),
     **dict.fromkeys(operators("linalg_lstsq"), _lstsq),
-    **dict.fromkeys(operators("equal"), _equal),
     **dict.fromkeys(operators("geqrf"), _geqrf),
     **dict.fromkeys(
         operators("_masked_softmax", "_sample_dirichlet", "binomial", "_standard_gamma_grad"), _like_input(0)

@@ -15,28 +15,30 @@ import threading
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
+from torch.utils._contextlib import _DecoratorContextManager
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_gradients import GradientSums
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
+from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
-from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.torch_assumed_numbers import is_assumed, level_of_array, plain_of
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
     NOTHING,
@@ -49,8 +51,10 @@ from runners.simulation.torch_call_cache import (
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 from runners.simulation.torch_numbers import Numbers, is_followed
 from runners.simulation.torch_results import RESULTS
+from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
 
+OF_AUTOGRAD = -1  # the handle of autograd's thread
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 HOST, META, ABSTRACT_DEVICE = torch.device("cpu"), torch.device("meta"), "meta"
@@ -60,6 +64,8 @@ aten = torch.ops.aten
 
 class Extensions(Protocol):
     """Operators of libraries other than PyTorch."""
+
+    on_bound: Callable[[str, str], None]  # called with an operator whose result is of unknown size, and its bound
 
     def of(self, operator: Any) -> Any:
         """The function that computes an operator by others; None for one that is not known or is PyTorch's."""
@@ -104,6 +110,8 @@ class MetaTracer(UnseenByDynamo):
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
         self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
+        self._distinct = Distinct()
+        rules.extensions.on_bound = self.assumptions.bound
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
@@ -122,6 +130,8 @@ class MetaTracer(UnseenByDynamo):
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
+        self._first_thread = threading.get_ident()
+        self.host_tensors = TensorTracker()  # of a card's program: with data, in the memory of the host
         self._has_threads = False  # whether there was another thread than the workload's first
         self._turn = threading.RLock()
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
@@ -130,8 +140,9 @@ class MetaTracer(UnseenByDynamo):
         self.fake_modes = 0  # that the program is in: what it makes there takes no memory of any device
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
-        # The allocations of workspaces, in backward or not: autograd's device thread has its own handle.
-        self._workspaces: dict[bool, int] = {}
+        self._stream = 0
+        self._workspaces: dict[tuple[int, int], int] = {}  # their allocations, by handle and stream
+        self._handles: dict[int, int] = {}  # of matrix products, by living thread
         self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
     @contextmanager
@@ -166,6 +177,7 @@ class MetaTracer(UnseenByDynamo):
 
     def use_stream(self, number: int) -> None:
         """Allocate on this stream from here on."""
+        self._stream = number
         self.events.append(STREAM + number)
 
     def refuse_beyond(self, fraction: float) -> None:
@@ -293,6 +305,8 @@ class MetaTracer(UnseenByDynamo):
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
+        if func is aten.equal.default and (args[0].is_meta or args[1].is_meta):
+            return self._equal(*args)
         if (kernel := self._rules.extensions.of(func)) is not None:
             return self._followed(kernel, args, kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
@@ -318,6 +332,8 @@ class MetaTracer(UnseenByDynamo):
         if call is None:
             if signature is None and func not in BETWEEN_DEVICES:
                 args, kwargs = self._on_one_device(args, kwargs)
+            elif func in PUTTING and not self._rules.host_counts:
+                self._on_one_device((args[0], args[2]), {})
             self._rules.check(func, args)
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
@@ -450,6 +466,7 @@ class MetaTracer(UnseenByDynamo):
                 if isinstance(leaf, torch.Tensor):
                     self._trace(leaf, func)
         self.numbers.follow(result, func, args, kwargs)
+        self._distinct.follow(result, func, args)
 
     def _requested(self, event: int) -> int:
         """The number of a new allocation. Raises what a program on the device catches if it does not fit."""
@@ -463,12 +480,23 @@ class MetaTracer(UnseenByDynamo):
         return self._allocations - 1
 
     def _allocate_workspace(self) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._workspaces and not self._on_host:
-            self._workspaces[in_backward] = self._requested(WORKSPACE)
+        key = self._handle(), self._stream
+        if key not in self._workspaces and not self._on_host:
+            self._workspaces[key] = self._requested(WORKSPACE)
+
+    def _handle(self) -> int:
+        """The number of the library's handle: each thread has one, which the next has after its end, and so has
+        autograd's thread (aten/src/ATen/cuda/detail/DeviceThreadHandles.h)."""
+        if torch._C._current_graph_task_id() != -1:
+            return OF_AUTOGRAD
+        thread = threading.get_ident() if self._has_threads else self._first_thread
+        if thread not in self._handles:
+            self._handles[thread] = min(set(range(len(self._handles) + 1)) - set(self._handles.values()))
+        return self._handles[thread]
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
-        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+        if not tensor.is_meta and not (self._rules.host_counts and tensor.device.type == "cpu"):
+            self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
             estimates = getattr(tensor, "estimates", None)
@@ -527,6 +555,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _end_storage(self, key: int) -> None:
         self.numbers.forget(key)
+        self._distinct.forget(key)
         self._sums.died(key)
         self._free(self._storages.pop(key)[1])
 
@@ -545,6 +574,7 @@ class MetaTracer(UnseenByDynamo):
                 yield
             finally:
                 self._unordered_threads += self._is_unordered(*self._made_by.pop(thread))
+                self._handles.pop(thread, None)
 
     @property
     def unordered_threads(self) -> int:
@@ -580,13 +610,23 @@ class MetaTracer(UnseenByDynamo):
                         self.remember(tensor, value)
                         if assumed:
                             self.numbers.doubt(tensor, max(each.level for each in assumed))
+                    if (level := level_of_array(args[first])) > Level.KNOWN:
+                        self.numbers.doubt(tensor, level)
                 return tensor
 
             return made
 
-        makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
+        _device_constructors()  # PyTorch keeps this set of functions: it must not keep what replaces one
+        names = ("tensor", "as_tensor", "from_numpy")
+        makers = {name: remembering(getattr(torch, name), 0) for name in names}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def see(self, made: Any) -> None:
+        """Register a tensor that PyTorch makes beneath all operators, as torch.tensor does on `meta`."""
+        with torch._C.DisableTorchFunction():
+            if _is_dense(made):
+                self._registered(made.untyped_storage())
 
     def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Keep the value of a tensor without data."""
@@ -641,18 +681,33 @@ class MetaTracer(UnseenByDynamo):
             return result
         if func is aten.masked_select.default:
             shape: Any = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-            result = args[0].new_empty(self._count(args[1].expand(shape), func))
+            result = args[0].new_empty((self._count(args[1].expand(shape), func),))
         elif func is aten.nonzero.default:
             count = self._count(args[0], func)
             result = torch.empty((args[0].ndim, count), dtype=torch.int64, device="meta").t()
+        elif not all(map(self.numbers.knows, _tensors_of(args))):
+            bounded = at_most(self._distinct, func, args, kwargs)
+            if bounded is None:
+                raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+            self.assumptions.bound(str(func.overloadpacket), bounded.bound)
+            result = bounded.result
         else:
-            for leaf in tree_iter(args):
-                if isinstance(leaf, torch.Tensor) and not self.numbers.knows(leaf):
-                    raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
             made = func(*tree_map(self._value_if_meta, args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
         self._trace_all(result, func, args, kwargs)
         return result
+
+    def _equal(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        """Whether all numbers of two tensors are equal. Those that are not known are assumed to differ somewhere."""
+        if first.shape != second.shape:
+            return False
+        if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
+            return False
+        if _is_same(first, second):
+            return True
+        if self.numbers.knows(first) and self.numbers.knows(second):
+            return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
+        return self.assumptions.truth(False, Level.ASSUMED, "torch.equal")
 
     def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
@@ -735,7 +790,28 @@ os.register_at_fork(after_in_child=_work_with_data)
 def _without_inference_mode() -> AbstractContextManager[None]:
     """Trace inference mode as no_grad, which takes the same memory: in inference mode composite operators are not
     decomposed, and to decompose them here takes four times as long."""
-    return replaced(torch, inference_mode=torch.no_grad)
+    return replaced(torch, inference_mode=_InferenceMode)
+
+
+class _InferenceMode(_DecoratorContextManager):
+    """torch.inference_mode without inference tensors. `inference_mode(False)` lets autograd record again."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        self.mode = mode
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(torch.is_grad_enabled())
+        torch._C._set_grad_enabled(not self.mode)
+
+    def __exit__(self, *raised: object) -> None:
+        torch._C._set_grad_enabled(self._before.pop())
+
+    def clone(self) -> _InferenceMode:
+        return type(self)(self.mode)
 
 
 @contextmanager
@@ -801,6 +877,14 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one shape are the same elements of one storage."""
+    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
+        return False
+    storages = [each.untyped_storage()._cdata for each in (first, second)]
+    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
+
+
 def _tensors_of(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_iter(values) if isinstance(leaf, torch.Tensor)]
 
@@ -837,9 +921,8 @@ REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
-WITH_INDICES = frozenset(
-    {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-)
+PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
+WITH_INDICES = PUTTING | {aten.index.Tensor}
 # Their tensors may be on several devices.
 BETWEEN_DEVICES = frozenset(
     {

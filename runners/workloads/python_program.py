@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import io
 import os
 import re
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any, NoReturn
 
 from runners import failure, fingerprint
 from runners.phases import Unavailable
@@ -156,13 +158,23 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _is_script_of_this_interpreter(path: str) -> bool:
-    """Whether a program is one of the scripts that an installation leaves, with the interpreter in its first line."""
+    """Whether a program is a script whose first line names this interpreter, as the scripts of an installation do.
+
+    `env python` there is the python of PATH, which is not always the measured one.
+    """
     try:
         with open(path, "rb") as file:
             first = file.readline(1000).decode(errors="replace").strip()
     except OSError:
         return False
-    return first.startswith("#!/") and _is_this_interpreter(first[2:].split()[0])
+    if not first.startswith("#!/"):
+        return False
+    interpreter, *words = first[2:].split()
+    if os.path.basename(interpreter) == "env":
+        words = [word for word in words if word not in ("-S", "-u")]
+        found = shutil.which(words[0]) if words else None
+        return found is not None and _is_same(found, sys.executable)
+    return _is_this_interpreter(interpreter)
 
 
 def _of_interpreter(words: list[str], environ: Mapping[str, str | None]) -> PythonProgram:
@@ -298,7 +310,7 @@ def _run(program: PythonProgram) -> None:
 @contextlib.contextmanager
 def _as_started(program: PythonProgram) -> Iterator[_Errors]:
     """The arguments, the path, the environment and the exits of a program that an interpreter starts."""
-    owner, leave = os.getpid(), os._exit
+    owner, leave, replacing = os.getpid(), os._exit, {name: getattr(os, name) for name in ("execv", "execve")}
     before = sys.argv, list(sys.path), dict(os.environ), sys.orig_argv, sys.stderr, sys.modules["__main__"]
 
     def left(code: int) -> None:
@@ -306,9 +318,20 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             leave(code)
         raise Ended(code, at_once=True)
 
+    def replaced(name: str, *words: Any) -> NoReturn:
+        if os.getpid() != owner:
+            replacing[name](*words)
+        raise Unavailable(f"os.{name}: the program replaces itself by {words[0]}, which is not calculated; start that")
+
+    unhandled = threading.excepthook
+
+    def thread_ended(failed: Any) -> None:
+        if not issubclass(failed.exc_type, Ended):
+            unhandled(failed)
+
     # Of the descriptor: the stream was made before the descriptor became a pipe, and may believe that it is a file.
-    stream = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
-    errors = _Errors(stream, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    descriptor = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
+    errors = _Errors(descriptor, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     try:
         for name, value in program.environ.items():
             if value is None:
@@ -322,8 +345,10 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
         sys.path[:] = _path_of(program, before[1])
         for each in program.warnings:
             warnings._processoptions([each])  # type: ignore[attr-defined]
-        sys.stderr = errors
+        sys.stderr, threading.excepthook = errors, thread_ended
         os._exit = left  # type: ignore[assignment]
+        for name in replacing:
+            setattr(os, name, functools.partial(replaced, name))
         yield errors
     finally:
         if os.getpid() == owner:
@@ -331,7 +356,9 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()
             errors.detach()
-            os._exit = leave
+            os._exit, threading.excepthook = leave, unhandled
+            for name, function in replacing.items():
+                setattr(os, name, function)
             sys.argv, sys.path[:], environ, sys.orig_argv, sys.stderr, sys.modules["__main__"] = before
             os.environ.clear()
             os.environ.update(environ)

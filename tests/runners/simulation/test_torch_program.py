@@ -71,6 +71,96 @@ def test_a_script_without_an_optimizer_runs_to_its_end(script: Any) -> None:
     assert ended.peaks["requested"] == MIB
 
 
+MARKED = """
+import contextlib, threading, torch
+from torch.profiler import record_function
+from torch.cuda import nvtx
+model = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+with contextlib.suppress(BaseException):
+    for step in range(10**9):
+        with record_function("forward"):
+            loss = model(torch.ones(8, 1024, device="cuda")).sum()
+            with record_function("inside"):
+                pass
+        thread = threading.Thread(target=lambda: record_function("elsewhere").__enter__())
+        thread.start(), thread.join()
+        nvtx.range_push("backward")
+        loss.backward()
+        nvtx.range_pop()
+        with nvtx.range("run"):
+            optimizer.step()
+        optimizer.zero_grad()
+with record_function("late"):
+    held = torch.ones(2**28, device="cuda")
+"""
+
+
+def test_the_marks_of_a_script_are_its_phases(script: Any) -> None:
+    ended = script(MARKED)
+    assert (ended.error, ended.steps) == (None, 2)
+    phases = [line for line in ended.lines if line["kind"] == "ended" and line["phase"] != "between"]
+    assert [(line["phase"], line["run_index"]) for line in phases] == [
+        ("run", None),
+        *((name, step) for step in range(3) for name in ("forward", "backward", "run mark")),
+    ]
+    assert all(line["completed"] for line in phases)
+    peak = {(line["phase"], line["run_index"]): line["counters"]["sim:card"]["peak"]["requested"] for line in phases}
+    assert peak["run", None] == 4 * MIB, "the weights"
+    assert peak["backward", 1] - peak["backward", 0] == 8 * MIB, "the optimizer's state"
+    assert ended.peaks["requested"] < 128 * MIB, "what a script does after its end does not count"
+
+
+def test_a_mark_in_which_a_script_fails_did_not_complete(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        held = torch.ones(4, device="cuda")
+        with torch.profiler.record_function("work"):
+            raise ValueError("wrong")
+        """
+    )
+    (work,) = [line for line in ended.lines if line["kind"] == "ended" and line["phase"] == "work"]
+    assert (ended.error, work["completed"]) == ("ValueError: wrong", False)
+
+
+def test_a_script_that_trains_in_a_thread_ends_with_its_steps(script: Any) -> None:
+    train = TRAINS.replace("for step in", "def train():\n  for step in").replace("\n    ", "\n      ")
+    code = train + "import threading\nthread = threading.Thread(target=train)\nthread.start(), thread.join()\n"
+    ended = script(code)
+    assert (ended.error, ended.steps) == (None, 2)
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(gradient_accumulation_steps=3)
+print(accelerator.device, accelerator.mixed_precision)
+model = torch.nn.Linear(512, 512)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+for batch in range(10**9):
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(4, 512, device=accelerator.device)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    print(batch)
+"""
+LAUNCH = ("python", "-m", "accelerate.commands.launch", "--num_machines", "1", "--dynamo_backend", "no")
+
+
+def test_accelerate_launch_of_one_process_is_followed_with_its_settings(
+    script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate.commands.launch")
+    (tmp_path / "accelerated.py").write_text(ACCELERATED)
+    ended = calculated_command(*LAUNCH, "--num_processes", "1", "--mixed_precision", "bf16", "accelerated.py")
+    assert (ended.error, ended.steps) == (None, 2)
+    # Of nine batches the last begins a third step.
+    assert capfd.readouterr().out.splitlines() == ["cuda bf16", *map(str, range(8))]
+    several = calculated_command(*LAUNCH, "--num_processes", "2", "--multi_gpu", "accelerated.py")
+    assert "accelerate.commands.launch.multi_gpu_launcher: the ranks of a program are processes" in str(several.error)
+
+
 def test_the_optimizer_that_stepped_first_counts(script: Any) -> None:
     code = """
     import torch
@@ -194,6 +284,19 @@ def test_a_file_that_the_program_removed_and_wrote_again_is_the_new_one(script: 
     assert ended.error is None, ended.lines[-1]["traceback"]
 
 
+def test_a_saved_file_is_found_by_the_file_that_the_program_opens(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        with open("best.pt", "wb") as file:
+            torch.save({"a": torch.zeros(8, device="cuda")}, file)
+        with open("best.pt", "rb") as file:
+            assert torch.load(file)["a"].is_cuda
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+
+
 @pytest.mark.parametrize("where", ["'cuda'", "torch.device('cuda', 0)", "{'cpu': 'cuda:0'}"])
 def test_a_checkpoint_is_loaded_onto_the_card(script: Any, tmp_path: Path, where: str) -> None:
     import torch
@@ -260,6 +363,121 @@ def test_ranks_are_unavailable_by_name(script: Any, code: str) -> None:
     ended = script(f"import torch\nheld = torch.ones(4, device='cuda')\n{code}")
     assert "processes of their own, which are not calculated" in str(ended.error)
     assert str(ended.error).startswith("runners.phases.Unavailable: torch.")
+
+
+STARTS = """
+import multiprocessing, subprocess, sys, torch
+def rank(index):
+    torch.distributed.init_process_group("gloo", rank=index, world_size=2, init_method="file:///nowhere")
+def use(index):
+    torch.ones(2, device="cuda")
+def prepare(index):
+    torch.ones(2).sum()
+if __name__ == "__main__":
+    held = torch.ones(4, device="cuda")
+    def run(method, target):
+        process = multiprocessing.get_context(method).Process(target=target, args=(0,))
+        process.start(), process.join()
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import torch'])", "imports torch, which is not calculated: -c import"),
+        (
+            "run('spawn', use)",
+            "uses",
+        ),
+        (
+            "run('spawn', rank)",
+            "is one",
+        ),
+        (
+            "run('fork', rank)",
+            "is one",
+        ),
+    ],
+)
+def test_a_process_that_works_on_a_card_of_its_own_is_unavailable_by_name(script: Any, start: str, why: str) -> None:
+    ended = script(STARTS.format(start))
+    assert str(ended.error).startswith(f"runners.phases.Unavailable: a process that the program started {why}")
+
+
+@pytest.mark.parametrize(
+    ("start", "notes"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import json'])", []),
+        ("with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(prepare, [1])", []),
+        (
+            "run('spawn', prepare)",
+            ["processes of multiprocessing that were started, and are not followed: 1"],
+        ),
+    ],
+)
+def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, notes: list[str]) -> None:
+    ended = script(STARTS.format(start))
+    assert (ended.error, ended.notes) == (None, notes)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_script_may_set_the_allocators_settings_before_it_uses_the_card(
+    script: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    code = """
+    import os
+    os.environ[{!r}] = {!r}
+    import torch
+    held = torch.empty(11 * 2**20, dtype=torch.uint8, device="cuda")
+    print(torch.cuda.memory_reserved() // 2**20)
+    """
+    usual = script("import torch; held = torch.empty(11 * 2**20, dtype=torch.uint8, device='cuda')")
+    found = script(code.format(name, "expandable_segments:True"))
+    assert (usual.peaks["reserved"], found.peaks["reserved"]) == (12 * MIB, 20 * MIB)
+    assert found.notes == ["the program sets the allocator's settings: expandable_segments:True"]
+    assert script(code.format(name, "expandable_segments:False")).peaks["reserved"] == 12 * MIB
+    refused = script(code.format(name, "backend:cudaMallocAsync"))
+    assert "the allocator's settings of the program: " in str(refused.error)
+    assert str(refused.error).startswith("runners.phases.Unavailable")
+
+
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("total", [None, 2 * MIB])
+def test_tensors_in_host_memory_stand_beside_the_cards(total: int | None) -> None:
+    """Of operators in all threads, until they are freed. A refusal by the card does not hide them."""
+
+    def program(*, device: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import torch
+
+        rows = torch.zeros(MIB, dtype=torch.uint8)
+        read = ThreadPoolExecutor(1).submit(torch.ones, 2 * MIB, dtype=torch.uint8).result()
+        held = [rows.to(device), read.to(device)]
+        del read
+        held.append(torch.zeros(MIB, dtype=torch.uint8).to(device))
+
+    found = calculated(program, total=total)
+    assert (found.error is None) == (total is None)
+    assert [line["peak_bytes"] for line in found.lines if line["kind"] == "host_tensors"] == [3 * MIB]
+    if total is None:
+        assert found.peaks["requested"] == 4 * MIB
+
+
+def test_on_a_calculated_host_all_tensors_are_the_devices() -> None:
+    def program(*, device: str) -> None:
+        import torch
+
+        torch.zeros(MIB, dtype=torch.uint8)
+
+    assert not [line for line in calculated(program, card=HOST).lines if line["kind"] == "host_tensors"]
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

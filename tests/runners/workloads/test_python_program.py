@@ -71,9 +71,18 @@ def test_what_is_no_program_of_this_interpreter_is_unavailable_by_name(argv: lis
         python_program(argv)
 
 
-def test_a_script_that_an_installation_leaves_is_a_program_of_its_interpreter(tmp_path: Path) -> None:
+def test_a_script_whose_first_line_names_the_interpreter_is_a_program_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "tool"
-    for first, is_ours in ((sys.executable, True), ("/usr/bin/perl", False)):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    name = Path(sys.executable).name
+    for first, is_ours in (
+        (sys.executable, True),
+        ("/usr/bin/perl", False),
+        (f"/usr/bin/env {name}", True),
+        ("/usr/bin/env perl", False),
+    ):
         script.write_text(f"#!{first}\nprint(1)\n")
         script.chmod(0o755)
         if is_ours:
@@ -181,7 +190,7 @@ def test_standard_error_may_have_become_a_pipe_after_the_interpreter_took_it_for
     """As in a process that is forked for an attempt, where the sweep's standard error is a file."""
     code = (
         "import os; read, write = os.pipe(); os.dup2(write, 2); from runners.workloads import python_program as p; "
-        "code = p.exit_code(p.python_program(['python', 'no.py'])); print(code[0], os.read(read, 1000), flush=True); "
+        "code = p.exit_code(p.python_program(['python', 'no.py'])); print(code[0], os.read(read, 99), flush=True); "
         "os._exit(0)"
     )
     environ = {"PYTHONPATH": str(Path(module.__file__).parents[2])}
@@ -219,3 +228,10 @@ def test_a_program_beside_the_measured_interpreter_is_found_without_an_activated
     tool.write_text(f"#!{sys.executable}\n")
     tool.chmod(0o755)
     assert with_interpreter([tool.name, "x"], sys.executable) == [str(tool), "x"]
+
+
+def test_a_program_that_replaces_itself_is_unavailable_by_name() -> None:
+    with pytest.raises(Unavailable, match=r"os\.execv: the program replaces itself by /bin/true"):
+        exit_code(python_program(["python", "-c", "import os; os.execlp('/bin/true', 'true')"]))
+    code = "import os; pid = os.fork() or os.execv('/bin/true', ['true']); exit(os.waitpid(pid, 0)[1])"
+    assert exit_code(python_program(["python", "-c", code])) == (0, "")

@@ -41,7 +41,7 @@ class UnwrittenFiles:
 
     def name(self, file: Any) -> str:
         """Note that this was not written: a path, or an object that has a name. The program does not find it either."""
-        name = _path(file) or str(getattr(file, "name", type(file).__name__))
+        name = _path(file) or type(file).__name__
         self._names[name] = None
         return name
 
@@ -147,7 +147,9 @@ class UnwrittenFiles:
 
 
 def _path(file: Any) -> str | None:
-    """The path that a program gave for a file; None for an open file or a descriptor."""
+    """The path of a file that a program gave by its name or opened; None for another object or a descriptor."""
+    if not isinstance(file, (str, bytes, os.PathLike)):
+        file = getattr(file, "name", None)
     return os.fsdecode(file) if isinstance(file, (str, bytes, os.PathLike)) else None
 
 

@@ -9,7 +9,10 @@ whole number is. A floating-point number cannot become a size unless it is made 
 from __future__ import annotations
 
 import math
+import numbers
 import operator
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +24,8 @@ from runners.simulation.levels import Level
 if TYPE_CHECKING:
     from runners.simulation.assumptions import Assumptions
 
+OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+NUMPY = f"{os.sep}numpy{os.sep}"
 SEQUENCES = (list, tuple, str, bytes, bytearray)
 
 
@@ -62,6 +67,12 @@ class _Assumed:
     def __int__(self) -> int:
         return self.assumptions.whole(int(plain_of(self)), self.level, "int")
 
+    def __float__(self) -> float:
+        value = float(plain_of(self))
+        if sys._getframe(1).f_code.co_filename.startswith(OWN):
+            return value
+        return self.assumptions.real(value, self.level, "float")
+
     def __bool__(self) -> bool:
         return self.assumptions.truth(bool(plain_of(self)), self.level, "bool", of_number=True)
 
@@ -75,7 +86,7 @@ class _Assumed:
         return repr(plain_of(self))
 
     def as_integer_ratio(self) -> Any:
-        return tuple(map(self._with, plain_of(self).as_integer_ratio()))
+        return plain_of(self).as_integer_ratio()  # for exact fractions, of which no size is made
 
     def is_integer(self) -> bool:
         return float(plain_of(self)).is_integer()
@@ -103,6 +114,10 @@ class AssumedInt(_Assumed, torch.SymInt):
     __slots__ = ("assumptions", "level", "plain")
     __array_priority__ = 1000.0  # NumPy's numbers leave the arithmetic to this class
 
+    def __new__(cls, plain: Any) -> Any:
+        """A plain number for one that is not whole: `statistics` makes a mean by the class of the numbers."""
+        return super().__new__(cls) if type(plain) is int else float(plain)
+
     def __init__(self, plain: int) -> None:
         self.plain = plain
 
@@ -116,10 +131,15 @@ class AssumedInt(_Assumed, torch.SymInt):
         return _Node(self)
 
     def __index__(self) -> int:
+        if sys._getframe(1).f_code.co_filename.startswith(OWN):  # it is stored as what the program reports
+            return self.plain
         return self.assumptions.whole(self.plain, self.level, "index")
 
-    def __float__(self) -> float:
-        return float(self.plain)
+    def __int__(self) -> int:
+        if NUMPY in sys._getframe(1).f_code.co_filename:  # an array's element, of which NumPy computes
+            self.assumptions.note("numpy.array")
+            return self.plain
+        return super().__int__()
 
     def __complex__(self) -> complex:
         return complex(self.plain)
@@ -127,7 +147,8 @@ class AssumedInt(_Assumed, torch.SymInt):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         import numpy as np
 
-        return np.array(self.assumptions.whole(self.plain, self.level, "numpy.array"), dtype)
+        self.assumptions.note("numpy.array")
+        return np.array(self.plain, dtype)
 
     def bit_length(self) -> Any:
         return self._with(self.plain.bit_length())
@@ -140,6 +161,9 @@ class AssumedInt(_Assumed, torch.SymInt):
 
     numerator = property(_Assumed.conjugate)
     denominator = property(lambda self: 1)
+
+
+numbers.Integral.register(AssumedInt)
 
 
 class _Node:
@@ -155,8 +179,7 @@ class _Node:
         return False
 
     def guard_int(self, file: Any = None, line: Any = None) -> int:
-        self._number.assumptions.size(self._number, "torch")
-        return self._number.plain
+        return self._number.assumptions.given_to_torch(self._number)
 
     int_ = expect_size = guard_int
 
@@ -178,6 +201,11 @@ def plain_of(number: Any) -> Any:
 def is_assumed(value: Any) -> bool:
     kind = type(value)
     return kind is AssumedInt or kind is AssumedFloat
+
+
+def level_of_array(value: Any) -> Level:
+    """That of an array of NumPy's (assumed_arrays.py)."""
+    return value.level if type(value).__name__ == "AssumedArray" else Level.KNOWN
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
