@@ -132,3 +132,19 @@ def test_a_constant_that_is_made_on_meta_is_there_and_takes_nothing(card: Any) -
     found = calculated(program, card)
     assert found.returned == {"result": ["meta"]}
     assert max(found.peaks.get("tensor", 0), found.peaks.get("requested", 0)) <= 64
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_calculated_host_takes_the_batches_of_a_data_loaders_workers(workers: int) -> None:
+    def program(workers: int, **_: Any) -> list[str]:
+        data = torch.utils.data.TensorDataset(torch.randn(16, MIB // 4), torch.arange(16))
+        seen = []
+        for batch, labels in torch.utils.data.DataLoader(data, batch_size=4, num_workers=workers):
+            seen.append(f"{batch.device} {list(batch.shape)} {list(labels.shape)}")
+            del batch, labels
+        return sorted(set(seen))
+
+    found = calculated(program, HOST, workers=workers)
+    assert found.returned == {"result": [f"cpu {[4, MIB // 4]} [4]"]}
+    if workers:  # without, the next batch is made of parts while this one is named by nobody
+        assert (16 + 4) * MIB <= found.peaks["tensor"] < (16 + 8) * MIB + MIB
