@@ -38,8 +38,12 @@ USUAL_RECURSION_LIMIT = 1000
 # What calculated attempts need of ours, for the template to import once; a measured process imports it when it needs
 # it. Then, what they need by the library of their model.
 OF_A_CALCULATION = (
+    "torch._dynamo",  # the shapes of a product's gradients import it, and sympy: 1 s of each attempt
     "runners.simulation.simulate",
+    "runners.simulation.torch_card",
+    "runners.simulation.torch_cuda_backend",
     "runners.simulation.torch_device_rules",
+    "runners.simulation.torch_program",
     "runners.simulation.torch_tracer",
     "runners.torch_fingerprint",
 )

@@ -77,8 +77,8 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
                 setattr(error, AT_THE_RAISE, self._alive(raised_by=func))
             raise
 
-    def _track(self, tensor: torch.Tensor) -> None:
-        super()._track(tensor)
+    def track(self, tensor: torch.Tensor) -> None:
+        super().track(tensor)
         key = tensor.untyped_storage()._cdata
         if key in self._storages and key not in self._origins:
             self._origins[key] = Origin(self._called.operator, tensor.shape, tensor.dtype, _stack(), self.where())

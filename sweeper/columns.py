@@ -16,7 +16,7 @@ Version (in each file's metadata, `sweeper.schema`):
         peak_graph_pools_bytes, context_bytes; in phases: refusals, refused_bytes, graph_pools. contaminated is about
         change: a process that was there before and stayed as it was is none
     8   new in points and attempts: notes, workload.steps, workload.rules, workload.assume, assumed_values,
-        assumed_places, assumed_bounds
+        assumed_places, assumed_bounds, host_tensor_peak_bytes
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -336,6 +336,13 @@ ENDED = (
         "assumed_bounds",
         "calculated points only: where such a number decides a size or the length of a loop, so that the peak is at "
         "most the true one's bound, as JSON: file, line, function, operator, bound, times",
+    ),
+    _outcome(
+        "host_tensor_peak_bytes",
+        INT,
+        "calculated cards and programs of your own only (custom, command): peak of the live tensors that operators "
+        "returned in host memory, such as batches before they are moved. The card's peaks do not include it",
+        "bytes",
     ),
     Column("skipped_because", TEXT, "attempt whose result implies this point's, so that it was skipped"),
     Column(

@@ -101,14 +101,15 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
                 self.was_refused(error)
                 raise
         if isinstance(result, torch.Tensor):
-            self._track(result)
+            self.track(result)
         else:
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
-                    self._track(leaf)
+                    self.track(leaf)
         return result
 
-    def _track(self, tensor: torch.Tensor) -> None:
+    def track(self, tensor: torch.Tensor) -> None:
+        """Count the storages of a tensor in host memory, once each."""
         if tensor.device.type != "cpu":
             return
         with self._counting:

@@ -1,7 +1,7 @@
 """NumPy's arrays of assumed numbers: what a program computes from them on the host remembers that it is assumed.
 
-NumPy keeps the class of an array in arithmetic, comparisons, slices and sums. It drops it where a function makes an
-array of a list of others (`np.concatenate`) or asks for a plain one (`np.asarray`).
+NumPy keeps the class of an array in arithmetic, comparisons, slices and sums. It drops the class where a function makes
+an array of a list of others (`np.concatenate`) or asks for a plain one (`np.asarray`).
 """
 
 from __future__ import annotations

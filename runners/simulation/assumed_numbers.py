@@ -80,7 +80,7 @@ class _Assumed:
         return repr(plain_of(self))
 
     def as_integer_ratio(self) -> Any:
-        return tuple(map(self._with, plain_of(self).as_integer_ratio()))
+        return plain_of(self).as_integer_ratio()  # for exact fractions, of which no size is made
 
     def is_integer(self) -> bool:
         return float(plain_of(self)).is_integer()
@@ -107,6 +107,10 @@ class AssumedInt(_Assumed, torch.SymInt):
 
     __slots__ = ("assumptions", "level", "plain")
     __array_priority__ = 1000.0  # NumPy's numbers leave the arithmetic to this class
+
+    def __new__(cls, plain: Any) -> Any:
+        """A plain number for one that is not whole: `statistics` makes a mean by the class of the numbers."""
+        return super().__new__(cls) if type(plain) is int else float(plain)
 
     def __init__(self, plain: int) -> None:
         self.plain = plain

@@ -24,6 +24,7 @@ OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 MOST_TESTS = 100_000  # assumed tests of one loop, after which it is taken as one that does not end
 MOST_PLACES = 50  # that are named one by one
 MOST_NOTES = 3
+WAYS = {None: "", True: "taken", False: "not taken"}
 AT_MOST_ALL = "at most all"
 
 
@@ -41,7 +42,7 @@ class Assumptions:
         self._assumed: dict[tuple[str, int, str, str], int] = {}
         self._bounds: dict[tuple[str, int, str, str, str], int] = {}
         self._tests: dict[tuple[str, int], int] = {}
-        self._decided: dict[tuple[str, int, str], dict[bool, None]] = {}  # of a place and a test, in order
+        self._decided: dict[tuple[str, int, str], dict[str, None]] = {}  # of a place and a test, in order
 
     # --- what was asked ---
 
@@ -129,19 +130,22 @@ class Assumptions:
 
     def _decide(self, value: bool, decided: Decision) -> None:
         """Note which branch the program takes by an assumed number."""
-        key = (*self.place(), f"{decided.statement}: {value}")
+        is_taken = None if decided.taken is None else value == decided.taken
+        way = WAYS[is_taken]
+        key = (*self.place(), f"{decided.statement}{way and f': {way}'}")
         self._assumed[key] = self._assumed.get(key, 0) + 1
-        if decided.may_allocate or (value and decided.skips):
-            self._decided.setdefault((key[0], key[1], decided.statement), {})[value] = None
+        if decided.may_allocate or (is_taken and decided.skips):
+            self._decided.setdefault((key[0], key[1], decided.statement), {})[way] = None
 
     def notes(self) -> list[str]:
         """The branches whose other way may take other memory."""
         found = []
-        for (file, line, statement), values in list(self._decided.items())[:MOST_NOTES]:
-            way = " and ".join("taken" if value else "not taken" for value in values)
-            found.append(f"{file}:{line}: by an assumed number `{statement}` is {way}; otherwise the peak may differ")
+        for (file, line, statement), ways in list(self._decided.items())[:MOST_NOTES]:
+            way = " and ".join(filter(None, ways))
+            decides = f"an assumed number decides `{statement}`{way and f', which is {way}'}"
+            found.append(f"{file}:{line}: {decides}; the other way may take other memory")
         if (more := len(self._decided) - MOST_NOTES) > 0:
-            found.append(f"{more} more branches are decided by assumed numbers")
+            found.append(f"assumed numbers decide {more} more branches")
         return found
 
     def whole(self, value: int, level: Level, operator: str) -> int:

@@ -31,13 +31,12 @@ SHOWN = frozenset(
 ) | {
     *("info", "debug", "warning", "warn", "error", "log", "log_metric", "log_metrics", "add_scalar", "set_postfix"),
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
-    *("sleep", "seed", "manual_seed"),
+    *("sleep", "seed", "manual_seed", "default_rng", "RandomState", "Random"),
 }
 # Functions that take the elements of a list as they are.
 OF_DATA = frozenset(
     {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
 )
-SEEDING = frozenset({"manual_seed", "seed", "default_rng", "RandomState", "Random"})
 HARMLESS = (
     SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
 )
@@ -64,6 +63,7 @@ class Decision(NamedTuple):
     may_allocate: bool  # whether a branch does more than to print, to count and to leave
     skips: bool = False  # whether what follows is left out where the test is true
     fails: bool | None = None  # the truth value with which an exception is raised, or the program ends
+    taken: bool | None = None  # the value with which the test is true; None if it depends on others too
 
 
 def decides(frame: FrameType, comparing: bool) -> LoopTest | Decision | None:
@@ -93,17 +93,19 @@ def _decides(code: CodeType, last: int, line: int, comparing: bool) -> LoopTest 
 
 def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTest | Decision | None:
     value, has_other = True, False  # of the test, where the expression is true
+    is_alone = not (isinstance(node, ast.Compare) and len(node.ops) > 1)
     while True:
         parent = parents.get(node)
         if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
             value = not value
         elif isinstance(parent, ast.BoolOp):
-            has_other = has_other or isinstance(parent.op, ast.And) == value
+            has_other, is_alone = has_other or isinstance(parent.op, ast.And) == value, False
         elif isinstance(parent, (ast.GeneratorExp, ast.ListComp)) and node is parent.elt:
-            pass
+            is_alone = False
         elif not (isinstance(parent, ast.NamedExpr) or (isinstance(parent, ast.Call) and _is_of(parent, TRUTHS))):
             break
         node = parent
+    taken = value if is_alone else None
     if isinstance(parent, ast.While) and node is parent.test:
         return LoopTest(value, has_other or _leaves(parent.body), "while")
     if isinstance(parent, ast.If) and node is parent.test:
@@ -115,18 +117,21 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
         skips = any(isinstance(each, (ast.Continue, ast.Return)) for each in parent.body)
         may_allocate = any(map(_may_allocate, (*parent.body, *parent.orelse)))
         fails = value if any(map(_fails, parent.body)) else not value if any(map(_fails, parent.orelse)) else None
-        return Decision(f"if {_text(node)}", may_allocate, skips, fails)
+        return Decision(f"if {_text(node)}", may_allocate, skips, fails, taken)
     if isinstance(parent, ast.Assert) and node is parent.test:
-        return Decision(f"assert {_text(node)}", False, False, not value)
+        return Decision(f"assert {_text(node)}", False, False, not value, taken)
     if isinstance(parent, ast.IfExp) and node is parent.test:
         makes = any(isinstance(each, ast.Call) for way in (parent.body, parent.orelse) for each in ast.walk(way))
-        return Decision(f"if {_text(node)}", makes)
+        return Decision(f"if {_text(node)}", makes, taken=taken)
     if through_names and isinstance(parent, ast.Assign) and node is parent.value:
         roles = [_role(each, parents, False) for each in _loads(parent.targets, parent, parents)]
         for role in roles:
             if isinstance(role, LoopTest):
                 return role._replace(goes_on=role.goes_on == value)
-        return next((role for role in roles if role is not None), None)
+        for role in roles:
+            if isinstance(role, Decision):
+                fails, taken = (each if each is None else each == value for each in (role.fails, role.taken))
+                return role._replace(fails=fails, taken=taken if is_alone else None)
     return None
 
 
@@ -235,7 +240,7 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
     if isinstance(parent, ast.Subscript) and node is parent.slice:
         return None
     if isinstance(parent, ast.Call):
-        if _is_of(parent, SHOWN | SEEDING):
+        if _is_of(parent, SHOWN):
             return None
         if isinstance(function := parent.func, ast.Attribute) and function.attr == "append":
             return None if is_float else _flows_of_list(function.value, parent, parents, seen)

@@ -10,7 +10,7 @@ every tensor that the program makes is without data.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any
@@ -33,6 +33,8 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
+CUFFT_PLANS = 4096  # that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
+DEVICE_OF_WRAPPER = 5  # its position in Tensor._make_wrapper_subclass, after the class and the size
 IN_A_FORK = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
     "method"
@@ -54,7 +56,7 @@ class ProgramDevice(TorchFunctionMode):
         self._beneath = Beneath(self, self._seen, tracer)
         self._storages = Storages(tracer, device, self._real, self._has_storage_here)
         tensor: Any = torch.Tensor
-        self._handlers: Mapping[Any, Handler] = {
+        self._handlers: dict[Any, Handler] = {
             tensor.device.__get__: self._device_of,
             tensor.is_cuda.__get__: self._is_type("cuda"),
             tensor.is_cpu.__get__: self._is_type("cpu"),
@@ -93,6 +95,8 @@ class ProgramDevice(TorchFunctionMode):
             torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
+        if self._is_card:
+            self._handlers |= self._of_transforms()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -100,6 +104,9 @@ class ProgramDevice(TorchFunctionMode):
         make: Any = torch.Tensor._make_wrapper_subclass
 
         def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > DEVICE_OF_WRAPPER:
+                before, device, after = args[:DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER + 1 :]
+                return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
         with (
@@ -459,6 +466,20 @@ class ProgramDevice(TorchFunctionMode):
                 return kind(number)
 
         return read
+
+    def _of_transforms(self) -> dict[Any, Handler]:
+        """The cache of cuFFT's plans, which are outside of the allocator."""
+        every: Any = torch
+
+        def size(func: Any, args: Any, kwargs: Any) -> Any:
+            raise self._tracer.unavailable("the number of cuFFT's plans is not followed: no transform is planned")
+
+        return {
+            every._cufft_get_plan_cache_size: size,
+            every._cufft_get_plan_cache_max_size: lambda func, args, kwargs: CUFFT_PLANS,
+            every._cufft_set_plan_cache_max_size: self._nothing,
+            every._cufft_clear_plan_cache: self._nothing,
+        }
 
     # --- copies, pickles and other libraries ---
 

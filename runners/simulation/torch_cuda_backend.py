@@ -35,7 +35,6 @@ from runners.simulation.torch_tracer import MetaTracer
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
 CUDNN_VERSION, MIOPEN_VERSION = 91900, 3005000  # assumed likewise
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-CUFFT_PLANS = 4096  # plans that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
 # Of c10/core/ScalarType.h, those that a tensor of the card can have.
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),
@@ -107,9 +106,9 @@ class CudaBackend:
                 (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False} | self._graphs()),
                 (torch.cuda, self._graphs() | self._pools()),
                 (torch.cuda.memory, self._pools()),
-                (torch.backends.cudnn, {"version": lambda: self._dnn_version, "_init": lambda: True}),
-                (torch, self._plans()),
+                (vars(torch.backends.cudnn)["m"], {"version": lambda: self._dnn_version, "_init": lambda: True}),
                 (torch.cuda.nvtx, {"_nvtx": _Nvtx()}),
+                (torch.autograd.profiler.profile, {"config": _of_host(torch.autograd.profiler.profile.config)}),
                 (torch.version, versions),
                 (torch, classes_of_either_device(event) | {"set_default_tensor_type": _set_default_tensor_type}),
             ):
@@ -166,9 +165,9 @@ class CudaBackend:
         def refuse(*_: Any, **__: Any) -> Any:
             raise self._tracer.unavailable(f"{name} is not followed: {why}")
 
-        last = name.rpartition(".")[2]
-        if isinstance(getattr(torch.cuda, last, None), type):  # type hints name it: a class stays one
-            return type(last, (), {"__new__": refuse})
+        known = getattr(torch.cuda, name.rpartition(".")[2], None)
+        if isinstance(known, type):  # libraries write it in annotations: transformers does when it is imported
+            return type(known.__name__, (known,), {"__new__": refuse})
         return refuse
 
     def _graphs(self) -> dict[str, Any]:
@@ -181,15 +180,6 @@ class CudaBackend:
         return {
             name: self._refusing(f"torch.cuda.{name}", "only PyTorch's own allocator and its default pool are imitated")
             for name in ("MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator")
-        }
-
-    def _plans(self) -> dict[str, Any]:
-        """Of cuFFT, whose plans are outside of the allocator."""
-        return {
-            "_cufft_get_plan_cache_size": self._refusing("the number of cuFFT's plans", "no transform is planned"),
-            "_cufft_get_plan_cache_max_size": lambda device: CUFFT_PLANS,
-            "_cufft_set_plan_cache_max_size": lambda device, size: None,
-            "_cufft_clear_plan_cache": lambda device: None,
         }
 
     @property
@@ -369,6 +359,18 @@ class _Nvtx:
 
     def rangeEnd(self, number: int) -> None: ...
     def markA(self, message: str) -> None: ...
+
+
+def _of_host(config: Any) -> Any:
+    """The settings of a profiler that looks at the host only: its own events of CUDA would fail one by one."""
+    state: Any = torch._C._profiler.ProfilerState
+
+    def of_host(profile: Any, *args: Any, **kwargs: Any) -> Any:
+        if profile.profiler_kind == state.KINETO_GPU_FALLBACK:
+            profile.profiler_kind = state.KINETO
+        return config(profile, *args, **kwargs)
+
+    return of_host
 
 
 def _transfers() -> dict[str, Any]:

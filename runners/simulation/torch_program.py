@@ -7,6 +7,9 @@ processes of their own, which are not followed.
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
+import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -14,16 +17,22 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from inspect import isfunction
+from pathlib import Path
+from tempfile import mkdtemp
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runners.simulation.torch_tracer import MetaTracer
 from runners.simulation.unwritten_files import UnwrittenFiles, lacks_data
+from runners.workloads import python_program
 from runners.workloads.python_program import Ended, go_on_as
 
+HOOK = Path(python_program.__file__).parent / "program_hook"
+CHILDREN = "SWEEPER_PROGRAM_CHILDREN"  # the hook reads it
 META = torch.device("meta")
 LAUNCHES = "accelerate.commands.launch"
 # Methods that write a model as a folder, and clear what an earlier one left there.
@@ -72,10 +81,14 @@ class FollowedProgram:
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
         self._unwritten = UnwrittenFiles()
+        self._processes = 0  # of multiprocessing, that import the program anew
+        self._children = ""  # the folder of their reports
 
     def notes(self) -> list[str]:
         """What happened otherwise than on a real device, or is not determined there."""
         found = [note] if (note := self._unwritten.note()) is not None else []
+        if self._processes:
+            found.append(f"processes of multiprocessing that were started, and are not followed: {self._processes}")
         if threads := self._tracer.unordered_threads:
             found.append(
                 f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
@@ -85,15 +98,20 @@ class FollowedProgram:
     @contextmanager
     def followed(self) -> Iterator[None]:
         with ExitStack() as stack:
-            intercept: Any = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
+
+            def intercept(function: Any, by: Callable[..., Any]) -> None:
+                stack.enter_context(intercepted(function, by))
+
             stack.enter_context(self._unwritten.entered())
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, self._refuse_ranks)
-            intercept(torch.multiprocessing.start_processes, self._refuse_ranks)  # type: ignore[attr-defined]
-            stack.enter_context(_Imported(LAUNCHES, lambda module: self._launch_here(module, intercept)))
+            intercept(start_processes, self._refuse_ranks)
+            intercept(multiprocessing.process.BaseProcess.start, self._start_process)
+            stack.enter_context(self._children_report())
+            stack.enter_context(_Imported(LAUNCHES, partial(self._launch_here, intercept)))
             for name, by in (
                 ("save_file", self._save_safetensors),
                 ("load_file", self._load_safetensors),
@@ -107,7 +125,7 @@ class FollowedProgram:
                 stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method, by)))
             yield
 
-    def _launch_here(self, module: Any, intercept: Any) -> None:
+    def _launch_here(self, intercept: Any, module: Any) -> None:
         """Have `accelerate launch` run one process's program in this process. Its other launchers start ranks."""
         intercept(module.simple_launcher, self._launch)
         for name in vars(module).copy():
@@ -123,7 +141,43 @@ class FollowedProgram:
         kind, _, name = path.rpartition(".")
         intercept(vars(getattr(module, kind) if kind else module)[name], by)
 
+    @contextmanager
+    def _children_report(self) -> Iterator[None]:
+        """Have the Python processes that the program starts report what they do that is not calculated."""
+        before = {name: os.environ.get(name) for name in ("PYTHONPATH", CHILDREN)}
+        owner = os.getpid()
+        folder = mkdtemp(prefix="sweeper-")  # no TemporaryDirectory: what runs at the end of a program would remove it
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), before["PYTHONPATH"]]))
+        os.environ[CHILDREN] = self._children = folder
+        try:
+            yield
+        finally:
+            if os.getpid() == owner:
+                self._read_reports(Path(folder))
+                shutil.rmtree(folder, ignore_errors=True)
+                for name, value in before.items():
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
+
+    def _read_reports(self, folder: Path) -> None:
+        for report in sorted(folder.iterdir()):
+            command, _, what = report.read_text(errors="replace").rpartition("\n")
+            self._tracer.unavailable(f"a process that the program started {what}, which is not calculated: {command}")
+
+    def _start_process(self, start: Any, process: Any) -> None:
+        """Start a process of multiprocessing. Workers of data loaders do nothing else than prepare data."""
+        method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+        target = getattr(process, "_target", None)
+        if method != "fork" and not str(getattr(target, "__module__", "")).startswith("torch.utils.data"):
+            self._processes += 1
+        start(process)
+
     def _refuse_ranks(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._tracer.is_elsewhere:  # in a process that the program has forked
+            text = f"{multiprocessing.current_process().name}\nis one of several ranks"
+            Path(self._children, f"{os.getpid()}.txt").write_text(text)
         raise self._tracer.unavailable(
             f"{function.__module__}.{function.__name__}: the ranks of a program are processes of their own, which are "
             "not calculated"
@@ -175,7 +229,8 @@ def _located(map_location: Any, storage: Any, location: str) -> Any:
 
 def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
     """A tensor of a file, or of another process, that has data keeps it, where a program's own have none too."""
-    if torch._C.StorageBase.device.__get__(storage._untyped_storage) == META:  # type: ignore[attr-defined]
+    device = torch._C.StorageBase.device.__get__(storage._untyped_storage)  # type: ignore[attr-defined]
+    if device == META:
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)

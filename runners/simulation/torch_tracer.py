@@ -23,11 +23,12 @@ from typing import Any, Protocol
 
 import torch
 from torch.utils._contextlib import _DecoratorContextManager
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_gradients import GradientSums
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
+from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
@@ -53,6 +54,7 @@ from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
 
+OF_AUTOGRAD = -1  # the handle of autograd's thread
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
 HOST, META, ABSTRACT_DEVICE = torch.device("cpu"), torch.device("meta"), "meta"
@@ -128,6 +130,8 @@ class MetaTracer(UnseenByDynamo):
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
+        self._first_thread = threading.get_ident()
+        self.host_tensors = TensorTracker()  # of a card's program: with data, in the memory of the host
         self._has_threads = False  # whether there was another thread than the workload's first
         self._turn = threading.RLock()
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
@@ -136,8 +140,9 @@ class MetaTracer(UnseenByDynamo):
         self.fake_modes = 0  # that the program is in: what it makes there takes no memory of any device
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
-        # The allocations of workspaces, in backward or not: autograd's device thread has its own handle.
-        self._workspaces: dict[bool, int] = {}
+        self._stream = 0
+        self._workspaces: dict[tuple[int, int], int] = {}  # their allocations, by handle and stream
+        self._handles: dict[int, int] = {}  # of matrix products, by living thread
         self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
     @contextmanager
@@ -172,6 +177,7 @@ class MetaTracer(UnseenByDynamo):
 
     def use_stream(self, number: int) -> None:
         """Allocate on this stream from here on."""
+        self._stream = number
         self.events.append(STREAM + number)
 
     def refuse_beyond(self, fraction: float) -> None:
@@ -326,6 +332,8 @@ class MetaTracer(UnseenByDynamo):
         if call is None:
             if signature is None and func not in BETWEEN_DEVICES:
                 args, kwargs = self._on_one_device(args, kwargs)
+            elif func in PUTTING and not self._rules.host_counts:
+                self._on_one_device((args[0], args[2]), {})
             self._rules.check(func, args)
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
@@ -472,12 +480,23 @@ class MetaTracer(UnseenByDynamo):
         return self._allocations - 1
 
     def _allocate_workspace(self) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._workspaces and not self._on_host:
-            self._workspaces[in_backward] = self._requested(WORKSPACE)
+        key = self._handle(), self._stream
+        if key not in self._workspaces and not self._on_host:
+            self._workspaces[key] = self._requested(WORKSPACE)
+
+    def _handle(self) -> int:
+        """The number of the library's handle: each thread has one, which the next has after its end, and so has
+        autograd's thread (aten/src/ATen/cuda/detail/DeviceThreadHandles.h)."""
+        if torch._C._current_graph_task_id() != -1:
+            return OF_AUTOGRAD
+        thread = threading.get_ident() if self._has_threads else self._first_thread
+        if thread not in self._handles:
+            self._handles[thread] = min(set(range(len(self._handles) + 1)) - set(self._handles.values()))
+        return self._handles[thread]
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
-        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+        if not tensor.is_meta and not (self._rules.host_counts and tensor.device.type == "cpu"):
+            self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
             estimates = getattr(tensor, "estimates", None)
@@ -555,6 +574,7 @@ class MetaTracer(UnseenByDynamo):
                 yield
             finally:
                 self._unordered_threads += self._is_unordered(*self._made_by.pop(thread))
+                self._handles.pop(thread, None)
 
     @property
     def unordered_threads(self) -> int:
@@ -594,6 +614,7 @@ class MetaTracer(UnseenByDynamo):
 
             return made
 
+        _device_constructors()  # PyTorch keeps this set of functions: it must not keep what replaces one
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
@@ -897,9 +918,8 @@ REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
-WITH_INDICES = frozenset(
-    {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
-)
+PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
+WITH_INDICES = PUTTING | {aten.index.Tensor}
 # Their tensors may be on several devices.
 BETWEEN_DEVICES = frozenset(
     {

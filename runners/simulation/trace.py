@@ -209,8 +209,11 @@ def trace_workload(
         if assumptions.has_bounds and not _is_refusal(own):
             own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
         journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error, attempt)})
+    # In front, where they stay whatever ends the lines: a refusal in the replay, or what could not be followed.
     if notes := [*tracer.notes, *program.notes(), *assumptions.notes()]:
-        journal.lines.insert(-1, {"kind": "notes", "notes": notes, EVENT: journal.lines[-1][EVENT]})
+        journal.lines.insert(0, {"kind": "notes", "notes": notes, EVENT: 0})
+    if is_program(attempt) and not card.is_host:
+        journal.lines.insert(0, {"kind": "host_tensors", "peak_bytes": tracer.host_tensors.peak, EVENT: 0})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.is_of_one_card else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.

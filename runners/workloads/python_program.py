@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import io
 import os
 import re
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any, NoReturn
 
 from runners import failure, fingerprint
 from runners.phases import Unavailable
@@ -298,7 +300,7 @@ def _run(program: PythonProgram) -> None:
 @contextlib.contextmanager
 def _as_started(program: PythonProgram) -> Iterator[_Errors]:
     """The arguments, the path, the environment and the exits of a program that an interpreter starts."""
-    owner, leave = os.getpid(), os._exit
+    owner, leave, replacing = os.getpid(), os._exit, {name: getattr(os, name) for name in ("execv", "execve")}
     before = sys.argv, list(sys.path), dict(os.environ), sys.orig_argv, sys.stderr, sys.modules["__main__"]
 
     def left(code: int) -> None:
@@ -306,9 +308,14 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             leave(code)
         raise Ended(code, at_once=True)
 
+    def replaced(name: str, *words: Any) -> NoReturn:
+        if os.getpid() != owner:
+            replacing[name](*words)
+        raise Unavailable(f"os.{name}: the program replaces itself by {words[0]}, which is not calculated; start that")
+
     # Of the descriptor: the stream was made before the descriptor became a pipe, and may believe that it is a file.
-    stream = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
-    errors = _Errors(stream, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    descriptor = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
+    errors = _Errors(descriptor, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     try:
         for name, value in program.environ.items():
             if value is None:
@@ -324,6 +331,8 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             warnings._processoptions([each])  # type: ignore[attr-defined]
         sys.stderr = errors
         os._exit = left  # type: ignore[assignment]
+        for name in replacing:
+            setattr(os, name, functools.partial(replaced, name))
         yield errors
     finally:
         if os.getpid() == owner:
@@ -332,6 +341,8 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
                     output.flush()
             errors.detach()
             os._exit = leave
+            for name, function in replacing.items():
+                setattr(os, name, function)
             sys.argv, sys.path[:], environ, sys.orig_argv, sys.stderr, sys.modules["__main__"] = before
             os.environ.clear()
             os.environ.update(environ)

@@ -123,6 +123,21 @@ def test_a_scalar_of_the_host_meets_a_tensor_of_the_card_and_a_vector_does_not()
     assert "Expected all tensors to be on the same device" in str(calculated(program, size=(4,)).error)
 
 
+@pytest.mark.parametrize(("into", "of"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_elements_are_not_put_into_a_tensor_of_another_device_and_slices_are_copied(into: str, of: str) -> None:
+    def program(way: str) -> Json:
+        x, values = torch.zeros(8, device=into), torch.ones(2, device=of)
+        if way == "slice":
+            x[2:4] = values
+        else:
+            x[torch.tensor([2, 3])] = values
+        return {"device": x.device.type}
+
+    assert "Expected all tensors to be on the same device" in str(calculated(program, way="elements").error)
+    found = calculated(program, way="slice")
+    assert (found.error, found.returned["device"]) == (None, into)
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 def test_pinned_memory_is_the_hosts_and_a_copy_that_does_not_wait_takes_the_same(blocks: bool) -> None:
     def program() -> None:
@@ -261,7 +276,7 @@ def test_a_loader_that_shuffles_under_a_default_device_fails_as_on_a_card() -> N
         torch.set_default_device("cuda")
         try:
             rows = torch.utils.data.TensorDataset(torch.ones(8, 2))
-            next(iter(torch.utils.data.DataLoader(rows, shuffle=True)))
+            next(iter(torch.utils.data.DataLoader(rows, shuffle=True, generator=torch.Generator())))
         finally:
             torch.set_default_device(None)
 
@@ -681,6 +696,59 @@ def test_a_batch_that_the_free_memory_decides_is_that_of_the_card(card: Any) -> 
     found = calculated(program, card, total=4096 * MIB)
     assert found.returned == {"batch": 32, "total": 4096 * MIB + card.context_bytes, "left": 0}
     assert found.peaks["requested"] == 2048 * MIB
+
+
+@pytest.mark.parametrize("where", ["one stream", "two streams", "two threads", "two threads in turn"])
+def test_products_have_a_workspace_for_each_stream_and_each_thread(where: str) -> None:
+    def program() -> Json:
+        model, x = weight(1).cuda(), torch.ones(4, 512, device="cuda")
+        gate = threading.Barrier(2 if where == "two threads" else 1)
+
+        def work() -> None:
+            gate.wait(5)
+            with torch.no_grad():
+                model(x)
+            gate.wait(5)
+
+        threads = [threading.Thread(target=work) for _ in range(2 if "threads" in where else 0)]
+        for each in threads:
+            each.start()
+            if where == "two threads in turn":
+                each.join()
+        for each in threads:
+            each.join()
+        if not threads:
+            work()
+            with torch.cuda.stream(torch.cuda.Stream() if where == "two streams" else None):
+                work()
+        before = held()
+        torch._C._cuda_clearCublasWorkspaces()
+        return {"workspaces": (before - held()) / 32}
+
+    assert calculated(program).returned == {"workspaces": 2.0 if where in ("two streams", "two threads") else 1.0}
+
+
+def test_nested_tensors_have_the_bytes_of_their_parts() -> None:
+    def program() -> Json:
+        parts = [torch.zeros(256 * rows, 256) for rows in (1, 3)]
+        nested = torch.nested.nested_tensor(parts, device="cuda", layout=torch.jagged)
+        before = held() // 1
+        doubled = nested * 2
+        return {"before": before, "after": held() // 1, "device": str(doubled.device), "nested": doubled.is_nested}
+
+    assert calculated(program).returned == {"before": 1.0, "after": 2.0, "device": "cuda:0", "nested": True}
+
+
+def test_a_profiler_runs_and_takes_nothing() -> None:
+    def program() -> Json:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+            mib(1)
+            profiler.step()
+        return {"events": len(profiler.key_averages()) > 0}
+
+    found = calculated(program)
+    assert (found.returned, found.peaks["requested"]) == ({"events": True}, MIB)
 
 
 def test_a_side_stream_does_not_take_the_blocks_of_the_main_one() -> None:
@@ -1358,3 +1426,14 @@ def test_a_tensor_with_a_finalizer_of_the_program_is_freed_as_any_other() -> Non
 
     found = calculated(program).returned
     assert found["after"] == 0.0
+
+
+def test_every_class_of_torch_cuda_stays_one_that_a_library_can_name_in_an_annotation() -> None:
+    classes = [name for name in dir(torch.cuda) if isinstance(getattr(torch.cuda, name), type)]
+
+    def program() -> dict[str, int]:
+        mib(1)
+        return {"classes": sum(isinstance(getattr(torch.cuda, name), type) for name in classes)}
+
+    assert "CUDAGraph" in classes
+    assert calculated(program).returned == {"classes": len(classes)}

@@ -275,6 +275,96 @@ def test_ranks_are_unavailable_by_name(script: Any, code: str) -> None:
     assert str(ended.error).startswith("runners.phases.Unavailable: torch.")
 
 
+STARTS = """
+import multiprocessing, subprocess, sys, torch
+def rank(index):
+    torch.distributed.init_process_group("gloo", rank=index, world_size=2, init_method="file:///nowhere")
+def use(index):
+    torch.ones(2, device="cuda")
+def prepare(index):
+    torch.ones(2).sum()
+if __name__ == "__main__":
+    held = torch.ones(4, device="cuda")
+    def run(method, target):
+        process = multiprocessing.get_context(method).Process(target=target, args=(0,))
+        process.start(), process.join()
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import torch'])", "imports torch, which is not calculated: -c import"),
+        (
+            "run('spawn', use)",
+            "uses",
+        ),
+        (
+            "run('spawn', rank)",
+            "is one",
+        ),
+        (
+            "run('fork', rank)",
+            "is one",
+        ),
+    ],
+)
+def test_a_process_that_works_on_a_card_of_its_own_is_unavailable_by_name(script: Any, start: str, why: str) -> None:
+    ended = script(STARTS.format(start))
+    assert str(ended.error).startswith(f"runners.phases.Unavailable: a process that the program started {why}")
+
+
+@pytest.mark.parametrize(
+    ("start", "notes"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import json'])", []),
+        ("with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(prepare, [1])", []),
+        (
+            "run('spawn', prepare)",
+            ["processes of multiprocessing that were started, and are not followed: 1"],
+        ),
+    ],
+)
+def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, notes: list[str]) -> None:
+    ended = script(STARTS.format(start))
+    assert (ended.error, ended.notes) == (None, notes)
+
+
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("total", [None, 2 * MIB])
+def test_tensors_in_host_memory_stand_beside_the_cards(total: int | None) -> None:
+    """Of operators in all threads, until they are freed. A refusal by the card does not hide them."""
+
+    def program(*, device: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import torch
+
+        rows = torch.zeros(MIB, dtype=torch.uint8)
+        read = ThreadPoolExecutor(1).submit(torch.ones, 2 * MIB, dtype=torch.uint8).result()
+        held = [rows.to(device), read.to(device)]
+        del read
+        held.append(torch.zeros(MIB, dtype=torch.uint8).to(device))
+
+    found = calculated(program, total=total)
+    assert (found.error is None) == (total is None)
+    assert [line["peak_bytes"] for line in found.lines if line["kind"] == "host_tensors"] == [3 * MIB]
+    if total is None:
+        assert found.peaks["requested"] == 4 * MIB
+
+
+def test_on_a_calculated_host_all_tensors_are_the_devices() -> None:
+    def program(*, device: str) -> None:
+        import torch
+
+        torch.zeros(MIB, dtype=torch.uint8)
+
+    assert not [line for line in calculated(program, card=HOST).lines if line["kind"] == "host_tensors"]
+
+
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 

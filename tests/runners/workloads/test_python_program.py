@@ -181,7 +181,7 @@ def test_standard_error_may_have_become_a_pipe_after_the_interpreter_took_it_for
     """As in a process that is forked for an attempt, where the sweep's standard error is a file."""
     code = (
         "import os; read, write = os.pipe(); os.dup2(write, 2); from runners.workloads import python_program as p; "
-        "code = p.exit_code(p.python_program(['python', 'no.py'])); print(code[0], os.read(read, 1000), flush=True); "
+        "code = p.exit_code(p.python_program(['python', 'no.py'])); print(code[0], os.read(read, 99), flush=True); "
         "os._exit(0)"
     )
     environ = {"PYTHONPATH": str(Path(module.__file__).parents[2])}
@@ -219,3 +219,10 @@ def test_a_program_beside_the_measured_interpreter_is_found_without_an_activated
     tool.write_text(f"#!{sys.executable}\n")
     tool.chmod(0o755)
     assert with_interpreter([tool.name, "x"], sys.executable) == [str(tool), "x"]
+
+
+def test_a_program_that_replaces_itself_is_unavailable_by_name() -> None:
+    with pytest.raises(Unavailable, match=r"os\.execv: the program replaces itself by /bin/true"):
+        exit_code(python_program(["python", "-c", "import os; os.execlp('/bin/true', 'true')"]))
+    code = "import os; pid = os.fork() or os.execv('/bin/true', ['true']); exit(os.waitpid(pid, 0)[1])"
+    assert exit_code(python_program(["python", "-c", code])) == (0, "")
