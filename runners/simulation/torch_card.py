@@ -123,7 +123,7 @@ class ProgramDevice(TorchFunctionMode):
         if self._tracer.is_elsewhere:
             if self._is_card and self._names_card(func, args, kwargs or {}):
                 raise RuntimeError(IN_A_FORK)
-            return func(*args, **(kwargs or {}))
+            return self._tracer.call_elsewhere(func, args, kwargs or {})
         if self._tracer.fake_modes:
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:

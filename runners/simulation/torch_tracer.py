@@ -293,11 +293,24 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+                if self.is_elsewhere:
+                    self.numbers.follow_host(result, args, kwargs)
+                return result
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
             with self._turn:
                 return self._follow(func, args, kwargs or {})
+
+    def call_elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function in a forked process. Of a calculated host it has tensors without data, which get some."""
+        if self._rules.host_counts:
+            with torch._C.DisableTorchFunction():
+                args, kwargs = tree_map(self._with_data, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _with_data(self, value: Any) -> Any:
+        return self.numbers.with_data(value) if _is_dense(value) and not self.is_abstract(value) else value
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON:

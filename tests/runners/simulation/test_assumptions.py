@@ -106,7 +106,9 @@ def test_the_row_counts_the_values_and_names_their_lines() -> None:
 
 
 def test_a_program_that_reads_nothing_assumes_nothing() -> None:
-    assert calculated(lambda device: (unknown(device) and None) or None, HOST).assumed != {}  # it asks for a truth value
+    assert (
+        calculated(lambda device: (unknown(device) and None) or None, HOST).assumed != {}
+    )  # it asks for a truth value
     assert calculated(lambda device: unknown(device).sum().backward if False else None, HOST).error is not None
 
 

@@ -136,15 +136,27 @@ def test_a_constant_that_is_made_on_meta_is_there_and_takes_nothing(card: Any) -
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_calculated_host_takes_the_batches_of_a_data_loaders_workers(workers: int) -> None:
-    def program(workers: int, **_: Any) -> list[str]:
-        data = torch.utils.data.TensorDataset(torch.randn(16, MIB // 4), torch.arange(16))
+    class Inherited(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.data, self.sizes = torch.randn(16, MIB // 4), torch.tensor([2, 3])
+            self.weights = torch.randn(2)
+
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> Any:
+            made = torch.zeros(int(self.sizes.max().item())) + (self.weights[0] > self.weights[1]).item()
+            return self.data[index], index, made, self.data.mean().numpy()
+
+    def program(workers: int, **_: Any) -> list[Any]:
         seen = []
-        for batch, labels in torch.utils.data.DataLoader(data, batch_size=4, num_workers=workers):
-            seen.append(f"{batch.device} {list(batch.shape)} {list(labels.shape)}")
-            del batch, labels
-        return sorted(set(seen))
+        for batch, *rest in torch.utils.data.DataLoader(Inherited(), batch_size=4, num_workers=workers):
+            seen.append([str(batch.device), list(batch.shape), *(list(each.shape) for each in rest)])
+            assert rest[0].tolist()[0] == 4 * len(seen) - 4
+            del batch, rest
+        return seen[-1]
 
     found = calculated(program, HOST, workers=workers)
-    assert found.returned == {"result": [f"cpu {[4, MIB // 4]} [4]"]}
-    if workers:  # without, the next batch is made of parts while this one is named by nobody
-        assert (16 + 4) * MIB <= found.peaks["tensor"] < (16 + 8) * MIB + MIB
+    assert found.returned == {"result": ["cpu", [4, MIB // 4], [4], [4, 3], [4]]}
+    if workers:  # without, the next batch is made of parts while this one has no name
+        assert (16 + 4) * MIB <= found.peaks["tensor"] < (16 + 4) * MIB + MIB
