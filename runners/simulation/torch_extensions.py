@@ -24,6 +24,7 @@ from runners.simulation.assumptions import AT_MOST_ALL
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.late_imports import Adaptation, adapted
 from runners.simulation.torch_bitsandbytes import bitsandbytes_kernels, without_cuda
+from runners.simulation.torch_compiled import compiled_as_eager
 from runners.simulation.torch_tracer import MetaTracer
 from runners.simulation.torch_unknown_shapes import MOST_OF_EXTENSIONS
 
@@ -36,7 +37,8 @@ def libraries_adapted(tracer: MetaTracer, is_host: bool) -> AbstractContextManag
     """Enter around all that may import the libraries, before the workload is traced."""
     bitsandbytes = Adaptation(without_cuda, torch_bitsandbytes.adapted(tracer, is_host))
     triton = Adaptation(nullcontext, torch_triton.adapted(tracer))
-    return adapted({"bitsandbytes": bitsandbytes} if is_host else {"bitsandbytes": bitsandbytes, "triton": triton})
+    libraries = {"bitsandbytes": bitsandbytes} if is_host else {"bitsandbytes": bitsandbytes, "triton": triton}
+    return adapted({**libraries, **compiled_as_eager(tracer)})
 
 
 class ExtensionKernels:

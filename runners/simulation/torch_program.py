@@ -106,6 +106,8 @@ class FollowedProgram:
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
+            for export in (torch.export.export, torch.export.draft_export):
+                intercept(export, self._refuse_export)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, self._refuse_ranks)
             intercept(start_processes, self._refuse_ranks)
@@ -181,6 +183,12 @@ class FollowedProgram:
         raise self._tracer.unavailable(
             f"{function.__module__}.{function.__name__}: the ranks of a program are processes of their own, which are "
             "not calculated"
+        )
+
+    def _refuse_export(self, export: Any, *_: Any, **__: Any) -> Any:
+        raise self._tracer.unavailable(
+            f"torch.export.{export.__name__} cannot be traced without data: it follows the program itself, on tensors "
+            "of its own that have no memory; the module that it was given can be called instead"
         )
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
