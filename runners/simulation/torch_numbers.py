@@ -533,11 +533,19 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _about_finite(given: Sequence[torch.Tensor], args: Any) -> bool:
-    """x == x, and abs(x) != inf, which torch.isfinite is made of."""
+    """x == x, and abs(x) != inf, which torch.isfinite is made of. Two parts of one storage are no x == x."""
     if len(given) == 2:
-        first, second = given
-        return first.untyped_storage()._cdata == second.untyped_storage()._cdata and first.shape == second.shape
+        return is_same(*given)
     return len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
+
+
+def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of one storage."""
+    if first.shape != second.shape or first.layout is not torch.strided or second.layout is not torch.strided:
+        return False
+    if first.stride() != second.stride() or first.storage_offset() != second.storage_offset():
+        return False
+    return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
 @cache

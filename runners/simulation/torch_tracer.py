@@ -49,7 +49,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.simulation.torch_numbers import Numbers, is_followed
+from runners.simulation.torch_numbers import Numbers, is_followed, is_same
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -313,6 +313,13 @@ class MetaTracer(UnseenByDynamo):
         return self.numbers.with_data(value) if _is_dense(value) and not self.is_abstract(value) else value
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if (
+            func is aten.empty.memory_format
+            and self._rules.host_counts
+            and kwargs.get("device") == HOST
+            and all(args[0])
+        ):
+            kwargs = {**kwargs, "device": torch.device("meta")}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
@@ -713,7 +720,7 @@ class MetaTracer(UnseenByDynamo):
             return False
         if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
             return False
-        if _is_same(first, second):
+        if is_same(first, second):
             return True
         if self.numbers.knows(first) and self.numbers.knows(second):
             return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
@@ -885,14 +892,6 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape are the same elements of one storage."""
-    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
-        return False
-    storages = [each.untyped_storage()._cdata for each in (first, second)]
-    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

@@ -160,3 +160,43 @@ def test_a_calculated_host_takes_the_batches_of_a_data_loaders_workers(workers: 
     assert found.returned == {"result": ["cpu", [4, MIB // 4], [4], [4, 3], [4]]}
     if workers:  # without, the next batch is made of parts while this one has no name
         assert (16 + 4) * MIB <= found.peaks["tensor"] < (16 + 4) * MIB + MIB
+
+
+def test_tensors_of_legacy_constructors_and_of_generators_have_no_data_on_a_calculated_host() -> None:
+    def program(**_: Any) -> list[int]:
+        generator = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.FloatTensor(512, 512))
+        bias = nn.Parameter(torch.Tensor(512))
+        drawn = torch.randn(64, 512, generator=generator) + torch.normal(0.0, 1.0, (64, 512), generator=generator)
+        nn.init.normal_(weight, generator=generator)
+        (drawn @ weight + bias).sum().backward()
+        return [weight.grad.nbytes, bias.grad.nbytes, int(torch.LongTensor([3, 4])[1])]  # type: ignore[union-attr]
+
+    assert calculated(program, HOST).returned == {"result": [MIB, 2048, 4]}
+
+
+@pytest.mark.parametrize("card", [H100, HOST])
+def test_a_slice_to_an_assumed_end_has_at_most_all_elements(card: Any) -> None:
+    def program(**_: Any) -> list[Any]:
+        numbers = torch.randn(4, 8, device="cuda" if torch.cuda.is_available() else "cpu")
+        end = numbers.argmax()
+        longest = (numbers > 0).sum(dim=1).max()
+        slices = [numbers[:, :end], numbers[:, : end + 1], numbers[end.item() :], numbers[:, :longest], numbers[:2]]
+        return [list(each.shape) for each in slices]
+
+    found = calculated(program, card)
+    assert found.returned == {"result": [[4, 8], [4, 8], [4, 8], [4, 8], [2, 8]]}
+    bounds = [each["bound"] for line in found.lines if line["kind"] == "assumed" for each in line["bounds"]]
+    assert set(bounds) == {"at most all"}
+
+
+def test_two_parts_of_one_tensor_are_not_the_same_numbers() -> None:
+    """A graph's edges are rows of one tensor: edges[0] != edges[1] drops none but those from a node to itself."""
+
+    def program() -> list[int]:
+        edges = torch.randint(4000, (2, 100_000), device="cuda")
+        kept = edges[:, edges[0] != edges[1]]
+        same = edges[:, edges[0] == edges[0]]
+        return [kept.size(1), same.size(1)]
+
+    assert calculated(program).returned == {"result": [100_000, 100_000]}
