@@ -49,7 +49,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.simulation.torch_numbers import Numbers, is_followed
+from runners.simulation.torch_numbers import Numbers, is_followed, is_same
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -293,7 +293,10 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+                if self.is_elsewhere:
+                    self.numbers.follow_host(result, args, kwargs)
+                return result
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
             with self._turn:
@@ -310,9 +313,26 @@ class MetaTracer(UnseenByDynamo):
                     return False
         return True
 
+    def call_elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function in a forked process. Of a calculated host it has tensors without data, which get some."""
+        if self._rules.host_counts:
+            with torch._C.DisableTorchFunction():
+                args, kwargs = tree_map(self._with_data, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _with_data(self, value: Any) -> Any:
+        return self.numbers.with_data(value) if _is_dense(value) and not self.is_abstract(value) else value
+
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_work_of_host(args, kwargs):
             return self._call(func, args, kwargs, plain=True)
+        if (
+            func is aten.empty.memory_format
+            and self._rules.host_counts
+            and kwargs.get("device") == HOST
+            and all(args[0])
+        ):
+            kwargs = {**kwargs, "device": META}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
@@ -719,7 +739,7 @@ class MetaTracer(UnseenByDynamo):
             return False
         if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
             return False
-        if _is_same(first, second):
+        if is_same(first, second):
             return True
         if self.numbers.knows(first) and self.numbers.knows(second):
             return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
@@ -891,14 +911,6 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape are the same elements of one storage."""
-    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
-        return False
-    storages = [each.untyped_storage()._cdata for each in (first, second)]
-    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:
