@@ -30,6 +30,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
+WRAPPERS_DEVICE = 5  # its place among the arguments of Tensor._make_wrapper_subclass after the size
 MOST_SIZES = 64  # numbers of a shape; longer lists are data
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -91,6 +92,9 @@ class ProgramDevice(TorchFunctionMode):
         make: Any = torch.Tensor._make_wrapper_subclass
 
         def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+            if len(args) > WRAPPERS_DEVICE:
+                before, device, after = args[:WRAPPERS_DEVICE], args[WRAPPERS_DEVICE], args[WRAPPERS_DEVICE + 1 :]
+                return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
         with (

@@ -6,6 +6,7 @@ processes of their own, which are not followed.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
@@ -25,6 +26,7 @@ from runners.simulation.torch_tracer import MetaTracer
 from runners.workloads.python_program import Ended
 
 META = torch.device("meta")
+NEVER_REACHED = {"tolerance_grad": -1.0, "tolerance_change": -math.inf}
 MOST_NAMED = 3  # files that were not written, by name
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
@@ -72,6 +74,7 @@ class FollowedProgram:
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
         self._unwritten: list[str] = []
+        self._offloaded = _BytesAtOnce()
 
     def notes(self) -> list[str]:
         """What happened otherwise than on a real device, or is not determined there."""
@@ -85,6 +88,8 @@ class FollowedProgram:
             found.append(
                 f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
             )
+        if self._offloaded.most:
+            found.append(f"torch.autograd.graph.save_on_cpu kept up to {self._offloaded.most} bytes on the host")
         return found
 
     @contextmanager
@@ -94,6 +99,10 @@ class FollowedProgram:
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
+            intercept(torch.optim.LBFGS.step, self._to_its_last_iteration)
+            intercept(sys.modules[torch.optim.LBFGS.__module__]._strong_wolfe, _line_search)
+            if not self._tracer.counts_host:
+                intercept(torch.autograd.graph.save_on_cpu.__init__, self._offload)
             for export in (torch.export.export, torch.export.draft_export):
                 intercept(export, self._refuse_export)
             if torch.distributed.is_available():
@@ -108,6 +117,33 @@ class FollowedProgram:
     def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
         kind, _, name = path.partition(".")
         intercept(vars(getattr(module, kind))[name], self._save)
+
+    def _to_its_last_iteration(self, step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Its tolerances are compared with numbers that are not calculated: none of them ends it early."""
+        group = optimizer.param_groups[0]
+        tolerances = {name: group[name] for name in NEVER_REACHED}
+        group.update(NEVER_REACHED)
+        self._tracer.assumptions.bound("torch.optim.LBFGS", f"at most max_iter={group['max_iter']} iterations")
+        try:
+            return step(optimizer, *args, **kwargs)
+        finally:
+            group.update(tolerances)
+
+    def _offload(self, init: Any, hooks: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        """torch.autograd.graph.save_on_cpu, which nobody reads on the host: no numbers are assumed for it there."""
+
+        def keep(tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
+            if not tensor.is_cuda:
+                return tensor.device, tensor
+            kept = torch.empty(tensor.size(), dtype=tensor.dtype)  # its pages are never touched
+            self._offloaded.add(kept)
+            return tensor.device, kept
+
+        def bring(packed: tuple[Any, torch.Tensor]) -> torch.Tensor:
+            device, kept = packed
+            return kept.to(device, non_blocking=pin_memory)
+
+        torch.autograd.graph.saved_tensors_hooks.__init__(hooks, keep, bring)
 
     def _refuse_export(self, export: Any, *_: Any, **__: Any) -> Any:
         raise self._tracer.unavailable(
@@ -127,6 +163,40 @@ class FollowedProgram:
         if name is not None and name in self._unwritten:
             raise Unavailable(f"torch.load: the program wrote {name} itself, from tensors that have no data")
         return load(file, partial(_located, map_location), *args, **kwargs)
+
+
+def _line_search(
+    search: Any,
+    objective: Any,
+    x: Any,
+    step: Any,
+    direction: Any,
+    loss: Any,
+    gradient: torch.Tensor,
+    *_: Any,
+    **__: Any,
+) -> tuple[Any, torch.Tensor, Any, int]:
+    """That of torch.optim.LBFGS, whose length depends on numbers: two evaluations that are counted as one, the second
+    of them with the gradients at both ends of the interval."""
+    ends = [gradient.clone(), objective(x, step, direction)[1].clone()]
+    loss, gradient = objective(x, step, direction)
+    del ends
+    return loss, gradient, step, 1
+
+
+class _BytesAtOnce:
+    """The bytes of tensors that are alive, and the most of them at once."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        self._now += tensor.nbytes
+        self.most = max(self.most, self._now)
+        weakref.finalize(tensor, self._forget, tensor.nbytes)
+
+    def _forget(self, count: int) -> None:
+        self._now -= count
 
 
 def _located(map_location: Any, storage: Any, location: str) -> Any:

@@ -44,7 +44,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.simulation.torch_numbers import Numbers, is_followed
+from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed
 from runners.simulation.torch_results import RESULTS
 from runners.threads import EnteredInThreads
 
@@ -145,6 +145,11 @@ class MetaTracer(UnseenByDynamo):
             yield
         if self.failure is not None:
             raise Unavailable(self.failure)
+
+    @property
+    def counts_host(self) -> bool:
+        """Whether tensors in host memory count: where a CPU is calculated."""
+        return self._rules.host_counts
 
     @property
     def is_unused(self) -> bool:
@@ -259,6 +264,8 @@ class MetaTracer(UnseenByDynamo):
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
+        if func is aten.allclose.default and _is_on_device(args):
+            return self._are_close(args, kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
@@ -271,7 +278,8 @@ class MetaTracer(UnseenByDynamo):
             return self._copy_value(args[0], kwargs)
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
             copy = self.host_copy(args[1])
-            args[0].copy_(copy)
+            if self.numbers.level(copy) is Level.KNOWN or copy.nbytes <= LARGEST_FILLED:
+                args[0].copy_(copy)
             self.numbers.follow_host(args[0], (copy,), {})
             return args[0]
         if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
@@ -555,6 +563,15 @@ class MetaTracer(UnseenByDynamo):
             self.assumptions.note(str(operator))
         return number
 
+    def _are_close(self, args: Any, kwargs: Any) -> bool:
+        """Whether all numbers are close, as a program checks what it computed: assumed where they are not known."""
+        with self:
+            close = aten.isclose.default(*args, **kwargs).all()
+        if self.numbers.knows(close):
+            return bool(self._item(close))
+        self.assumptions.note("torch.allclose")
+        return True
+
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
         copy = self.numbers.host_copy(tensor, "Tensor.cpu")
         dtype = options.get("dtype")
@@ -583,6 +600,9 @@ class MetaTracer(UnseenByDynamo):
         if func is aten.masked_select.default:
             shape: Any = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
             result = args[0].new_empty(self._count(args[1].expand(shape), func))
+        elif func in SELECTED_ONCE and not self.numbers.knows(args[0]):
+            self.assumptions.bound(str(func.overloadpacket))
+            result = _all_of(func, *args, **kwargs)
         elif func is aten.nonzero.default:
             count = self._count(args[0], func)
             result = torch.empty((args[0].ndim, count), dtype=torch.int64, device="meta").t()
@@ -654,7 +674,14 @@ os.register_at_fork(after_in_child=_work_with_data)
 def _without_inference_mode() -> AbstractContextManager[None]:
     """Trace inference mode as no_grad, which takes the same memory: in inference mode composite operators are not
     decomposed, and to decompose them here takes four times as long."""
-    return replaced(torch, inference_mode=torch.no_grad)
+    real = torch.inference_mode
+
+    def inference_mode(mode: Any = True) -> Any:
+        if isinstance(mode, bool):
+            return torch.no_grad() if mode else real(False)
+        return torch.no_grad()(mode)  # the function that it decorates
+
+    return replaced(torch, inference_mode=inference_mode)
 
 
 @contextmanager
@@ -720,6 +747,19 @@ def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.is_meta and index.dtype in (torch.bool, torch.uint8)
 
 
+def _all_of(func: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The result of an operator that keeps equal elements once, if none are equal: elements, and for each input the
+    place of its own and how many there are, where they are asked for."""
+    names = [each.name for each in func._schema.arguments[1:]]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    dim = given.get("dim")
+    count = input.numel() if dim is None else input.shape[dim]
+    kept = input.new_empty(count) if dim is None else torch.empty_like(input, memory_format=torch.contiguous_format)
+    shape: list[int] = list(input.shape) if dim is None else [count]
+    inverse = input.new_empty(shape if given.get("return_inverse") else [0], dtype=torch.int64)
+    return kept, inverse, input.new_empty([count if given.get("return_counts") else 0], dtype=torch.int64)
+
+
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
     """torch's own on `meta` accepts bfloat16 only, and devices accept more."""
     groups = () if (a.ndim == 2) != (b.ndim == 2) else (len(offs),) if a.ndim == 2 else (len(a),)
@@ -767,5 +807,6 @@ BETWEEN_DEVICES = frozenset(
         aten._ctc_loss.Tensor,
     }
 )
+SELECTED_ONCE = frozenset(operators("_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"))
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})

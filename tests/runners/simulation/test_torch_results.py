@@ -13,6 +13,7 @@ from runners.phases import Unavailable
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CudaRules
 from runners.simulation.torch_tracer import MetaTracer
+from tests.programs import H100, HOST, calculated
 from tests.tracing import counted, peak, real_peak
 
 
@@ -115,6 +116,46 @@ def test_an_operator_takes_the_bytes_of_a_cpu(name: str) -> None:
 def test_sums_of_gradients_are_in_place_and_sums_within_a_gradient_are_not(name: str) -> None:
     work = OPERATORS[name]
     assert peak(work) == real_peak(work) == pytest.approx(counted(work), abs=512)
+
+
+def test_what_a_program_checks_is_assumed_to_be_close() -> None:
+    def program(device: str) -> dict[str, bool]:
+        x = torch.randn(64, 64, device=device)
+        orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(16, 16, device=device))
+        ones = torch.ones(3, device=device)
+        return {
+            "unknown": torch.allclose(x, x.exp().log()),
+            "known": torch.allclose(ones, ones * 2),
+            "card": orthogonal.weight.device.type == torch.device(device).type,
+        }
+
+    for card in (H100, HOST):
+        assert calculated(program, card).returned == {"unknown": True, "known": False, "card": True}
+
+
+def test_equal_elements_are_at_most_as_many_as_all() -> None:
+    def program(device: str) -> dict[str, list[int]]:
+        classes = torch.randint(0, 9, (4, 64), device=device)
+        kept, inverse, counts = torch.unique(classes, return_inverse=True, return_counts=True)
+        rows = torch.unique(classes, dim=0)
+        runs = torch.unique_consecutive(classes.flatten())
+        known = torch.unique(torch.tensor([3, 1, 3], device=device))
+        return {
+            "shapes": [*kept.shape, *inverse.shape, *counts.shape],
+            "rows": [*rows.shape],
+            "runs": [*runs.shape],
+            "known": known.tolist(),
+        }
+
+    found = calculated(program)
+    assert found.returned == {"shapes": [256, 4, 64, 256], "rows": [4, 64], "runs": [256], "known": [1, 3]}
+    (assumed,) = [line for line in found.lines if line["kind"] == "assumed"][-1:]
+    assert {each["bound"] for each in assumed["bounds"]} == {"at most all"}
+    assert {each["operator"] for each in assumed["bounds"]} == {
+        "aten._unique2",
+        "aten.unique_dim",
+        "aten.unique_consecutive",
+    }
 
 
 def traced(work: Any) -> MetaTracer:
