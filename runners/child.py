@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from runners import facts, failure, fingerprint, launch_command, libraries, processes
 from runners.budget import Budget
@@ -27,17 +27,23 @@ from runners.meters import cpu
 from runners.phases import WHOLE, Meter, ProgramFailed, Unavailable
 from runners.point import Attempt, AttemptFolder
 from runners.stored_json import Damaged
-from runners.threads import Threads
+from runners.threads import EnteredInThreads, Threads
 
 if TYPE_CHECKING:
     from runners.meters.torch_tensors import TensorTracker
+    from runners.ready_copy import CopyKeeper
+    from runners.simulation.trace import ReadyPoint
 
 USUAL_RECURSION_LIMIT = 1000
 # What calculated attempts need of ours, for the template to import once; a measured process imports it when it needs
 # it. Then, what they need by the library of their model.
 OF_A_CALCULATION = (
+    "torch._dynamo",  # the shapes of a product's gradients import it, and sympy: 1 s of each attempt
     "runners.simulation.simulate",
+    "runners.simulation.torch_card",
+    "runners.simulation.torch_cuda_backend",
     "runners.simulation.torch_device_rules",
+    "runners.simulation.torch_program",
     "runners.simulation.torch_tracer",
     "runners.torch_fingerprint",
 )
@@ -103,8 +109,24 @@ def _what_runs(attempt: Attempt) -> str:
     return " ".join(str(each) for each in named if each) or str(attempt.point.get("workload"))
 
 
-def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn:
-    """Measure and exit without the interpreter's shutdown, which takes 0.3 s and can hang on what a workload left."""
+class Ready(NamedTuple):
+    """A user's program that is imported, in a process that has not run it."""
+
+    point: ReadyPoint
+    record: dict[str, Any]  # of the environment, before the program saw its device
+
+
+def run(
+    folder: AttemptFolder,
+    attempt: Attempt,
+    parent: int | None,
+    ready: Ready | None = None,
+    keeper: CopyKeeper | None = None,
+) -> NoReturn:
+    """Measure and exit without the interpreter's shutdown, which takes 0.3 s and can hang on what a workload left.
+
+    With `keeper` a copy of the process stays in which other attempts of the same program are `ready`.
+    """
     if parent is not None:
         processes.die_with(parent)
     _be_an_ordinary_process()
@@ -112,7 +134,7 @@ def run(folder: AttemptFolder, attempt: Attempt, parent: int | None) -> NoReturn
     error: BaseException | None = None
     try:
         try:
-            finished = _measure(attempt, journal, trace)
+            finished = _measure(attempt, journal, trace, ready, keeper)
         except BaseException as raised:  # any exception of a workload is a fact about its point
             error = raised
             _be_undisturbed()
@@ -195,7 +217,9 @@ def import_libraries(attempt: Attempt) -> None:
             raise Unavailable(libraries.why_not_imported(module, error, failure.root_cause(error))) from error
 
 
-def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[str, Any] | None:
+def _measure(
+    attempt: Attempt, journal: Journal, trace: FailureTrace, ready: Ready | None, keeper: CopyKeeper | None
+) -> dict[str, Any] | None:
     """Run the workload and return its result. Returns None for a calculated attempt, which writes its own end."""
     values = attempt.point.values
     import_libraries(attempt)
@@ -209,8 +233,22 @@ def _measure(attempt: Attempt, journal: Journal, trace: FailureTrace) -> dict[st
     if attempt.device.is_calculated:
         from runners.simulation import simulate
 
-        journal.write(fingerprint.fact(torch_fingerprint.record(attempt)))
-        simulate.measure(attempt, workload, journal, failure.failure_facts)
+        record = torch_fingerprint.record(attempt) if ready is None else ready.record
+        journal.write(fingerprint.fact(record))
+
+        def keep(point: ReadyPoint) -> None:
+            assert keeper is not None
+            copy = Ready(point, record)
+            keeper.keep(lambda folder, other: run(folder, other, keeper.supervisor, copy))
+
+        simulate.measure(
+            attempt,
+            workload,
+            journal,
+            failure.failure_facts,
+            None if ready is None else ready.point,
+            None if keeper is None else keep,
+        )
         return None
     threads = Threads()
     device, meter, tracking = _meter(attempt, trace, threads)
@@ -257,7 +295,8 @@ def _meter(attempt: Attempt, trace: FailureTrace, threads: Threads) -> tuple[str
             trace.missing = "tensors=false: without tracking, the tensors alive on cpu are unknown"
             return "cpu", cpu.CpuMeter(threads=threads), nullcontext()
         tracker = _tensor_history(trace) if trace.requested else _tensor_tracker()
-        return "cpu", cpu.CpuMeter(tensors=tracker, threads=threads), tracker
+        in_threads = _Entered(tracker, EnteredInThreads(tracker.pushed))
+        return "cpu", cpu.CpuMeter(tensors=tracker, threads=threads), in_threads
     from runners.meters import cuda
 
     names, uuids = attempt.device.parts, attempt.device.uuids
@@ -267,6 +306,21 @@ def _meter(attempt: Attempt, trace: FailureTrace, threads: Threads) -> tuple[str
         trace.record(cuda.AllocatorHistory, trace.folder.snapshot)
     # The process sees its own devices only, so their indices start from 0 even if their names do not.
     return "cuda:0", cuda.CudaMeter(list(range(len(names))), list(names), cpu.CpuMeter()), nullcontext()
+
+
+class _Entered(AbstractContextManager[None]):
+    """Several contexts as one. No generator: see `processes.forks_end_here`."""
+
+    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+        self._contexts = contexts
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*raised)
 
 
 def _tensor_tracker() -> TensorTracker:

@@ -196,6 +196,13 @@ class Assumed(NamedTuple):
     t: float | None = None
 
 
+class HostTensors(NamedTuple):
+    """What a program on a calculated card keeps in host memory, beside the card's."""
+
+    peak_bytes: int | None  # of live tensors there
+    t: float | None = None
+
+
 class Notes(NamedTuple):
     """What has to be known to read the figures of an attempt: an assumption, a bound, or what was left out."""
 
@@ -217,6 +224,7 @@ Fact = (
     | Finished
     | Unlimited
     | Assumed
+    | HostTensors
     | Notes
 )
 
@@ -381,6 +389,7 @@ KINDS: Mapping[type[Fact], str] = {
     Finished: "finished",
     Unlimited: "unlimited",
     Assumed: "assumed",
+    HostTensors: "host_tensors",
     Notes: "notes",
 }
 _READERS: dict[str, Callable[[Mapping[str, Any]], Any]] = {kind: _reader(made) for made, kind in KINDS.items()} | {

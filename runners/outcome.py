@@ -116,6 +116,7 @@ class Outcome:
     assumed_places: Sequence[Mapping[str, Any]] = ()
     assumed_bounds: Sequence[Mapping[str, Any]] = ()  # where a size is at most what it was taken as
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    host_tensor_peak_bytes: int | None = None  # of a program's tensors in host memory, beside a calculated card's
     notes: tuple[str, ...] = ()  # assumptions, bounds and what was left out
     steps: int | None = None
     tokens: int | None = None
@@ -353,6 +354,8 @@ def outcome_of(
         common["assumed_values"] = 0 if assumed is None else assumed.values
         common["assumed_places"] = () if assumed is None else assumed.places or ()
         common["assumed_bounds"] = () if assumed is None else assumed.bounds or ()
+        on_host = _last(last, facts.HostTensors)
+        common["host_tensor_peak_bytes"] = None if on_host is None else on_host.peak_bytes
     if damage is not None:
         return Outcome(status=Status.LOST, void=True, error_message=f"its record is damaged: {damage}", **common)
     refusals = _refusals(attempt, phases)

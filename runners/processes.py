@@ -194,14 +194,25 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         os.kill(pid, number)
 
 
+def threads() -> int:
+    """The threads of this process, those of libraries included; 0 where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 0
+
+
 def is_stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal or by a tracer."""
     return _state(pid) in ("T", "t")
 
 
-def kill_descendants() -> set[int]:
-    """Kill the processes below this one that are alive, with their process groups. Returns their pids."""
-    return _kill(_below(os.getpid()))
+def kill_descendants(spare: Collection[int] = ()) -> set[int]:
+    """Kill the processes below this one that are alive, with their process groups. Returns their pids.
+
+    `spare` has pids that are left alone, with everything below them.
+    """
+    return _kill(_below(os.getpid(), spare))
 
 
 def end_descendants(spare: Collection[int] = (), patience: float = 3.0) -> set[int]:

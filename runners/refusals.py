@@ -70,6 +70,7 @@ PINS = re.compile(r"pin_memory|pinned")
 
 # A batch-size finder's last word: accelerate's find_executable_batch_size, and the Trainers that are built on it. Its
 # message names no memory, so it counts only after refusals.
+COUNTED = "_counted_as_refused"  # an attribute of exceptions
 NOTHING_LEFT = "No executable batch size found"
 
 EXACT = re.compile(r"you tried to allocate (\d+) bytes|unable to mmap (\d+) bytes")
@@ -148,7 +149,8 @@ class RefusalCount:
     def see(self, error: BaseException) -> Refusal | None:
         """Count an exception if it is a refused allocation, and return what was refused.
 
-        Keeps no reference to the exception, which holds the tensors of its frames.
+        An exception counts once, although its operator and the thread that it ends both report it. Keeps no reference
+        to it: it holds the tensors of its frames.
         """
         try:
             kind, *bases = map(untrusted.type_name, untrusted.bases_of(type(error)))
@@ -157,7 +159,7 @@ class RefusalCount:
             refusal = Refusal("host", None)
         except BaseException:  # its own code raises: no allocator's exception does
             refusal = None
-        if refusal is not None:
+        if refusal is not None and _is_new(error):
             self.count += 1
             self._largest = max(self._largest or 0, refusal.requested_bytes or 0) or None
         return refusal
@@ -167,6 +169,17 @@ class RefusalCount:
         count, largest = self.count - self._taken, self._largest
         self._taken, self._largest = self.count, None
         return count, largest
+
+
+def _is_new(error: BaseException) -> bool:
+    """Whether no one has counted an exception before. Marks it as counted."""
+    try:
+        marks = object.__getattribute__(error, "__dict__")
+        is_new = COUNTED not in marks
+        marks[COUNTED] = True
+    except BaseException:  # without memory for the mark
+        return True
+    return is_new
 
 
 def requested_in(message: str) -> int | None:

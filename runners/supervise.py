@@ -49,6 +49,7 @@ from runners import (
     launch_command,
     locks,
     processes,
+    ready_copy,
     stored_json,
     watcher,
 )
@@ -136,6 +137,7 @@ class Supervisor:
         self._queue: list[tuple[AttemptFolder, str]] = []  # with the digest of its request
         self._running: Running | None = None
         self._devices = contamination.Lane()
+        self._ready: ready_copy.ReadyCopy | None = None  # where attempts of a user's program can begin
         self._selector = selectors.DefaultSelector()
         self._next_look = 0.0
         self._unread = b""
@@ -374,8 +376,12 @@ class Supervisor:
 
     def _fork(self, running: Running, output: int) -> int:
         supervisor = os.getpid()
+        if (begun := self._begin_in_a_copy(running, output)) is not None:
+            return begun
         pid = os.fork()
         if pid:
+            if self._ready is not None:
+                self._ready.forked()
             return pid
         try:
             os.setsid()
@@ -387,15 +393,32 @@ class Supervisor:
             kept = [self._answers.fileno(), self._commands, self._signals, self._wakeup, output]
             kept += [fd for fd in (running.journal, running.kernel_log) if fd is not None]
             kept += [lock.fileno() for lock in running.locks]
+            kept += [] if self._ready is None else [self._ready.fileno()]
             self._selector.close()
             for descriptor in kept:
                 os.close(descriptor)
             os.chdir(running.attempt.cwd)
-            child.run(running.folder, running.attempt, parent=supervisor)
+            keeper = None if self._ready is None else ready_copy.CopyKeeper(self._ready.theirs, supervisor)
+            child.run(running.folder, running.attempt, parent=supervisor, keeper=keeper)
         except BaseException:
             traceback.print_exc()  # a bug of ours: its last line becomes the row's message
         finally:
             processes.leave(70)  # EX_SOFTWARE: child.run never returns
+
+    def _begin_in_a_copy(self, running: Running, output: int) -> int | None:
+        """The pid of the attempt's process, if an earlier attempt has left a copy for it; else a new one may."""
+        key = ready_copy.key_of(running.attempt)
+        if self._ready is not None and self._ready.key == key:
+            pid = self._ready.begin(running.folder, running.attempt, output)
+            if pid is not None:
+                return pid
+        if self._ready is not None:
+            self._ready.close()
+        self._ready = None if key is None else ready_copy.ReadyCopy(running.attempt)
+        return None
+
+    def _spared(self) -> list[int]:
+        return [] if self._ready is None else self._ready.pids
 
     def _kill(self, running: Running) -> None:
         """Kill the attempt's whole session: a workload can ignore or delay any other signal."""
@@ -412,7 +435,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(running.pid, signal.SIGKILL)
             processes.kill(running.pid)  # it may not have its own session yet
-            running.killed |= processes.kill_descendants()
+            running.killed |= processes.kill_descendants(self._spared())
 
     def _see_it_end(self, running: Running) -> None:
         """Kill what the process started again, and settle without its end if that does not come.
@@ -421,7 +444,7 @@ class Supervisor:
         debugger elsewhere is not ours to end.
         """
         assert running.killed_at is not None
-        running.killed |= processes.kill_descendants()
+        running.killed |= processes.kill_descendants(self._spared())
         if time.monotonic() >= running.killed_at + GRACE_SECONDS:
             self._settle(running, None)
 
@@ -449,7 +472,7 @@ class Supervisor:
         code = None if reaped is None else os.waitstatus_to_exitcode(reaped.status)
         if running.process is not None:
             running.process.returncode = code  # we reaped it ourselves, for its resource usage
-        running.killed |= processes.end_descendants()
+        running.killed |= processes.end_descendants(self._spared())
         self._selector.unregister(running.output.descriptor)
         running.output.close()
         exit = Exit(

@@ -15,7 +15,6 @@ class Threads(AbstractContextManager[None]):
     """Watches the threads of a workload. An exception that ends a thread does not reach the thread that started it."""
 
     def __init__(self) -> None:
-        self.started = False  # whether there were any: what they catch themselves is not seen
         self.refusals = RefusalCount()  # that ended a thread
 
     def __enter__(self) -> None:
@@ -24,26 +23,19 @@ class Threads(AbstractContextManager[None]):
         A workload that replaces the hook without calling the one before, and a thread that is started without
         `threading`, are not seen.
         """
-        start, ended = threading.Thread.start, threading.excepthook
-
-        def started(thread: threading.Thread) -> None:
-            self.started = True
-            start(thread)
+        ended = threading.excepthook
 
         def hook(failed: Any) -> None:
             if failed.exc_value is not None:
                 self.refusals.see(failed.exc_value)
             ended(failed)
 
-        self._before, self._hook = (start, ended), hook
-        threading.Thread.start = started  # type: ignore[assignment, method-assign]
+        self._before, self._hook = ended, hook
         threading.excepthook = hook
 
     def __exit__(self, *raised: object) -> None:
-        start, ended = self._before
-        threading.Thread.start = start  # type: ignore[method-assign]
         if threading.excepthook is self._hook:
-            threading.excepthook = ended
+            threading.excepthook = self._before
 
 
 class EnteredInThreads(AbstractContextManager[None]):

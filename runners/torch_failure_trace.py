@@ -10,6 +10,7 @@ import heapq
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from runners import facts
+from runners import facts, threads
 from runners.journal import BETWEEN, plain
 from runners.meters import torch_tensors
 from runners.meters.torch_tensors import TensorTracker
@@ -31,7 +32,7 @@ LONGEST_LINE = 500  # characters
 
 MEASURING = str(Path(__file__).with_name("child.py"))  # it calls the workload: frames below are not the workload's
 # Frames of torch, of ours and of the import system
-NOT_LINES = (os.path.dirname(torch.__file__) + os.sep, __file__, torch_tensors.__file__, "<frozen ")
+NOT_LINES = (os.path.dirname(torch.__file__) + os.sep, __file__, torch_tensors.__file__, threads.__file__, "<frozen ")
 
 # Set on an exception that an operator raises, to the tensors alive at that moment: it stays with the exception, also
 # when this becomes the cause of another, and disappears with one that the workload catches.
@@ -53,22 +54,22 @@ class Origin(NamedTuple):
 
 class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
     scope = (
-        f"The {MOST_TENSORS} largest storages alive that operators of the measured thread had returned, counted once "
+        f"The {MOST_TENSORS} largest storages alive that operators had returned, counted once "
         "even if views share them, each with the first tensor and operator that returned it and the lines that ran "
         "it, innermost first, without torch's own; in a backward pass the line is the one that called it. Not in it: "
-        "the scratch memory of kernels, tensors of other threads and of compiled code, storages that were made before "
+        "the scratch memory of kernels, tensors of compiled code, storages that were made before "
         "the workload began, and what was freed before the failure."
     )
 
     def __init__(self) -> None:
         super().__init__()
         self.where: Callable[[], Where] = lambda: (BETWEEN, None)
-        self._operator: Any = None
+        self._called = threading.local()
         self._origins: dict[int, Origin] = {}  # by the same keys as the storages
         self._left: dict[str, Any] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._operator = func
+        self._called.operator = func
         try:
             return super().__torch_dispatch__(func, types, args, kwargs)
         except BaseException as error:
@@ -76,11 +77,11 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
                 setattr(error, AT_THE_RAISE, self._alive(raised_by=func))
             raise
 
-    def _track(self, tensor: torch.Tensor) -> None:
-        super()._track(tensor)
+    def track(self, tensor: torch.Tensor) -> None:
+        super().track(tensor)
         key = tensor.untyped_storage()._cdata
         if key in self._storages and key not in self._origins:
-            self._origins[key] = Origin(self._operator, tensor.shape, tensor.dtype, _stack(), self.where())
+            self._origins[key] = Origin(self._called.operator, tensor.shape, tensor.dtype, _stack(), self.where())
 
     def _died(self, key: int, reference: Any) -> None:
         self._origins.pop(key, None)
@@ -98,9 +99,10 @@ class TensorHistory(TensorTracker):  # type: ignore[no-untyped-call]
         path.write_text(json.dumps({"format": FORMAT, "scope": self.scope, **alive}, indent=1, allow_nan=False) + "\n")
 
     def _alive(self, raised_by: Any = None) -> dict[str, Any]:
-        self.settle()
         phase, run_index = self.where()
-        sizes = {key: size for key, (size, _) in self._storages.items()}
+        with self._counting:
+            self.settle()
+            sizes = {key: size for key, (size, _) in self._storages.items()}
         largest = heapq.nlargest(MOST_TENSORS, sizes, key=sizes.__getitem__)
         return {
             "phase": phase,

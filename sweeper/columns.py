@@ -15,7 +15,8 @@ Version (in each file's metadata, `sweeper.schema`):
         limit_bytes, headroom_bytes, headroom_counter, handled_refusals, handled_refusal_bytes, started_cold_because,
         peak_graph_pools_bytes, context_bytes; in phases: refusals, refused_bytes, graph_pools. contaminated is about
         change: a process that was there before and stayed as it was is none
-    8   new in points and attempts: notes, workload.assume, assumed_values, assumed_places, assumed_bounds
+    8   new in points and attempts: notes, workload.steps, workload.rules, workload.assume, assumed_values,
+        assumed_places, assumed_bounds, host_tensor_peak_bytes
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -185,6 +186,12 @@ DIMENSIONS = (
     _key("workload.export", TEXT, "train: how the model is written after the steps"),
     _key("workload.target", TEXT, "custom: the function, as module:function"),
     _key("workload.argv", TEXT, "command: the program's arguments, as JSON"),
+    _key(
+        "workload.steps",
+        INT,
+        "command: a calculated program ends after these steps of its optimizer; null: at its end",
+    ),
+    _key("workload.rules", TEXT, "custom, command: the module with the rules of extensions' operators"),
     _key("workload.assume", FLOAT, "custom, command: what stands for a number that is not calculated; null: 1"),
 )
 PLAN = (
@@ -287,7 +294,7 @@ ENDED = (
         "handled_refusals",
         INT,
         "refused allocations after which the workload continued, at least so many; a pass with any does not decide "
-        "whether the point fits. null where they cannot all be observed, as on cpu once the workload started a thread",
+        "whether the point fits. null where they cannot all be observed, as on cpu with tensors=false",
         "times",
     ),
     Column(
@@ -329,6 +336,13 @@ ENDED = (
         "assumed_bounds",
         "calculated points only: where such a number decides a size or the length of a loop, so that the peak is at "
         "most the true one's bound, as JSON: file, line, function, operator, bound, times",
+    ),
+    _outcome(
+        "host_tensor_peak_bytes",
+        INT,
+        "calculated cards and programs of your own only (custom, command): peak of the live tensors that operators "
+        "returned in host memory, such as batches before they are moved. The card's peaks do not include it",
+        "bytes",
     ),
     Column("skipped_because", TEXT, "attempt whose result implies this point's, so that it was skipped"),
     Column(

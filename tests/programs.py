@@ -46,22 +46,32 @@ class Calculated:
         return [note for line in self.lines if line["kind"] == "notes" for note in line["notes"]]
 
     @property
+    def assumed(self) -> dict[str, Any]:
+        """`values`, `places` and `bounds` of facts.Assumed; empty if nothing was assumed."""
+        return next((line for line in reversed(self.lines) if line["kind"] == "assumed"), {})
+
+    @property
     def returned(self) -> Any:
         assert self.error is None, self.lines[-1].get("traceback") or self.error
         return self.lines[-1]["metrics"]
 
 
-def calculated(program: Callable[..., Any], card: Card = H100, total: int | None = None, **params: Any) -> Calculated:
-    """Run the program on a card, of which `total` bytes are free for its allocator, and which refuses more."""
+def calculated(
+    program: Callable[..., Any], card: Card = H100, total: int | None = None, assume: float | None = None, **params: Any
+) -> Calculated:
+    """Run the program on a card, of which `total` bytes are free for its allocator, and which refuses more.
+
+    `assume` is the key `workload.assume`.
+    """
     card = _with_total(card, total)
     where = f"{program.__module__}:{program.__qualname__}"
     _found[where] = program
-    return _calculated({"name": "custom", "target": where, "params": params}, _CUSTOM, card)
+    return _calculated({"name": "custom", "target": where, "params": params, "assume": assume}, _CUSTOM, card)
 
 
 def calculated_command(*argv: str, card: Card = H100, total: int | None = None, steps: int | None = 2) -> Calculated:
     """Run a command as `calculated` runs a function. The interpreter does not end: it is that of the tests."""
-    before, python_program.end_interpreter = python_program.end_interpreter, lambda: None
+    before, python_program.end_interpreter = python_program.end_interpreter, lambda patience: None
     try:
         return _calculated(
             {"name": "command", "argv": list(argv), "params": {}, "steps": steps}, command, _with_total(card, total)

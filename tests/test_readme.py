@@ -61,6 +61,14 @@ def test_the_readmes_arithmetic_prints_what_the_readme_shows(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_a_script_of_ones_own_on_a_card_that_is_not_there_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    (block,) = blocks(README, "tested slowly, with what it prints")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    assert f"```\n{run(block, tmp_path)}```" in README
+    assert not list(ROOT.glob("*.pt")), "the script's checkpoint is not written"
+
+
+@pytest.mark.slow
 def test_one_sweep_over_what_people_try_in_training_leaves_the_loss_unchanged(tmp_path: Path) -> None:
     (block,) = blocks(WORKLOADS, "tested slowly")
     assert "4 points: 4 ok" in run(f"{block} name=tried", tmp_path)

@@ -30,6 +30,15 @@ UNPICKLE = {"torch.load", "pandas.read_pickle", "numpy.load"}
 UNSAFE_YAML = {"yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all", "yaml.full_load_all"}
 SAFE_LOADERS = {"yaml.SafeLoader", "yaml.CSafeLoader"}
 PRINTING = {"print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
+ALLOWED = {
+    "runners/workloads/python_program.py": {  # runs the program of workload.argv, as an interpreter would
+        "calls runpy.run_module",
+        "calls runpy.run_path",
+        "calls exec",
+        "calls compile",
+    },
+    "runners/simulation/torch_program.py": {"imports pickle"},  # only pickles, to find tensors without data
+}
 HYDRA_CALLS = {"hydra.utils.instantiate", "hydra.utils.call", "hydra.utils.get_method", "hydra.utils.get_object"}
 
 
@@ -82,7 +91,7 @@ def offences(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", CODE, ids=named)
 def test_nothing_evaluates_unpickles_or_shells_out(path: Path) -> None:
-    assert list(offences(path.read_text())) == []
+    assert set(offences(path.read_text())) == ALLOWED.get(named(path), set())
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,6 @@ class CpuMeter:
         counts = [each.refusals.take() for each in (self._tensors, self._threads) if each is not None]
         known = sum(count for count, _ in counts)
         is_observed = self._tensors is not None and self._tensors.valid
-        is_observed = is_observed and not (self._threads is not None and self._threads.started)
         largest = max((size for _, size in counts if size is not None), default=None)
         return known if known or is_observed else None, largest
 
@@ -186,7 +185,7 @@ class TensorBytes:
         return True
 
     def settle(self) -> None:
-        """Subtract what died since the last operator. Only the measured thread may call it."""
+        """Subtract what died since the last operator."""
 
     def start_new_peak(self) -> None:
         self.peak = self.live

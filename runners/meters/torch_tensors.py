@@ -1,9 +1,9 @@
 """Tracks the bytes of live CPU tensors: the storages that operators return, from creation to release.
 
-It stands for CUDA's `allocated` on a device without a counting allocator. It leaves out the scratch memory of kernels,
-other threads, and storages that were made before. It equals PyTorch's own CPU counter to 0.02 MiB on decoders, and is
-below it for convolutions, sort and LSTM, whose kernels use scratch memory. A sparse tensor has the bytes of its indices
-and values.
+It stands for CUDA's `allocated` on a device without a counting allocator. It leaves out the scratch memory of kernels
+and storages that were made before. It equals PyTorch's own CPU counter to 0.02 MiB on decoders, and is below it for
+convolutions, sort and LSTM, whose kernels use scratch memory. A sparse tensor has the bytes of its indices and values.
+Threads count that enter `pushed`, as threads.EnteredInThreads has them do: libraries read checkpoints in threads.
 
 Quantised weights are tensors of tensors (torchao) or go through operators with Python kernels (bitsandbytes). Both are
 tracked down to the storages inside.
@@ -11,7 +11,9 @@ tracked down to the storages inside.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -67,10 +69,11 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
         TensorBytes.__init__(self)
         # By the address of a live StorageImpl: its bytes, and a weak reference whose callback reports its release.
         self._storages: dict[int, tuple[int, Any]] = {}
-        # The collector may release storages in the heartbeat's thread. Appending is atomic, and only the measured
-        # thread changes the count.
+        # The collector may release storages in any thread, whatever locks that holds. Appending is atomic.
         self._dead: deque[int] = deque()
+        self._counting = threading.RLock()  # the collector may run a finalizer that calls an operator meanwhile
         self._sums = GradientSums()
+        _TRACKERS.add(self)
         self._graphs_before = _compiled_graphs()
 
     @property
@@ -83,11 +86,11 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
             # operator by calling operators on the parts, which come back here.
             return NotImplemented
         if is_composite(func):  # inference mode does not decompose them, and their parts would not be seen
-            with self:
+            with self.pushed():
                 return func._op_dk(COMPOSITE, *args, **(kwargs or {}))
         if _has_python_kernel(func) and _all_on_cpu(args, kwargs):
             # The mode is off while it handles an operator, and would miss the weight that this one dequantises.
-            with self:
+            with self.pushed():
                 result = func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args, **(kwargs or {}))
         elif func is ADD and not kwargs and self._sums.is_in_place(*args):
             result = args[0].add_(args[1])
@@ -98,20 +101,21 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
                 self.was_refused(error)
                 raise
         if isinstance(result, torch.Tensor):
-            self._track(result)
+            self.track(result)
         else:
             for leaf in tree_iter(result):
                 if isinstance(leaf, torch.Tensor):
-                    self._track(leaf)
+                    self.track(leaf)
         return result
 
-    def _track(self, tensor: torch.Tensor) -> None:
+    def track(self, tensor: torch.Tensor) -> None:
+        """Count the storages of a tensor in host memory, once each."""
         if tensor.device.type != "cpu":
             return
-        if self._dead:
+        with self._counting:
             self.settle()
-        for storage in storages_of(tensor):
-            self._track_storage(storage)
+            for storage in storages_of(tensor):
+                self._track_storage(storage)
 
     def _track_storage(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -130,11 +134,30 @@ class TensorTracker(UnseenByDynamo, TensorBytes):  # type: ignore[no-untyped-cal
         self._dead.append(key)
 
     def settle(self) -> None:
-        while self._dead:
-            key = self._dead.popleft()
-            size, _ = self._storages.pop(key)
-            self._sums.died(key)
-            self.live -= size
+        if not self._dead:
+            return
+        with self._counting:
+            while self._dead:
+                key = self._dead.popleft()
+                size, _ = self._storages.pop(key)
+                self._sums.died(key)
+                self.live -= size
+
+    def start_new_peak(self) -> None:
+        with self._counting:
+            super().start_new_peak()
+
+
+_TRACKERS: weakref.WeakSet[TensorTracker] = weakref.WeakSet()
+
+
+def _have_no_other_threads() -> None:
+    """In a forked process: the thread that was counting as it was forked is not there to release the lock."""
+    for tracker in _TRACKERS:
+        tracker._counting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_have_no_other_threads)
 
 
 def storages_of(tensor: torch.Tensor) -> list[torch.UntypedStorage]:

@@ -30,6 +30,8 @@ OWN_SEGMENT = 10 * MIB  # from this size on, a segment is made for one block
 PAGE = 2 * MIB  # such a segment is a multiple, as is all memory that the device gives
 INTERVALS = 16  # of sizes, each twice as large as the one before: from 1 MiB to 64 GiB
 NOTHING = 0  # the handle of an allocation of 0 bytes
+# Of the device. No process has memory from here on: what reads it ends by a signal, as it would with a real card's.
+FIRST_ADDRESS = 2**56
 
 SUPPORTED = (
     "expandable_segments",
@@ -247,6 +249,15 @@ class CachingAllocator:
         self.peak_requested = self.requested
         self.peak_allocated = self.allocated
         self.peak_reserved = self.reserved
+
+    def left(self) -> int | None:
+        """Bytes that can be reserved before a segment is refused; None without any limit."""
+        limits = [self._device.left(), None if self.limit is None else self.limit - self.reserved]
+        return min((each for each in limits if each is not None), default=None)
+
+    def most_reserved(self, size: int) -> int:
+        """The most bytes that one allocation of this size reserves. Rounding doubles a size at most."""
+        return 2 * PAGE if 2 * size <= SMALL else 2 * size + self._settings.large_segment_size + PAGE
 
     def segments(self) -> list[dict[str, Any]]:
         """The segments as in torch.cuda.memory_snapshot(): of an expandable segment, each mapped part."""
@@ -615,7 +626,7 @@ class _Device:
     def __init__(self, capacity: int | None) -> None:
         self._capacity = capacity
         self._taken = 0
-        self._vacant = [_AddressRange(0x7F0000000000, 2**62)]
+        self._vacant = [_AddressRange(FIRST_ADDRESS, 2**62)]
 
     def left(self) -> int | None:
         return None if self._capacity is None else max(0, self._capacity - self._taken)

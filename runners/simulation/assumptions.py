@@ -11,27 +11,21 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum
+from functools import wraps
 from types import FrameType
 from typing import Any
 
 from runners.phases import Unavailable
-from runners.simulation.branches import loop_test
+from runners.simulation.branches import Decision, LoopTest, becomes, decides, is_data
+from runners.simulation.levels import Level
 
 TORCH = f"{os.sep}torch{os.sep}"
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 MOST_TESTS = 100_000  # assumed tests of one loop, after which it is taken as one that does not end
 MOST_PLACES = 50  # that are named one by one
+MOST_NOTES = 3
+WAYS = {None: "", True: "taken", False: "not taken"}
 AT_MOST_ALL = "at most all"
-
-
-class Level(IntEnum):
-    """How far a number is known."""
-
-    KNOWN = 0
-    FINITE = 1  # follows from the assumption that numbers are finite
-    BOUND = 2  # the most that it can be
-    ASSUMED = 3
 
 
 class Assumptions:
@@ -48,6 +42,7 @@ class Assumptions:
         self._assumed: dict[tuple[str, int, str, str], int] = {}
         self._bounds: dict[tuple[str, int, str, str, str], int] = {}
         self._tests: dict[tuple[str, int], int] = {}
+        self._decided: dict[tuple[str, int, str], dict[str, None]] = {}  # of a place and a test, in order
 
     # --- what was asked ---
 
@@ -90,39 +85,90 @@ class Assumptions:
         return self.remembering(value, level)
 
     def remembering(self, value: Any, level: Level) -> Any:
+        """The Python number that remembers its level; the value itself if that is known, or is no number."""
+        from runners.simulation.assumed_numbers import AssumedFloat, AssumedInt, plain_of
+
+        value = plain_of(value)
+        if level is Level.KNOWN or isinstance(value, bool) or type(value).__module__ == "numpy":
+            return value
         if isinstance(value, int):
-            self._hand_out()
             made: Any = AssumedInt(value)
         elif isinstance(value, float):
             made = AssumedFloat(value)
         else:
             return value
+        self.handed_out = True
         made.level, made.assumptions = level, self
         return made
 
-    def truth(self, value: bool, level: Level, operator: str, comparing: bool = False) -> bool:
-        """The truth of an assumed value. A loop that it could end goes on. Raises Unavailable if it cannot end then."""
+    def truth(self, value: bool, level: Level, operator: str, comparing: bool = False, of_number: bool = False) -> bool:
+        """The truth of an assumed value. Raises Unavailable if a loop then cannot end.
+
+        A loop that it could end goes on, and no exception is raised that it could raise: a program checks in this way
+        what holds as long as it works, such as the range of its labels.
+
+        `comparing`: Python numbers are compared. `of_number`: a Python number is asked. Their reading was noted before.
+        """
         frame = asking_frame(skips_torch=False)
-        test = None if frame is None or level is Level.FINITE else loop_test(frame, comparing)
-        if test is None:
-            if not comparing:
+        decided = None if frame is None or level is Level.FINITE else decides(frame, comparing)
+        if not isinstance(decided, LoopTest):
+            if not comparing and not of_number:
                 self.note(operator)
+            if decided is not None:
+                value = value if decided.fails is None else not decided.fails
+                self._decide(value, decided)
             return value
-        if not test.ends:
-            raise self.unavailable(operator, f"an assumed number decides when the loop ends ({test.statement})")
+        if not decided.ends:
+            raise self.unavailable(operator, f"an assumed number decides when the loop ends ({decided.statement})")
         place = self.place()[:2]
         self._tests[place] = self._tests.get(place, 0) + 1
         if self._tests[place] > MOST_TESTS:
             raise self.unavailable(operator, f"the loop did not end after {MOST_TESTS} assumed tests")
-        self.bound(operator, f"as if no {test.statement}" if test.statement != "while" else "as long as it may go on")
-        return test.goes_on
+        way = f"as if no {decided.statement}" if decided.statement != "while" else "as long as it may go on"
+        self.bound(operator, way)
+        return decided.goes_on
+
+    def _decide(self, value: bool, decided: Decision) -> None:
+        """Note which branch the program takes by an assumed number."""
+        is_taken = None if decided.taken is None else value == decided.taken
+        way = WAYS[is_taken]
+        key = (*self.place(), f"{decided.statement}{way and f': {way}'}")
+        self._assumed[key] = self._assumed.get(key, 0) + 1
+        if decided.may_allocate or (is_taken and decided.skips):
+            self._decided.setdefault((key[0], key[1], decided.statement), {})[way] = None
+
+    def notes(self) -> list[str]:
+        """The branches whose other way may take other memory."""
+        found = []
+        for (file, line, statement), ways in list(self._decided.items())[:MOST_NOTES]:
+            way = " and ".join(filter(None, ways))
+            decides = f"an assumed number decides `{statement}`{way and f', which is {way}'}"
+            found.append(f"{file}:{line}: {decides}; the other way may take other memory")
+        if (more := len(self._decided) - MOST_NOTES) > 0:
+            found.append(f"assumed numbers decide {more} more branches")
+        return found
 
     def whole(self, value: int, level: Level, operator: str) -> int:
-        """An exact int, as Python demands of int() and of an index: it cannot remember where it comes from."""
-        if level is Level.BOUND:
+        """An exact int, as C demands: it cannot remember where it comes from.
+
+        Raises Unavailable for an assumed number that may then decide a size.
+        """
+        if level is Level.FINITE:
+            self.note(operator)
+            return value
+        frame = asking_frame(skips_torch=False)
+        use = None if frame is None else becomes(frame)
+        if use is None:
+            self.note(operator)
+        elif use.is_loop:
+            raise self.unavailable(operator, f"an assumed number decides when the loop ends ({use.code})")
+        elif level is Level.BOUND:
             self.bound(operator)
         else:
-            self.note(operator)
+            why = f"a number that is not calculated becomes a plain one, which may decide a size ({use.code})"
+            if operator == "int":
+                why += "; without int() it is followed, as Tensor.item() returns it"
+            raise self.unavailable(operator, why)
         return value
 
     def note(self, operator: str) -> None:
@@ -139,6 +185,15 @@ class Assumptions:
         if self._bounds[key] == 1 and len(self._bounds) <= MOST_PLACES:
             self.on_place()
 
+    def given_to_torch(self, number: Any) -> int:
+        """The plain number for PyTorch, which asks where the program's device did not. Raises as `size` does."""
+        frame = asking_frame(skips_torch=False)
+        if frame is not None and is_data(frame):
+            self.note("torch.tensor")
+        else:
+            self.size(number, "torch")
+        return int(number.plain)
+
     def size(self, number: Any, operator: str) -> None:
         """An assumed number decides a shape or how often a loop runs. Raises Unavailable if it has no bound."""
         if number.level is Level.ASSUMED:
@@ -147,8 +202,7 @@ class Assumptions:
             self.bound(operator)
 
     def unavailable(self, operator: Any, why: str) -> Unavailable:
-        file, line, function = self.place()
-        message = f"{file}:{line} ({function}), {operator}: {why}"
+        message = f"{self.where()}, {operator}: {why}"
         self.on_failure(message)
         return Unavailable(message)
 
@@ -161,6 +215,10 @@ class Assumptions:
             return "the workload", 0, "result"
         return self.named(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
 
+    def where(self) -> str:
+        file, line, function = self.place()
+        return f"{file}:{line} ({function})"
+
     def named(self, file: str) -> str:
         if not os.path.isabs(file):
             return file
@@ -170,20 +228,33 @@ class Assumptions:
         inside = os.path.relpath(file, self._folder)
         return file if inside.startswith(os.pardir) else inside
 
-    # --- loops ---
-
-    def _hand_out(self) -> None:
-        self.handed_out = True
+    # --- functions of Python ---
 
     @contextmanager
-    def watching_loops(self) -> Iterator[None]:
-        """Notice an assumed number in `range`, which would forget that it is one."""
-        before = builtins.range
-        builtins.range = _Range  # type: ignore[misc]
+    def followed_in_python(self) -> Iterator[None]:
+        """Until the end, `max` and `min` remember that one of the numbers that they compare is assumed."""
+        from runners.simulation.assumed_numbers import followed_in_library, is_assumed
+
+        def remembering(choose: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(choose)
+            def chosen(*args: Any, **options: Any) -> Any:
+                if not self.handed_out:
+                    return choose(*args, **options)
+                if len(args) == 1:
+                    args = (list(args[0]),)
+                found = [each for each in (args[0] if len(args) == 1 else args) if is_assumed(each)]
+                result = choose(*args, **options)
+                return self.remembering(result, max(each.level for each in found)) if found else result
+
+            return chosen
+
+        before = builtins.max, builtins.min
+        builtins.max, builtins.min = map(remembering, before)
         try:
-            yield
+            with followed_in_library():
+                yield
         finally:
-            builtins.range = before  # type: ignore[misc]
+            builtins.max, builtins.min = before
 
 
 def asking_frame(skips_torch: bool) -> FrameType | None:
@@ -196,120 +267,3 @@ def asking_frame(skips_torch: bool) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
-
-
-_range = range
-
-
-class _RangeType(type):
-    def __instancecheck__(cls, value: Any) -> bool:
-        return isinstance(value, _range)
-
-
-class _Range(metaclass=_RangeType):
-    def __new__(cls, *limits: Any) -> Any:
-        for limit in limits:
-            if type(limit) is AssumedInt:
-                limit.assumptions.size(limit, "range")
-        return _range(*limits)
-
-
-# --- numbers that remember --------------------------------------------------------------------------------------------
-
-
-class _Assumed:
-    level: Level
-    assumptions: Assumptions
-
-    def __reduce__(self) -> Any:  # a copy or a file has a plain number
-        plain: Any = _plain(self)
-        return type(plain), (plain,)
-
-    def __copy__(self) -> Any:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return self
-
-    def __round__(self, digits: Any = None) -> Any:
-        plain = _plain(self)
-        return self.assumptions.remembering(round(plain) if digits is None else round(plain, digits), self.level)
-
-    def _whole(self, name: str) -> Any:
-        return self.assumptions.remembering(getattr(_plain(self), name)(), self.level)
-
-    def __trunc__(self) -> Any:
-        return self._whole("__trunc__")
-
-    def __floor__(self) -> Any:
-        return self._whole("__floor__")
-
-    def __ceil__(self) -> Any:
-        return self._whole("__ceil__")
-
-    def __hash__(self) -> int:
-        return hash(_plain(self))
-
-
-class AssumedInt(_Assumed, int):
-    """A whole number."""
-
-
-class AssumedFloat(_Assumed, float):
-    """A floating-point number."""
-
-
-def _plain(number: Any) -> Any:
-    return int.__add__(number, 0) if isinstance(number, int) else float.__add__(number, 0.0)
-
-
-# Of a bound and a number that is known and not negative, these give a bound again.
-KEEP_BOUNDS = frozenset({"__add__", "__radd__", "__mul__", "__rmul__", "__sub__", "__floordiv__", "__truediv__"})
-
-FALLING = frozenset({"__sub__", "__floordiv__", "__truediv__"})  # in the second number
-
-
-def _arithmetic(name: str) -> Callable[..., Any]:
-    def operate(self: Any, *others: Any) -> Any:
-        plain = _plain(self)
-        if name == "__rmul__" and isinstance(others[0], (list, tuple, str, bytes)):
-            self.assumptions.size(self, "*")
-        result = getattr(plain, name)(*(_plain(each) if isinstance(each, _Assumed) else each for each in others))
-        if result is NotImplemented or isinstance(result, tuple):
-            return result
-        level = self.level
-        for other in others:
-            if isinstance(other, _Assumed):
-                level = max(level, other.level)
-        if level is Level.BOUND and not _keeps_bound(name, others):
-            level = Level.ASSUMED
-        return self.assumptions.remembering(result, level)
-
-    return operate
-
-
-def _keeps_bound(name: str, others: Any) -> bool:
-    is_known = not any(isinstance(each, _Assumed) for each in others)
-    return name in KEEP_BOUNDS and (is_known or name not in FALLING) and all(_plain(each) >= 0 for each in others)
-
-
-SIGNS = {"__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">=", "__eq__": "==", "__ne__": "!="}
-
-
-def _comparison(name: str) -> Callable[..., Any]:
-    def compare(self: Any, other: Any) -> Any:
-        result = getattr(_plain(self), name)(_plain(other) if isinstance(other, _Assumed) else other)
-        if result is NotImplemented:
-            return result
-        return self.assumptions.truth(result, self.level, SIGNS[name], comparing=True)
-
-    return compare
-
-
-BOTH = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
-for _name in (*(f"__{each}__" for each in BOTH), *(f"__r{each}__" for each in BOTH), "__neg__", "__abs__", "__pos__"):
-    setattr(AssumedInt, _name, _arithmetic(_name))
-    setattr(AssumedFloat, _name, _arithmetic(_name))
-for _name in SIGNS:
-    setattr(AssumedInt, _name, _comparison(_name))
-    setattr(AssumedFloat, _name, _comparison(_name))

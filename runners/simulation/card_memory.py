@@ -7,7 +7,7 @@ from typing import Protocol
 
 from runners.device import Card
 from runners.phases import Reading
-from runners.simulation.allocator import CachingAllocator, Refused, Settings
+from runners.simulation.allocator import FIRST_ADDRESS, CachingAllocator, Refused, Settings
 from runners.simulation.allocator_counts import CountingAllocator
 
 CALCULATED = "(calculated)"  # in the message of a refusal of HostMemory
@@ -31,6 +31,18 @@ class Memory(Protocol):
     @property
     def empty_cache(self) -> Callable[[], None]: ...
     def workspace_bytes(self) -> int: ...
+
+    def address(self, handle: int) -> int:
+        """Where an allocation is."""
+        ...
+
+    def left(self) -> int | None:
+        """Bytes that can be taken before an allocation is refused; None without any limit."""
+        ...
+
+    def most_taken(self, size: int) -> int:
+        """The most bytes that one allocation of this size takes of those left."""
+        ...
 
     def set_fraction(self, fraction: float) -> None:
         """Refuse what goes beyond this share of the whole memory."""
@@ -73,6 +85,15 @@ class CardMemory:
     def workspace_bytes(self) -> int:
         return int(self._workspace)
 
+    def address(self, handle: int) -> int:
+        return handle
+
+    def left(self) -> int | None:
+        return self.allocator.left()
+
+    def most_taken(self, size: int) -> int:
+        return self.allocator.most_reserved(size)
+
     def set_fraction(self, fraction: float) -> None:
         if not self._unlimited and self._total is not None:
             share = int(fraction * self._total)
@@ -103,6 +124,7 @@ class HostMemory:
     def __init__(self, budget: int | None) -> None:
         self._budget, self._allocated, self._peak = budget, 0, 0
         self._sizes: list[int] = []
+        self._starts: list[int] = []  # the bytes of all allocations before each
 
     def allocate(self, size: int, stream: int = 0) -> int:
         size = -(-size // ALIGNMENT) * ALIGNMENT
@@ -113,6 +135,7 @@ class HostMemory:
             )  # fmt: skip
         self._allocated += size
         self._peak = max(self._peak, self._allocated)
+        self._starts.append(self._starts[-1] + self._sizes[-1] if self._sizes else 0)
         self._sizes.append(size)
         return len(self._sizes) - 1
 
@@ -124,6 +147,16 @@ class HostMemory:
 
     def workspace_bytes(self) -> int:
         return 0
+
+    def left(self) -> int | None:
+        return None if self._budget is None else self._budget - self._allocated
+
+    def most_taken(self, size: int) -> int:
+        return size + ALIGNMENT
+
+    def address(self, handle: int) -> int:
+        """No address is used twice."""
+        return FIRST_ADDRESS + self._starts[handle]
 
     def set_fraction(self, fraction: float) -> None:
         pass

@@ -56,6 +56,10 @@ class Player:
             else:
                 memory.set_fraction((event - FRACTION) / WHOLE)
 
+    def address(self, number: int) -> int:
+        """Where the allocation of this number is."""
+        return self.memory.address(self._handles[number])
+
     def _refuse(self, size: int) -> None:
         try:
             self.memory.allocate(size, self._stream)

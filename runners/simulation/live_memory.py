@@ -29,6 +29,12 @@ class LiveMemory:
         self._events, self._make = events, make
         self._player: Player | None = None
         self._played = 0
+        self._left: int | None = 0  # bytes that can surely be allocated beyond the events that were played
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the program has asked about it, or has allocated where the card refuses."""
+        return self._player is not None
 
     def read(self) -> Memory:
         """The memory after all events so far, for a program that asks about it."""
@@ -42,16 +48,37 @@ class LiveMemory:
             self.is_of_one_card = True
         return memory
 
+    def address(self, number: int) -> int:
+        """Where the allocation of this number is."""
+        self.read()
+        assert self._player is not None
+        return self._player.address(number)
+
     def check(self) -> Refused | None:
-        """Apply the last event, an allocation. A refusal is returned, and takes its place among the events."""
+        """Whether the last event, an allocation, is refused. A refusal takes its place among the events.
+
+        No event is played while the memory left would be enough if each allocation took its own segment.
+        """
+        if self._left is None:
+            return None
+        if self._player is not None:
+            memory, last = self._player.memory, self._events[-1]
+            self._left -= memory.most_taken(memory.workspace_bytes() if last == WORKSPACE else last)
+            if self._left >= 0:
+                return None
         try:
-            self._advanced()
+            self._left = self._advanced().memory.left()
         except Refused as refused:
             last = self._events[-1]
             self._events[-1] = REFUSED_WORKSPACE if last == WORKSPACE else REFUSED + last
             self.is_of_one_card = True
+            self._left = 0
             return refused
         return None
+
+    def limit_changed(self) -> None:
+        """The last event has set another limit."""
+        self._left = 0
 
     def _advanced(self) -> Player:
         if self._player is None:

@@ -7,7 +7,7 @@ journal ends where the allocator refuses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +22,28 @@ from runners.simulation.allocator import Settings
 from runners.simulation.card_memory import memory_of
 from runners.simulation.replay import replay
 from runners.simulation.spare_process import SpareProcess
-from runners.simulation.trace import AllocationTrace, DescribeError, card_of, is_program, trace_workload
+from runners.simulation.trace import (
+    AllocationTrace,
+    DescribeError,
+    ReadyPoint,
+    card_of,
+    is_program,
+    trace_workload,
+)
 
 
-def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_error: DescribeError) -> None:
-    """Write the journal of a calculated attempt. Raises ValueError for a measured attempt."""
+def measure(
+    attempt: Attempt,
+    workload: ModuleType,
+    journal: Journal,
+    describe_error: DescribeError,
+    ready: ReadyPoint | None = None,
+    keep: Callable[[ReadyPoint], None] | None = None,
+) -> None:
+    """Write the journal of a calculated attempt. Raises ValueError for a measured attempt.
+
+    `ready`: its program, imported. Otherwise `keep` is called with that, before it runs, if others can begin there.
+    """
     card = card_of(attempt)
     others = attempt.point.get("used_by_others")
     if others is not None:
@@ -34,7 +51,13 @@ def measure(attempt: Attempt, workload: ModuleType, journal: Journal, describe_e
     budget = attempt.point.get("budget")
 
     def followed(refuses: bool) -> AllocationTrace:
-        return trace_workload(attempt, workload, describe_error, card, refuses)
+        point = ready
+        if point is None and keep is not None and not refuses:
+            point = ReadyPoint(attempt, card)
+            point.enter(attempt, workload)
+            if point.is_reusable:
+                keep(point)
+        return trace_workload(attempt, workload, describe_error, card, refuses, point)
 
     def lines(trace: AllocationTrace, unlimited: bool = False) -> list[dict[str, Any]]:
         return list(replay(trace, attempt.device.name, memory_of(card, None if unlimited else budget, unlimited)))

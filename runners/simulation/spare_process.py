@@ -7,10 +7,13 @@ modules, files and generators must not reach the second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
 from runners import processes
+
+RUN, NOT_NEEDED = b"r", b"n"
 
 
 class SpareProcess:
@@ -33,7 +36,7 @@ class SpareProcess:
             processes.die_with(parent)
             os.close(self._start)
             os.close(self._result)
-            if os.read(starts, 1):
+            if os.read(starts, 1) == RUN:
                 with open(result, "wb") as stream:
                     stream.write(self._function())
                 code = 0
@@ -42,12 +45,14 @@ class SpareProcess:
 
     def run(self) -> bytes | None:
         """What the function returned; None if its process ended before."""
-        os.write(self._start, b"\n")
+        os.write(self._start, RUN)
         with open(self._result, "rb", closefd=False) as stream:
             found = stream.read()
         return found or None
 
     def __exit__(self, *raised: object) -> None:
-        os.close(self._start)  # the copy ends if it was not needed
+        with contextlib.suppress(OSError):  # it has ended
+            os.write(self._start, NOT_NEEDED)  # a process that the program has left may hold this end open
+        os.close(self._start)
         os.close(self._result)
         os.waitpid(self._pid, 0)

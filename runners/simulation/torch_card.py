@@ -10,16 +10,19 @@ every tensor that the program makes is without data.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.utils._device as default_device
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
+from torch.utils._pytree import tree_map
 
-from runners.simulation.assumptions import AssumedFloat, AssumedInt, Level
+from runners.simulation.assumed_numbers import is_assumed, plain_of
+from runners.simulation.levels import Level
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
@@ -30,8 +33,12 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
-WRAPPERS_DEVICE = 5  # its place among the arguments of Tensor._make_wrapper_subclass after the size
-MOST_SIZES = 64  # numbers of a shape; longer lists are data
+CUFFT_PLANS = 4096  # that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
+DEVICE_OF_WRAPPER = 5  # its position in Tensor._make_wrapper_subclass, after the class and the size
+IN_A_FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start "
+    "method"
+)
 
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -39,16 +46,17 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 class ProgramDevice(TorchFunctionMode):
     """Entered around a program, with a tracer inside. `device` is what the program reads: `cuda:0` or `cpu`."""
 
-    def __init__(self, tracer: MetaTracer, device: torch.device) -> None:
+    def __init__(self, tracer: MetaTracer, device: torch.device, cards: Callable[[], int] = lambda: 1) -> None:
+        """`cards` gives the number of cards that the program has left itself."""
         super().__init__()
-        self._tracer, self._device = tracer, device
+        self._tracer, self._device, self._cards = tracer, device, cards
         self._is_card = device.type == "cuda"
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
-        self._beneath = Beneath(self, self._seen)
+        self._beneath = Beneath(self, self._seen, tracer)
         self._storages = Storages(tracer, device, self._real, self._has_storage_here)
         tensor: Any = torch.Tensor
-        self._handlers: Mapping[Any, Handler] = {
+        self._handlers: dict[Any, Handler] = {
             tensor.device.__get__: self._device_of,
             tensor.is_cuda.__get__: self._is_type("cuda"),
             tensor.is_cpu.__get__: self._is_type("cpu"),
@@ -65,6 +73,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
+            torch.from_numpy: self._from_numpy,
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
@@ -79,12 +88,15 @@ class ProgramDevice(TorchFunctionMode):
             tensor.is_shared: self._is_type("cuda"),
             tensor.share_memory_: self._share,
             tensor.__dlpack__: self._dlpack,
+            tensor.__cuda_array_interface__.__get__: self._array_interface,
             tensor.__dlpack_device__: self._dlpack_device,
-            torch.utils.dlpack.from_dlpack: self._from_dlpack,
             torch.device: self._make_device,
             torch.as_tensor: self._as_tensor,
+            torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
+        if self._is_card:
+            self._handlers |= self._of_transforms()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -92,8 +104,8 @@ class ProgramDevice(TorchFunctionMode):
         make: Any = torch.Tensor._make_wrapper_subclass
 
         def make_wrapper(kind: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
-            if len(args) > WRAPPERS_DEVICE:
-                before, device, after = args[:WRAPPERS_DEVICE], args[WRAPPERS_DEVICE], args[WRAPPERS_DEVICE + 1 :]
+            if len(args) > DEVICE_OF_WRAPPER:
+                before, device, after = args[:DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER], args[DEVICE_OF_WRAPPER + 1 :]
                 return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
@@ -102,13 +114,17 @@ class ProgramDevice(TorchFunctionMode):
             self._beneath.entered(),
             self._storages.entered(),
             EnteredInThreads(lambda: self),
-            self._tracer.assumptions.watching_loops(),
+            self._tracer.assumptions.followed_in_python(),
             self,
         ):
             yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._tracer.is_elsewhere:
+            if self._is_card and self._names_card(func, args, kwargs or {}):
+                raise RuntimeError(IN_A_FORK)
+            return func(*args, **(kwargs or {}))
+        if self._tracer.fake_modes:
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:
             found = _assumed_in(args, kwargs)
@@ -128,24 +144,47 @@ class ProgramDevice(TorchFunctionMode):
             if (device := kwargs.get("device")) is not None and not isinstance(device, torch.Tensor):
                 return self._make(func, args, kwargs)
             if kwargs.get("generator") is not None:
-                kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
+                kwargs = self._with_generator(args, kwargs)
             return func(*args, **kwargs)
         return func(*args)
+
+    def _with_generator(self, args: Any, kwargs: Any, device: Any = None) -> dict[str, Any]:
+        """The arguments with a generator that draws here. Raises RuntimeError for one of another device.
+
+        `device` is the real one of what is made; None for that of the first tensor.
+        """
+        generator = kwargs["generator"]
+        wanted, given = "cpu", generator.device.type
+        if device is not None:
+            wanted = "cuda" if device == META and self._is_card else device.type
+        else:
+            tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+            if (first := next(tensors, None)) is not None and self._is_card and self.is_here(first):
+                wanted = "cuda"
+        if given != wanted:
+            raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{given}'")
+        return {**kwargs, "generator": None if given == "cuda" else generator}
 
     def _with_assumed(self, found: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with numbers that are assumed: they decide a size, or its results are assumed too."""
         name = getattr(func, "__name__", str(func))
-        if name not in OF_NUMBERS:
-            for number in found:
-                if isinstance(number, int):
-                    self._tracer.assumptions.size(number, name)
-        result = self._answer(func, args, kwargs)
+        for number in _assumed_in(*_deciding_sizes(name, args, kwargs)):
+            if isinstance(number, int):
+                self._tracer.assumptions.size(number, name)
+        result = self._answer(func, _plain(args), _plain(kwargs))
         level = max(number.level for number in found)
         with NO_FUNCTION_MODES():
             for each in result if isinstance(result, (tuple, list)) else (result,):
                 if isinstance(each, torch.Tensor):
                     self._tracer.numbers.doubt(each, level)
         return result
+
+    def _names_card(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a function is called for a device of the card's type."""
+        if func is torch.Tensor.cuda:
+            return True
+        device = kwargs.get("device", args[1] if func is torch.Tensor.to and len(args) > 1 else None)
+        return isinstance(device, (int, str, torch.device)) and _type(device) == "cuda"
 
     # --- where a tensor is ---
 
@@ -179,6 +218,8 @@ class ProgramDevice(TorchFunctionMode):
         if real.type == self._device.type:
             if self._is_card and real.index not in (None, 0):
                 raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+            if not self._cards():
+                raise RuntimeError("No CUDA GPUs are available")
             return META
         return real
 
@@ -191,19 +232,23 @@ class ProgramDevice(TorchFunctionMode):
 
     def _make(self, func: Any, args: Any, kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": _of_host(kwargs["generator"])}
         if device is None and func in self._constructors:
             device = default_device.CURRENT_DEVICE  # of torch.set_default_device, whose own mode is beneath this one
         if device is None:
+            if kwargs.get("generator") is not None:
+                kwargs = self._with_generator(args, kwargs)
             if not self._is_card and func in self._constructors:
                 kwargs = {**kwargs, "device": META}
         else:
             real = self._real(device)
             kwargs = {**kwargs, "device": real}
+            if kwargs.get("generator") is not None:
+                kwargs = self._with_generator(args, kwargs, real if _type(device) != "meta" else CPU)
             if real == META and (self._tracer.has_abstract or _type(device) == "meta"):
                 with self._tracer.made_for(_type(device)):
-                    return func(*args, **kwargs)
+                    made = func(*args, **kwargs)
+                    self._tracer.see(made)
+                    return made
         if kwargs.get("pin_memory"):
             return self._pinned_copy(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -212,6 +257,38 @@ class ProgramDevice(TorchFunctionMode):
         if len(args) > 2:
             args, kwargs = args[:2], {**kwargs, "device": args[2]}
         return self._make(func, args, kwargs)
+
+    def _tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of a list with tensors of the device their numbers, as far known as those are."""
+        data = args[0] if args else kwargs.get("data")
+        first = data
+        while isinstance(first, (list, tuple)) and first:
+            first = first[0]
+        if first is data or not isinstance(first, torch.Tensor) or not self.is_here(first):
+            return self._make(func, args, kwargs)
+        level, dtypes = Level.KNOWN, []
+
+        def number(leaf: Any) -> Any:
+            nonlocal level
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            if leaf.numel() != 1:
+                raise ValueError("only one element tensors can be converted to Python scalars")
+            read = self._tracer.numbers.answer(leaf)
+            level = max(level, read.level)
+            dtypes.append(leaf.dtype)
+            return read.tensor.item()
+
+        with NO_FUNCTION_MODES():
+            numbers = tree_map(number, data)
+        if level > Level.KNOWN:
+            self._tracer.assumptions.note("torch.tensor")
+        if kwargs.get("dtype") is None:
+            kwargs = {**kwargs, "dtype": reduce(torch.promote_types, dtypes)}
+        made = self._make(func, (numbers,), {name: each for name, each in kwargs.items() if name != "data"})
+        with NO_FUNCTION_MODES():
+            self._tracer.numbers.doubt(made, level)
+        return made
 
     def _to(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *given = args
@@ -233,6 +310,8 @@ class ProgramDevice(TorchFunctionMode):
                     "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
                     "torch.nn.Module.to() when moving module from meta to a different device."
                 )
+            if _type(device) == "meta" and self.is_here(tensor):
+                kwargs = {**kwargs, "copy": True}  # to the tracer it is the same device
             with self._tracer.made_for(_type(device)):
                 return func(tensor, META, *rest, **kwargs)
         if real == META and not self._is_card:  # the host's own tensors stay as they are
@@ -264,8 +343,11 @@ class ProgramDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _may_take_data(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """On a real device tensors of the host and of the card may take each other's place."""
-        return True if any(map(self.is_here, args)) else func(*args, **kwargs)
+        """On a real device tensors of the host and of the card may take each other's place, and none of `meta`."""
+        with NO_FUNCTION_MODES():
+            if sum(map(self._tracer.is_abstract, args)) == 1:
+                return False
+        return True if any(map(self.is_here, args)) else bool(func(*args, **kwargs))
 
     def _set_data(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`tensor.data = other`. Between the host and the card the two tensors change places: `meta` has no data to
@@ -320,15 +402,28 @@ class ProgramDevice(TorchFunctionMode):
         tensor = args[0]
         if not self.is_here(tensor):
             return func(tensor)
-        return tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.element_size()
+        with NO_FUNCTION_MODES():
+            address = self._tracer.address(tensor.untyped_storage())
+            return address + tensor.storage_offset() * tensor.element_size() if address and tensor.numel() else 0
 
     def _numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if not self.is_here(tensor):
-            return func(*args, **kwargs)
-        if self._is_card:
-            raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-        return func(self._tracer.host_copy(tensor.detach()), **kwargs)
+        if self.is_here(tensor):
+            if self._is_card:
+                raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
+            with NO_FUNCTION_MODES():
+                tensor = self._tracer.host_copy(tensor.detach())
+        array = func(tensor, *args[1:], **kwargs)
+        with NO_FUNCTION_MODES():
+            level = self._tracer.numbers.level(tensor)
+        return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
+
+    def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensor = func(*args, **kwargs)
+        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
+            with NO_FUNCTION_MODES():
+                self._tracer.numbers.doubt(tensor, level)
+        return tensor
 
     def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *rest = args
@@ -372,6 +467,20 @@ class ProgramDevice(TorchFunctionMode):
 
         return read
 
+    def _of_transforms(self) -> dict[Any, Handler]:
+        """The cache of cuFFT's plans, which are outside of the allocator."""
+        every: Any = torch
+
+        def size(func: Any, args: Any, kwargs: Any) -> Any:
+            raise self._tracer.unavailable("the number of cuFFT's plans is not followed: no transform is planned")
+
+        return {
+            every._cufft_get_plan_cache_size: size,
+            every._cufft_get_plan_cache_max_size: lambda func, args, kwargs: CUFFT_PLANS,
+            every._cufft_set_plan_cache_max_size: self._nothing,
+            every._cufft_clear_plan_cache: self._nothing,
+        }
+
     # --- copies, pickles and other libraries ---
 
     def _deep_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -394,8 +503,10 @@ class ProgramDevice(TorchFunctionMode):
             return func(*args)
         return torch.utils.dlpack.DLDeviceType.kDLCUDA if self._is_card else torch.utils.dlpack.DLDeviceType.kDLCPU, 0
 
-    def _from_dlpack(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return args[0].detach() if self.is_here(args[0]) else func(*args, **kwargs)
+    def _array_interface(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_card and self.is_here(args[0]):
+            raise self._tracer.unavailable("a tensor of the card was given to another library (CUDA array interface)")
+        return func(*args)
 
     def _text(self, func: Any, args: Any, kwargs: Any) -> str:
         text: str = func(*args, **kwargs)
@@ -425,27 +536,52 @@ OF_NUMBERS = frozenset(
 )
 
 
+def _deciding_sizes(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments that can decide a size: an index takes one element, whichever it is, and a slice takes some."""
+    if name in OF_NUMBERS:
+        return (), {}
+    if name in ("__getitem__", "__setitem__"):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return [each for each in index if isinstance(each, slice)], {}
+    if name in ("full", "new_full", "full_like"):
+        return args[: 2 if name == "new_full" else 1], {name: kwargs[name] for name in ("size",) if name in kwargs}
+    return args, kwargs
+
+
 def _assumed_in(args: Any, kwargs: Any) -> list[Any]:
-    """The assumed numbers among arguments, in shapes and in slices."""
+    """The assumed numbers among arguments, in shapes, in slices and in lists."""
     found: list[Any] = []
     waiting = [*args, *kwargs.values()] if kwargs else list(args)
     while waiting:
         each = waiting.pop()
         kind = type(each)
-        if kind is AssumedInt or kind is AssumedFloat:
+        if is_assumed(each):
             found.append(each)
         elif kind is tuple or kind is list or kind is torch.Size:
-            if len(each) <= MOST_SIZES:
-                waiting += each
+            waiting += each
         elif kind is slice:
             waiting += (each.start, each.stop, each.step)
     return found
 
 
+def _plain(nested: Any) -> Any:
+    """The same without numbers that remember."""
+    kind = type(nested)
+    if kind is tuple or kind is list:
+        return kind(map(_plain, nested))
+    if kind is dict:
+        return {name: _plain(each) for name, each in nested.items()}
+    if kind is slice:
+        return slice(*map(_plain, (nested.start, nested.stop, nested.step)))
+    return plain_of(nested)
+
+
+def assumed_arrays() -> Any:
+    """Imported with NumPy, by a program that has it."""
+    from runners.simulation import assumed_arrays
+
+    return assumed_arrays
+
+
 def _type(device: Any) -> str:
     return "cuda" if isinstance(device, int) else torch.device(device).type
-
-
-def _of_host(generator: Any) -> Any:
-    """A generator of the card draws nothing here."""
-    return None if getattr(generator, "device", CPU).type == "cuda" else generator

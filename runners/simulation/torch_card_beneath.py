@@ -18,7 +18,7 @@ import torch.utils._python_dispatch as dispatch_modes
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
-from runners.simulation.torch_tracer import replaced
+from runners.simulation.torch_tracer import MetaTracer, replaced
 
 # Modes that PyTorch itself enters, for tensors of its own.
 OWN_MODES = ("torch._subclasses", "torch.fx", "torch._dynamo", "torch._functorch", "torch._export", "runners.")
@@ -27,13 +27,14 @@ OWN_MODES = ("torch._subclasses", "torch.fx", "torch._dynamo", "torch._functorch
 class Beneath:
     """Enters `mode` around what PyTorch calls of the program. `seen` gives a real device as the program sees it."""
 
-    def __init__(self, mode: TorchFunctionMode, seen: Callable[[Any], Any]) -> None:
-        self._mode, self._seen = mode, seen
+    def __init__(self, mode: TorchFunctionMode, seen: Callable[[Any], Any], tracer: MetaTracer) -> None:
+        self._mode, self._seen, self._tracer = mode, seen, tracer
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         hooks: Any = torch._C._autograd
         push_hooks, push_mode = hooks._push_saved_tensors_default_hooks, dispatch_modes._push_mode
+        pop_mode = dispatch_modes._pop_mode
         engine: Any = torch.autograd.graph._engine_run_backward
         grouped: Any = torch._C._group_tensors_by_device_and_dtype
         has_class: Any = torch.overrides.has_torch_function
@@ -45,6 +46,12 @@ class Beneath:
             if not type(mode).__module__.startswith(OWN_MODES) and "__torch_dispatch__" not in vars(mode):
                 mode.__torch_dispatch__ = MethodType(self._dispatch(type(mode).__torch_dispatch__), mode)
             push_mode(mode)
+            self._tracer.fake_modes += is_fake(mode)
+
+        def pop_mode_of_program(*args: Any) -> Any:
+            mode = pop_mode(*args)
+            self._tracer.fake_modes -= is_fake(mode)
+            return mode
 
         def group(*args: Any, **kwargs: Any) -> Any:
             return {(self._seen(device), dtype): each for (device, dtype), each in grouped(*args, **kwargs).items()}
@@ -59,7 +66,7 @@ class Beneath:
             replaced(torch.autograd, _engine_run_backward=run_backward),
             replaced(torch.autograd.graph, _engine_run_backward=run_backward),
             replaced(hooks, _push_saved_tensors_default_hooks=push_hooks_of_program),
-            replaced(dispatch_modes, _push_mode=push_mode_of_program),
+            replaced(dispatch_modes, _push_mode=push_mode_of_program, _pop_mode=pop_mode_of_program),
             replaced(torch._C, _group_tensors_by_device_and_dtype=group),
             replaced(torch.overrides, has_torch_function=has_class_of_its_own),
             _recomputed_alike(),
@@ -104,6 +111,11 @@ class Beneath:
                 if result is not NotImplemented:
                     return result
         return NotImplemented
+
+
+def is_fake(mode: Any) -> bool:
+    """Whether it is a FakeTensorMode, whose tensors are of any device and in the memory of none."""
+    return type(mode).__name__ == "FakeTensorMode"
 
 
 def of_program(types: Any) -> bool:

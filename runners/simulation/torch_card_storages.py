@@ -1,4 +1,4 @@
-"""Storages without data, as a program copies, pickles, saves and loads them.
+"""Storages without data, as a program copies, pickles, saves, loads and shares them.
 
 PyTorch treats storages on `meta` as if they had no content: it copies a tensor without its storage, and pickles a
 shape. Here the memory counts, and so does which tensors share it. A pickled tensor of the device has no data either: a
@@ -19,6 +19,7 @@ from runners.simulation.torch_tracer import MetaTracer, replaced
 
 META = torch.device("meta")
 BYTE = torch.uint8
+SHARING = ("_share_cuda_", "_share_fd_cpu_", "_share_filename_cpu_")  # what sends a storage to another process
 
 
 class Storages:
@@ -42,7 +43,8 @@ class Storages:
         """Until the end storages answer for the device, and files are loaded onto it."""
         storage: Any = torch.UntypedStorage
         base: Any = torch._C.StorageBase.device  # type: ignore[attr-defined]
-        load, unpickled = torch.load, _Token.made
+        is_card = self._device.type == "cuda"
+        load, unpickled, new = torch.load, _Token.made, storage.__new__
         reduce: Any = torch.Tensor._reduce_ex_internal
         shared, pointer, share = storage.is_shared, storage.data_ptr, storage.share_memory_
 
@@ -62,23 +64,33 @@ class Storages:
         def reduced(tensor: Any, protocol: int) -> Any:
             return self._reduced(tensor) if self._is_here(tensor) else reduce(tensor, protocol)
 
+        def made(kind: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+            if is_card and device is not None and torch.device(device).type == "cuda":
+                return self.new(*args, **kwargs)
+            return new(kind, *args, **({} if device is None else {"device": device}), **kwargs)
+
         names: dict[str, Any] = {
             "device": property(device),
             "is_cuda": property(lambda of: device(of).type == "cuda"),
             "is_shared": lambda of: device(of).type == "cuda" or shared(of),
-            "data_ptr": lambda of: of._cdata if base.__get__(of).type == "meta" else pointer(of),
+            "data_ptr": lambda of: self._tracer.address(of) if base.__get__(of).type == "meta" else pointer(of),
+            "resize_": lambda of, size: self._resized(of, size),
             "to": lambda of, *, device, non_blocking=False: self._moved(of, device),
             "cuda": lambda of, device=None, non_blocking=False: self._moved(of, device or "cuda"),
             "cpu": lambda of: self._moved(of, "cpu"),
-            "clone": self._copied,
+            "clone": lambda of: self._copied(of),
             "share_memory_": lambda of, *_: of if base.__get__(of).type == "meta" else share(of),
+            **{name: self._refusing(base, name) for name in SHARING},
         }
-        if self._device.type != "cuda":
+        if not is_card:
             del names["cuda"]
         with ExitStack() as stack:
             stack.enter_context(_members(storage, names))
+            stack.enter_context(_members(storage, {"__new__": staticmethod(made)}))
             stack.enter_context(replaced(torch, load=loaded))
             stack.enter_context(replaced(torch.Tensor, _reduce_ex_internal=reduced))
+            for where in (torch, torch.utils.dlpack):
+                stack.enter_context(replaced(where, **self._capsules(where)))
             stack.enter_context(torch.serialization.safe_globals([_Token, _rebuilt]))
             _Token.made = self._unpickled
             try:
@@ -86,10 +98,42 @@ class Storages:
             finally:
                 _Token.made = unpickled
 
-    def new(self, size: int) -> Any:
+    def _resized(self, storage: Any, size: int) -> Any:
+        torch._C.StorageBase.resize_(storage, size)  # type: ignore[attr-defined]
+        if torch._C.StorageBase.device.__get__(storage).type == "meta":  # type: ignore[attr-defined]
+            self._tracer.resized(storage)
+        return storage
+
+    def _refusing(self, base: Any, name: str) -> Any:
+        share = getattr(torch.UntypedStorage, name)
+
+        def shared(storage: Any, *args: Any) -> Any:
+            if base.__get__(storage).type == "meta":
+                raise self._tracer.unavailable(f"a tensor on {self._device} was sent to another process")
+            return share(storage, *args)
+
+        return shared
+
+    def new(self, size: int = 0) -> Any:
         """A storage of so many bytes on the device."""
         with torch._C.DisableTorchFunction():
             return torch.empty(size, dtype=BYTE, device=META).untyped_storage()
+
+    def _capsules(self, where: Any) -> dict[str, Any]:
+        """DLPack between two places of the program: the tensor itself is passed on. Other libraries are refused."""
+        pack, unpack = where.to_dlpack, where.from_dlpack
+
+        def to_dlpack(tensor: Any) -> Any:
+            return _Capsule(tensor) if self._is_here(tensor) else pack(tensor)
+
+        def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: Any = None) -> Any:
+            tensor = ext_tensor.tensor if isinstance(ext_tensor, _Capsule) else ext_tensor
+            if not self._is_here(tensor):
+                return unpack(ext_tensor, device=device, copy=copy)
+            shared = tensor.detach() if device is None else tensor.detach().to(device)
+            return shared.clone() if copy else shared
+
+        return {"to_dlpack": to_dlpack, "from_dlpack": from_dlpack}
 
     def _copied(self, storage: Any) -> Any:
         with torch._C.DisableTorchFunction():
@@ -129,7 +173,7 @@ class Storages:
     def _reduced(self, tensor: Any) -> Any:
         """What a tensor of the device is pickled as."""
         storage = tensor.untyped_storage()
-        token = self._tokens.setdefault(storage._cdata, _Token(storage.nbytes()))
+        token = self._tokens.setdefault(storage._cdata, _Token(storage.nbytes(), storage))
         place = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
         return _rebuilt, (token, tensor.dtype, *place, tensor.requires_grad)
 
@@ -142,9 +186,17 @@ class Storages:
             location = location.get(str(self._device))
         if isinstance(location, torch.UntypedStorage):
             location = location.device
-        with torch._C.DisableTorchFunction():
-            storage = self.new(size)
-        return storage if location is None else self._moved(storage, location)
+        if location is None or self._device.type == "cpu" or self._real(location) == META:
+            return self.new(size)
+        with self._tracer.outside_allocator():  # it is on the host from the beginning
+            return self._moved(self.new(size), location)
+
+
+class _Capsule:
+    """In place of the capsule in which DLPack passes a tensor on."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
 
 
 class _Token:
@@ -152,9 +204,8 @@ class _Token:
 
     made: Callable[[int], Any] = torch.UntypedStorage
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.storage: Any = None
+    def __init__(self, size: int, storage: Any) -> None:
+        self.size, self.storage = size, storage  # the storage is that of copy.copy, which makes no pickle
 
     def __getstate__(self) -> dict[str, int]:
         return {"size": self.size}

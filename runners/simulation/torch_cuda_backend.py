@@ -7,6 +7,7 @@ A function that is not here is missing, and the AttributeError names it.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -15,25 +16,33 @@ from typing import Any
 import torch
 
 from runners.device import Card
+from runners.simulation.kernels.torch_attention import can_use
+from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_cuda_types import (
     DEVICE,
     DEVICE_TYPE_CUDA,
     DeviceProperties,
-    Event,
     ExternalStream,
     Generator,
     Stream,
     classes_of_either_device,
+    event_class,
     legacy_tensors,
 )
 from runners.simulation.torch_tracer import MetaTracer
 
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
+CUDNN_VERSION, MIOPEN_VERSION = 91900, 3005000  # assumed likewise
+HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# Of c10/core/ScalarType.h, those that a tensor of the card can have.
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
+]
 RAW_ADDRESSES = 0x7000_0000_0000  # of memory that a program asks the allocator for without a tensor
 ABSENT: Any = object()
-# What torch.cuda.CUDAGraph and torch.cuda.MemPool are made of: stand-ins where PyTorch was built without CUDA.
-WITH_OWN_POOLS: Any = [getattr(torch._C, name, None) for name in ("_CUDAGraph", "_MemPool")]
 
 # Of PyTorch's build for CUDA, in torch._C: what has no effect on memory here.
 WITHOUT_EFFECT = [
@@ -53,7 +62,6 @@ WITHOUT_EFFECT = [
     "_cuda_setMemoryMetadata",
     "_cuda_record_memory_history",
     "_cuda_record_memory_history_legacy",
-    "_cuda_clearCublasWorkspaces",
 ]
 
 
@@ -63,12 +71,15 @@ class CudaBackend:
     def __init__(self, card: Card, memory: LiveMemory, tracer: MetaTracer) -> None:
         self._card, self._memory, self._tracer = card, memory, tracer
         self._stream = 0
+        self._cards: int | None = None  # that the program has left itself, once it has asked
+        self._hiding = {name: os.environ.get(name) for name in HIDING}
         self._fraction = 1.0
         self._properties = DeviceProperties(card, tracer.unavailable)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
         """Give PyTorch the card until the end."""
+        event = event_class(self._tracer.assumptions)
         of_cuda = {
             "_cudart": self._cudart(),
             "_get_device_properties": self._properties_of,
@@ -77,9 +88,11 @@ class CudaBackend:
             "default_generators": (Generator(),),
             "Stream": Stream,
             "ExternalStream": ExternalStream,
-            "Event": Event,
+            "Event": event,
             "_initialized": True,
-            "_cached_device_count": 1,
+            "_cached_device_count": None,
+            "_device_count_nvml": lambda: -1,  # the real cards of this machine
+            "_device_count_amdsmi": lambda: -1,
             "_is_in_bad_fork": lambda: False,
             "is_bf16_supported": self._supports_bfloat16,
             **legacy_tensors(),
@@ -89,17 +102,28 @@ class CudaBackend:
             for where, names in (
                 (torch._C, self._functions() | _transfers()),
                 (torch.cuda, of_cuda),
-                (torch.cuda.streams, {"Stream": Stream, "ExternalStream": ExternalStream, "Event": Event}),
-                (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False}),
-                *((base, {"__new__": staticmethod(self._no_pool)}) for base in WITH_OWN_POOLS if base is not None),
+                (torch.cuda.streams, {"Stream": Stream, "ExternalStream": ExternalStream, "Event": event}),
+                (torch.cuda.graphs, {"_cuda_isCurrentStreamCapturing": lambda: False} | self._graphs()),
+                (torch.cuda, self._graphs() | self._pools()),
+                (torch.cuda.memory, self._pools()),
+                (vars(torch.backends.cudnn)["m"], {"version": lambda: self._dnn_version, "_init": lambda: True}),
                 (torch.cuda.nvtx, {"_nvtx": _Nvtx()}),
+                (torch.autograd.profiler.profile, {"config": _of_host(torch.autograd.profiler.profile.config)}),
                 (torch.version, versions),
-                (torch, classes_of_either_device() | {"set_default_tensor_type": _set_default_tensor_type}),
+                (torch, classes_of_either_device(event) | {"set_default_tensor_type": _set_default_tensor_type}),
             ):
                 stack.enter_context(_attributes(where, names))
             yield
 
     # --- the card itself ---
+
+    def cards(self) -> int:
+        """1, or 0 if the program has hidden the card from itself before it first asked for one."""
+        if self._cards is None:
+            now = {name: os.environ.get(name) for name in HIDING}
+            hidden = (now[name] for name in HIDING if now[name] != self._hiding[name])
+            self._cards = 0 if any(each is not None and each.strip() in ("", "-1") for each in hidden) else 1
+        return self._cards
 
     def _supports_bfloat16(self, including_emulation: bool = True) -> bool:
         self._memory.is_of_one_card = True
@@ -137,10 +161,46 @@ class CudaBackend:
             cudaHostUnregister=lambda pointer: 0,
         )
 
-    def _no_pool(self, kind: type, *_: Any, **__: Any) -> Any:
-        raise self._tracer.unavailable(
-            f"torch.cuda.{kind.__name__} is not followed: its memory is in a pool of its own"
-        )
+    def _refusing(self, name: str, why: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise self._tracer.unavailable(f"{name} is not followed: {why}")
+
+        known = getattr(torch.cuda, name.rpartition(".")[2], None)
+        if isinstance(known, type):  # libraries write it in annotations: transformers does when it is imported
+            return type(known.__name__, (known,), {"__new__": refuse})
+        return refuse
+
+    def _graphs(self) -> dict[str, Any]:
+        return {
+            name: self._refusing(f"torch.cuda.{name}", "a graph's memory is in a pool of its own")
+            for name in ("CUDAGraph", "graph_pool_handle", "make_graphed_callables")
+        }
+
+    def _pools(self) -> dict[str, Any]:
+        return {
+            name: self._refusing(f"torch.cuda.{name}", "only PyTorch's own allocator and its default pool are imitated")
+            for name in ("MemPool", "use_mem_pool", "CUDAPluggableAllocator", "change_current_allocator")
+        }
+
+    @property
+    def _dnn_version(self) -> int:
+        return MIOPEN_VERSION if self._card.vendor == "amd" else CUDNN_VERSION
+
+    def _has_flash_attention(self) -> bool:
+        return self._card.vendor == "amd" or (self._properties.major or 0) >= 8
+
+    def _can_use(self, kernel: str) -> Any:
+        architecture = gpu_architecture(self._card)
+
+        def answer(params: Any, debug: bool = False) -> bool:
+            with torch._C.DisableTorchFunction():
+                return can_use(architecture, kernel, params)
+
+        return answer
+
+    def _missing(self, name: str) -> Any:
+        """For what a build for CUDA has in torch._C and is not here. Code that looks whether it is there goes on."""
+        raise AttributeError(f"torch._C.{name} is not answered on a calculated card")
 
     # --- the functions of torch._C ---
 
@@ -150,7 +210,7 @@ class CudaBackend:
         return {
             **dict.fromkeys(WITHOUT_EFFECT, nothing),
             "_has_cuda": True,
-            "_cuda_getDeviceCount": lambda: 1,
+            "_cuda_getDeviceCount": self.cards,
             "_cuda_getDevice": lambda: 0,
             "_cuda_setDevice": self._exchange,
             "_cuda_exchangeDevice": self._exchange,
@@ -162,6 +222,24 @@ class CudaBackend:
             "_cuda_get_sync_debug_mode": lambda: 0,
             "_cuda_get_cudnn_benchmark_limit": lambda: 10,
             "_cuda_isCurrentStreamCapturing": lambda: False,
+            "_has_cudnn": True,
+            "__getattr__": self._missing,
+            "_cuda_hasPrimaryContext": lambda device: True,
+            "_cuda_isHistoryEnabled": lambda: False,
+            "_is_flash_attention_available": self._has_flash_attention,
+            "_can_use_flash_attention": self._can_use("flash"),
+            "_can_use_mem_efficient_attention": self._can_use("efficient"),
+            "_can_use_cudnn_attention": self._can_use("cudnn"),
+            "_get_accelerator": lambda check=None: torch.device("cuda"),
+            "_accelerator_getDeviceCapability": lambda device: {"supported_dtypes": set(DTYPES)},
+            **{
+                f"_cuda_{what}Cublas{kind}WorkspaceSize": self._refusing(
+                    f"torch._C._cuda_{what}Cublas{kind}WorkspaceSize",
+                    "the workspace has the size that the environment gives it (CUBLAS_WORKSPACE_CONFIG)",
+                )
+                for what in ("set", "reset")
+                for kind in ("", "Lt")
+            },
             **self._functions_of_streams(),
             **self._functions_of_memory(),
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),
@@ -196,6 +274,7 @@ class CudaBackend:
             "_cuda_memorySnapshot": self._snapshot,
             "_cuda_resetPeakMemoryStats": self._reset_peaks,
             "_cuda_resetAccumulatedMemoryStats": self._reset_accumulated,
+            "_cuda_clearCublasWorkspaces": self._tracer.clear_workspaces,
             "_cuda_emptyCache": self._tracer.empty_cache,
             "_cuda_getMemoryFraction": lambda device: self._fraction,
             "_cuda_setMemoryFraction": self._set_fraction,
@@ -280,6 +359,18 @@ class _Nvtx:
 
     def rangeEnd(self, number: int) -> None: ...
     def markA(self, message: str) -> None: ...
+
+
+def _of_host(config: Any) -> Any:
+    """The settings of a profiler that looks at the host only: its own events of CUDA would fail one by one."""
+    state: Any = torch._C._profiler.ProfilerState
+
+    def of_host(profile: Any, *args: Any, **kwargs: Any) -> Any:
+        if profile.profiler_kind == state.KINETO_GPU_FALLBACK:
+            profile.profiler_kind = state.KINETO
+        return config(profile, *args, **kwargs)
+
+    return of_host
 
 
 def _transfers() -> dict[str, Any]:

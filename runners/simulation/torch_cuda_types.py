@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from numbers import Integral
 from typing import Any
 
 import torch
 
 from runners.device import Card
+from runners.simulation.assumptions import Assumptions
 from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
+from runners.simulation.levels import Level
 
 DEVICE = torch.device("cuda", 0)
 DEVICE_TYPE_CUDA = 1  # c10/core/DeviceType.h
@@ -89,7 +92,7 @@ class Stream(torch.Stream):
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        event = Event() if event is None else event
+        event = torch.cuda.Event() if event is None else event  # type: ignore[no-untyped-call]
         event.record(self)
         return event
 
@@ -104,14 +107,19 @@ class ExternalStream(Stream):
 class Event:
     """An event of a stream: reached as soon as it is recorded."""
 
+    assumptions: Assumptions
+
     def __init__(
         self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
     ) -> None:
         self.cuda_event = id(self)
+        self._has_timing, self._is_recorded = enable_timing, False
 
     device = DEVICE
 
-    def record(self, stream: Any = None) -> None: ...
+    def record(self, stream: Any = None) -> None:
+        self._is_recorded = True
+
     def wait(self, stream: Any = None) -> None: ...
     def synchronize(self) -> None: ...
 
@@ -120,7 +128,17 @@ class Event:
 
     def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds between two events. Nothing runs here, so the time is assumed."""
-        return 1.0
+        if not (self._is_recorded and end_event._is_recorded):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self._has_timing and end_event._has_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        time: float = self.assumptions.number(1.0, Level.ASSUMED, "Event.elapsed_time")
+        return time
+
+
+def event_class(assumptions: Assumptions) -> type[Event]:
+    """The class of the events of one attempt, which counts the times that it assumes."""
+    return type("Event", (Event,), {"__module__": "torch.cuda", "assumptions": assumptions})
 
 
 class Generator(torch.Generator):
@@ -202,9 +220,9 @@ class EitherDevice(type):
         return cls.host(*args, **kwargs) if device is None else cls.host(device, *args, **kwargs)
 
 
-def classes_of_either_device() -> dict[str, Any]:
+def classes_of_either_device(event: type[Event]) -> dict[str, Any]:
     """By the names that they have in torch."""
-    pairs = (torch.Generator, Generator, "cpu"), (torch.Stream, Stream, "cuda"), (torch.Event, Event, "cuda")
+    pairs = (torch.Generator, Generator, "cpu"), (torch.Stream, Stream, "cuda"), (torch.Event, event, "cuda")
     return {
         card.__name__: EitherDevice(card.__name__, (), {"host": host, "card": card, "default": default})
         for host, card, default in pairs
@@ -221,7 +239,7 @@ class LegacyTensor(type):
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
 
     def __call__(cls, *values: Any, **_: Any) -> torch.Tensor:
-        if len(values) == 1 and isinstance(values[0], (Sequence, torch.Tensor)) and type(values[0]) is not torch.Size:
+        if len(values) == 1 and type(values[0]) is not torch.Size and not isinstance(values[0], Integral):
             if isinstance(values[0], torch.Tensor):
                 return values[0].detach()
             return torch.tensor(values[0], dtype=cls.dtype, device="cuda")
@@ -248,7 +266,8 @@ class DeviceProperties:
         self._unknown = unknown
         self.name, self.total_memory = card.name, card.total_bytes
         self.major, self.minor = architecture.capability or _of_gfx(card.architecture)
-        self.multi_processor_count = architecture.processors
+        if architecture.capability is not None:
+            self.multi_processor_count = architecture.processors
         self.max_threads_per_multi_processor = architecture.threads
         self.max_threads_per_block = THREADS_OF_A_BLOCK
         self.warp_size = 64 if card.vendor == "amd" and card.architecture.startswith("gfx9") else 32
@@ -269,7 +288,7 @@ class DeviceProperties:
         gfx = f"gcnArchName='{self.gcnArchName}', " if self.gcnArchName.startswith("gfx") else ""
         return (
             f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, {gfx}"
-            f"total_memory={total}, multi_processor_count={self.multi_processor_count})"
+            f"total_memory={total}, multi_processor_count={vars(self).get('multi_processor_count', 'unknown')})"
         )
 
 

@@ -20,11 +20,13 @@ from torch._library.fake_impl import set_ctx_getter
 from runners.meters.torch_tensors import is_composite
 from runners.phases import Unavailable
 from runners.simulation import torch_bitsandbytes, torch_triton
+from runners.simulation.assumptions import AT_MOST_ALL
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.late_imports import Adaptation, adapted
 from runners.simulation.torch_bitsandbytes import bitsandbytes_kernels, without_cuda
 from runners.simulation.torch_compiled import compiled_as_eager
 from runners.simulation.torch_tracer import MetaTracer
+from runners.simulation.torch_unknown_shapes import MOST_OF_EXTENSIONS
 
 Kernel = Callable[..., Any]
 ANY_DEVICE, META = torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.Meta
@@ -43,6 +45,7 @@ class ExtensionKernels:
     """The kernels of one device: that of `architecture`, or a CPU for None."""
 
     def __init__(self, architecture: GpuArchitecture | None) -> None:
+        self.on_bound: Callable[[str, str], None] = lambda operator, bound: None  # a size was taken as at most this
         self._architecture = architecture
         self._found: dict[Any, Kernel | None] = {}
         self._libraries: dict[str, Mapping[str, Kernel]] = {}
@@ -60,25 +63,42 @@ class ExtensionKernels:
             kernel = self._libraries["bitsandbytes"].get(_name(operator))
             if kernel is not None:
                 return kernel
-        return _rule(operator) or _python_kernel(operator) or (None if _is_known(operator) else _refusal(operator))
+        return self._rule(operator) or _python_kernel(operator) or (None if _is_known(operator) else _refusal(operator))
+
+    def _rule(self, operator: Any) -> Kernel | None:
+        """The function that was registered with register_fake. What it makes beside its results counts as well."""
+        rule = simple_registry.singleton.find(_name(operator)).fake_impl.kernel
+        if rule is None or _without_rule(operator):
+            return None
+        most = MOST_OF_EXTENSIONS.get(_name(operator))
+
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            sizes = _Sizes(operator, None if most is None else most(*args, **kwargs), self.on_bound)
+            with set_ctx_getter(lambda: sizes), _triton_followed():
+                return rule(*args, **kwargs)
+
+        return followed
 
 
-def _rule(operator: Any) -> Kernel | None:
-    """The function that was registered with register_fake. What it makes beside its results counts as well."""
-    rule = simple_registry.singleton.find(_name(operator)).fake_impl.kernel
-    if rule is None or _without_rule(operator):
-        return None
+class _Sizes:
+    """What torch.library.get_ctx() gives a rule: sizes that depend on numbers."""
 
-    def depends_on_data() -> Any:
-        raise Unavailable(
-            f"{operator} cannot be traced without data: the shape of its result depends on numbers that none computes"
-        )
+    def __init__(self, operator: Any, most: int | None, on_bound: Callable[[str, str], None]) -> None:
+        self._operator, self._most, self._on_bound = operator, most, on_bound
 
-    def followed(*args: Any, **kwargs: Any) -> Any:
-        with set_ctx_getter(depends_on_data), _triton_followed():
-            return rule(*args, **kwargs)
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> int:
+        """The largest that the rule allows, or that is known of this operator. Raises Unavailable without either."""
+        known = [each for each in (max, self._most) if each is not None]
+        if not known:
+            raise Unavailable(
+                f"{self._operator} cannot be traced without data: the shape of its result depends on numbers that none "
+                "computes, and its rule gives no max to new_dynamic_size"
+            )
+        self._on_bound(str(self._operator), AT_MOST_ALL)
+        return sorted(known)[0]
 
-    return followed
+    def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> int:
+        return self.new_dynamic_size(min=min, max=max)
 
 
 def _triton_followed() -> AbstractContextManager[None]:

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_iter, tree_map
 
-from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.assumptions import Assumptions
+from runners.simulation.levels import Level
 
 aten = torch.ops.aten
 HOST = torch.device("cpu")
@@ -36,6 +37,10 @@ UNDEFINED = frozenset({aten.empty, aten.empty_strided, aten.empty_like, aten.new
 FINITE_GRADIENTS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})
 OVERWRITING = frozenset({aten.copy_, aten.fill_, aten.zero_})
 RANDOM_WHOLE = frozenset({aten.randint, aten.randint_like})
+ARG_EXTREMES = frozenset({aten.argmax, aten.argmin})
+LARGEST_DRAWN = 2**12  # bytes up to which a host that is calculated draws whole numbers; other ones one by one
+# Without those that draw by a tensor's numbers, and dropout.
+DRAWN = RANDOM_WHOLE | {aten.rand, aten.randn, aten.random_, aten.uniform_, aten.normal_, aten.bernoulli_}
 FOR_EACH_ELEMENT = frozenset({aten._to_copy, aten.copy_, aten.fill_, aten.zero_, aten.isin, aten.masked_fill_})
 EXTREMES = frozenset({aten.all, aten.any, aten.max, aten.min, aten.amax, aten.amin, aten.mean})
 SUMS = frozenset({aten.sum, aten.count_nonzero})
@@ -83,8 +88,10 @@ class Read(NamedTuple):
 class Numbers:
     """The numbers of storages without data by their address, and what the program may assume of those on the host."""
 
-    def __init__(self, assumptions: Assumptions) -> None:
+    def __init__(self, assumptions: Assumptions, draws: bool = False) -> None:
+        """`draws`: random numbers of the device are drawn, where they are few, as those of a host with data are."""
         self.assumptions = assumptions
+        self._draws = draws
         self._values: dict[int, Value] = {}
         self._shared: dict[int, tuple[Any, Level]] = {}  # of twins of storages with data
         self._on_host: dict[int, tuple[Level, Any]] = {}  # storages with data that is assumed
@@ -255,10 +262,16 @@ class Numbers:
         mutable = func._schema.is_mutable
         if packet in UNDEFINED:
             return None
+        if packet is aten.set_:  # the tensor takes another storage, whose numbers stay
+            return UNCHANGED
         if packet in MADE_EQUAL:
             return self._filled(result, func, args, kwargs)
         if _is_undefined(func):
-            return self._drawn(result, func, args) if packet in RANDOM_WHOLE else None
+            return self._drawn(result, func, args, kwargs)
+        if packet is aten._is_all_true and self.level(args[0]) > Level.FINITE:
+            return _same(torch.ones(1, dtype=torch.bool), Level.FINITE)  # arguments of a distribution are assumed valid
+        if packet in ARG_EXTREMES:
+            return self._position(args[0], result, args[1] if len(args) > 1 else None)
         is_elementwise = torch.Tag.pointwise in func.tags or packet in FOR_EACH_ELEMENT
         if result.is_floating_point() or result.is_complex():
             is_single = result.untyped_storage().nbytes() <= SINGLE
@@ -314,13 +327,37 @@ class Numbers:
             number = args[0]
         return _same(torch.full((1,), number, dtype=result.dtype), Level.KNOWN)
 
-    def _drawn(self, result: torch.Tensor, func: Any, args: Any) -> Value | None:
-        """Whole numbers that were drawn are assumed to be within the range that they are drawn from."""
+    def _drawn(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> Value | None:
+        """Numbers that were drawn. Whole ones are assumed to be within the range that they are drawn from."""
+        packet, dtype = func.overloadpacket, result.dtype
+        if self._draws and _is_whole(result):
+            size = result.untyped_storage().nbytes()
+            if packet is aten.randperm and size <= LARGEST:
+                return Value(torch.randperm(args[0], dtype=dtype).untyped_storage(), Level.FINITE)
+            largest = SINGLE if result.is_floating_point() or result.is_complex() else LARGEST_DRAWN
+            if size <= largest and not _tensors((args[1:], kwargs)) and packet in DRAWN:
+                known = [torch.empty(each.shape, dtype=each.dtype) for each in _tensors(args[:1])]
+                options = {name: each for name, each in kwargs.items() if name != "device"}
+                made = func(*(known or args[:1]), *args[1:], **options)
+                return Value(made.to(dtype).untyped_storage(), Level.FINITE)
+        if packet is aten.multinomial:
+            return self._position(args[0], result, -1)
+        if packet not in RANDOM_WHOLE:
+            return None
         limits = [each for each in args if type(each) is int]
         if not limits:
             return None
         low, high = (0, limits[0]) if len(limits) == 1 else limits[:2]
         number = min(max(int(self.assumptions.assume), low), max(high - 1, low))
+        return _same(torch.full((1,), number, dtype=dtype), Level.ASSUMED)
+
+    def _position(self, chosen_from: torch.Tensor, result: torch.Tensor, dim: int | None) -> Value | None:
+        """The position of an element is assumed to be one that exists."""
+        read = self.read(chosen_from)
+        if read is not None and not _is_large(chosen_from) and result.dtype == torch.int64 and dim is None:
+            return _same(read.tensor.argmax().reshape(1), read.level) if read.level <= Level.FINITE else None
+        length = chosen_from.numel() if dim is None else chosen_from.shape[dim] if chosen_from.ndim else 1
+        number = min(max(int(self.assumptions.assume), 0), max(length - 1, 0))
         return _same(torch.full((1,), number, dtype=result.dtype), Level.ASSUMED)
 
     def _level_of(self, level: Level, packet: Any, given: Sequence[torch.Tensor], args: Any) -> Level:

@@ -6,28 +6,37 @@ processes of their own, which are not followed.
 
 from __future__ import annotations
 
+import io
 import math
+import multiprocessing
 import os
-import pickle
+import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
+from inspect import isfunction
+from pathlib import Path
+from tempfile import mkdtemp
 from types import FunctionType
 from typing import Any
 
 import torch
+from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from runners.phases import Unavailable
 from runners.simulation.torch_tracer import MetaTracer
-from runners.workloads.python_program import Ended
+from runners.simulation.unwritten_files import UnwrittenFiles, lacks_data
+from runners.workloads import python_program
+from runners.workloads.python_program import Ended, go_on_as
 
+HOOK = Path(python_program.__file__).parent / "program_hook"
+CHILDREN = "SWEEPER_PROGRAM_CHILDREN"  # the hook reads it
 META = torch.device("meta")
 NEVER_REACHED = {"tolerance_grad": -1.0, "tolerance_change": -math.inf}
-MOST_NAMED = 3  # files that were not written, by name
+LAUNCHES = "accelerate.commands.launch"
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
     "transformers.modeling_utils": "PreTrainedModel.save_pretrained",
@@ -73,17 +82,16 @@ class FollowedProgram:
 
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
-        self._unwritten: list[str] = []
+        self._unwritten = UnwrittenFiles()
         self._offloaded = _BytesAtOnce()
+        self._processes = 0  # of multiprocessing, that import the program anew
+        self._children = ""  # the folder of their reports
 
     def notes(self) -> list[str]:
         """What happened otherwise than on a real device, or is not determined there."""
-        found = []
-        if self._unwritten:
-            named = ", ".join(self._unwritten[:MOST_NAMED])
-            more = len(self._unwritten) - MOST_NAMED
-            named += f" and {more} more" if more > 0 else ""
-            found.append(f"tensors have no data here, and were not written to {named}")
+        found = [note] if (note := self._unwritten.note()) is not None else []
+        if self._processes:
+            found.append(f"processes of multiprocessing that were started, and are not followed: {self._processes}")
         if threads := self._tracer.unordered_threads:
             found.append(
                 f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
@@ -95,7 +103,11 @@ class FollowedProgram:
     @contextmanager
     def followed(self) -> Iterator[None]:
         with ExitStack() as stack:
-            intercept: Any = lambda function, by: stack.enter_context(intercepted(function, by))  # noqa: E731
+
+            def intercept(function: Any, by: Callable[..., Any]) -> None:
+                stack.enter_context(intercepted(function, by))
+
+            stack.enter_context(self._unwritten.entered())
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
@@ -106,17 +118,81 @@ class FollowedProgram:
             for export in (torch.export.export, torch.export.draft_export):
                 intercept(export, self._refuse_export)
             if torch.distributed.is_available():
-                intercept(torch.distributed.init_process_group, _refuse_ranks)
-            intercept(torch.multiprocessing.start_processes, _refuse_ranks)  # type: ignore[attr-defined]
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_file, self._save)))
-            stack.enter_context(_Imported("safetensors.torch", lambda module: intercept(module.save_model, self._save)))
+                intercept(torch.distributed.init_process_group, self._refuse_ranks)
+            intercept(start_processes, self._refuse_ranks)
+            intercept(multiprocessing.process.BaseProcess.start, self._start_process)
+            stack.enter_context(self._children_report())
+            stack.enter_context(_Imported(LAUNCHES, partial(self._launch_here, intercept)))
+            for name, by in (
+                ("save_file", self._save_safetensors),
+                ("load_file", self._load_safetensors),
+                ("save_model", self._save_elsewhere),
+            ):
+                stack.enter_context(
+                    _Imported("safetensors.torch", partial(self._intercept_method, intercept, name, by))
+                )
             for name, method in SAVES_A_MODEL.items():
-                stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method)))
+                by = self._save_elsewhere
+                stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method, by)))
             yield
 
-    def _intercept_method(self, intercept: Any, path: str, module: Any) -> None:
-        kind, _, name = path.partition(".")
-        intercept(vars(getattr(module, kind))[name], self._save)
+    def _launch_here(self, intercept: Any, module: Any) -> None:
+        """Have `accelerate launch` run one process's program in this process. Its other launchers start ranks."""
+        intercept(module.simple_launcher, self._launch)
+        for name in vars(module).copy():
+            if name.endswith("_launcher") and name != "simple_launcher" and isfunction(vars(module)[name]):
+                intercept(vars(module)[name], self._refuse_ranks)
+
+    def _launch(self, launch: Any, args: Any) -> None:
+        if max(args.num_processes or 1, args.num_machines or 1) > 1:
+            self._refuse_ranks(launch)
+        go_on_as(*sys.modules[LAUNCHES].prepare_simple_launcher_cmd_env(args))
+
+    def _intercept_method(self, intercept: Any, path: str, by: Any, module: Any) -> None:
+        kind, _, name = path.rpartition(".")
+        intercept(vars(getattr(module, kind) if kind else module)[name], by)
+
+    @contextmanager
+    def _children_report(self) -> Iterator[None]:
+        """Have the Python processes that the program starts report what they do that is not calculated."""
+        before = {name: os.environ.get(name) for name in ("PYTHONPATH", CHILDREN)}
+        owner = os.getpid()
+        folder = mkdtemp(prefix="sweeper-")  # no TemporaryDirectory: what runs at the end of a program would remove it
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), before["PYTHONPATH"]]))
+        os.environ[CHILDREN] = self._children = folder
+        try:
+            yield
+        finally:
+            if os.getpid() == owner:
+                self._read_reports(Path(folder))
+                shutil.rmtree(folder, ignore_errors=True)
+                for name, value in before.items():
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
+
+    def _read_reports(self, folder: Path) -> None:
+        for report in sorted(folder.iterdir()):
+            command, _, what = report.read_text(errors="replace").rpartition("\n")
+            self._tracer.unavailable(f"a process that the program started {what}, which is not calculated: {command}")
+
+    def _start_process(self, start: Any, process: Any) -> None:
+        """Start a process of multiprocessing. Workers of data loaders do nothing else than prepare data."""
+        method = getattr(process, "_start_method", None) or multiprocessing.get_start_method()
+        target = getattr(process, "_target", None)
+        if method != "fork" and not str(getattr(target, "__module__", "")).startswith("torch.utils.data"):
+            self._processes += 1
+        start(process)
+
+    def _refuse_ranks(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._tracer.is_elsewhere:  # in a process that the program has forked
+            text = f"{multiprocessing.current_process().name}\nis one of several ranks"
+            Path(self._children, f"{os.getpid()}.txt").write_text(text)
+        raise self._tracer.unavailable(
+            f"{function.__module__}.{function.__name__}: the ranks of a program are processes of their own, which are "
+            "not calculated"
+        )
 
     def _to_its_last_iteration(self, step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Its tolerances are compared with numbers that are not calculated: none of them ends it early."""
@@ -152,17 +228,34 @@ class FollowedProgram:
         )
 
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _lacks_data(what):
+        if isinstance(file, io.BytesIO) or not lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
-        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else getattr(file, "name", type(file).__name__)
-        self._unwritten.append(str(name))
+        self._unwritten.save(save, what, file, *args, **kwargs)
         return None
 
     def _load(self, load: Any, file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        name = os.fspath(file) if isinstance(file, (str, os.PathLike)) else None
-        if name is not None and name in self._unwritten:
-            raise Unavailable(f"torch.load: the program wrote {name} itself, from tensors that have no data")
+        if self._unwritten.has(file):
+            file = self._unwritten.open(file)
+            kwargs.pop("mmap", None)
         return load(file, partial(_located, map_location), *args, **kwargs)
+
+    def _save_safetensors(self, save: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        if not lacks_data(tensors):
+            return save(tensors, filename, *args, **kwargs)
+        self._unwritten.save(torch.save, dict(tensors), filename)
+        return None
+
+    def _load_safetensors(self, load: Any, filename: Any, device: Any = "cpu") -> Any:
+        if not self._unwritten.has(filename):
+            return load(filename, device)
+        return torch.load(filename, map_location=torch.device(device))
+
+    def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
+        """Into a folder, or by a library that loads it with code of its own."""
+        if not lacks_data(what):
+            return save(what, file, *args, **kwargs)
+        self._unwritten.name(file)
+        return None
 
 
 def _line_search(
@@ -214,48 +307,11 @@ def _located(map_location: Any, storage: Any, location: str) -> Any:
 
 def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
     """A tensor of a file, or of another process, that has data keeps it, where a program's own have none too."""
-    if torch._C.StorageBase.device.__get__(storage._untyped_storage) == META:  # type: ignore[attr-defined]
+    device = torch._C.StorageBase.device.__get__(storage._untyped_storage)  # type: ignore[attr-defined]
+    if device == META:
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)
-
-
-def _lacks_data(what: Any) -> bool:
-    """Whether there is a tensor without data in what is to be written."""
-
-    class Found(Exception):
-        pass
-
-    class Finder(pickle.Pickler):
-        def persistent_id(self, each: Any) -> Any:
-            if isinstance(each, torch.Tensor):
-                with torch._C.DisableTorchFunction():
-                    if each.is_meta:
-                        raise Found
-                    return "with data"
-            return None
-
-    if isinstance(what, torch.nn.Module):
-        what = what.state_dict()
-    try:
-        Finder(_Nowhere()).dump(what)
-    except Found:
-        return True
-    except Exception:  # it cannot be pickled, which its own way of saving will say
-        return False
-    return False
-
-
-class _Nowhere:
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
-def _refuse_ranks(function: Any, *args: Any, **kwargs: Any) -> Any:
-    raise Unavailable(
-        f"torch.{function.__module__.removeprefix('torch.')}.{function.__name__}: the ranks of a program are processes "
-        "of their own, which are not calculated"
-    )
 
 
 # --- functions of others ----------------------------------------------------------------------------------------------

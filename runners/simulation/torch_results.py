@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from runners.phases import Unavailable
 from runners.simulation.kernels.torch_sizes import Estimate
@@ -20,6 +21,16 @@ def _col2im(input: Tensor, output_size: Sequence[int], *window: Any) -> Tensor:
     """An image as a part of a storage as large as its columns, which the kernel makes and then shrinks."""
     made: Tensor = aten.col2im.default(input, output_size, *window)
     return made if made.nbytes >= input.nbytes else _resized(made, input.numel())
+
+
+# aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format and mkldnn_conv_use_channels_last
+def _convolution(input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The channels are last if they are in the input or in the weight: PyTorch's own on `meta` does not say so."""
+    made: Tensor = aten.convolution.default(input, weight, *args, **kwargs)
+    if torch.float64 in (input.dtype, weight.dtype):
+        return made
+    formats = {suggest_memory_format(each) for each in (input, weight)} - {torch.contiguous_format}
+    return made.contiguous(memory_format=formats.pop()) if len(formats) == 1 else made
 
 
 def _resized(tensor: Tensor, elements: int) -> Tensor:
@@ -69,14 +80,6 @@ def _lstsq(
     )
 
 
-def _equal(self: Tensor, other: Tensor) -> bool:
-    """Single booleans without data are torch.istft's own question whether its windows leave a gap, which is an error
-    (aten/src/ATen/native/SpectralOps.cpp, is_scalar_tensor_true). Of others it is not known."""
-    if self.dtype is other.dtype is torch.bool and not self.dim() and not other.dim():
-        return False
-    raise NotImplementedError("whether all numbers are equal depends on numbers that are not computed")
-
-
 def _like_input(at: int) -> Any:
     """A gradient of the shape of the argument in this place."""
 
@@ -99,11 +102,11 @@ def _geqrf(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 RESULTS: Functions = {
+    **dict.fromkeys(operators("convolution"), _convolution),
     **dict.fromkeys(operators("col2im"), _col2im),
     **dict.fromkeys(operators("_ctc_loss", "_ctc_loss.Tensor"), _ctc_loss),
     **dict.fromkeys(operators("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like_input(1)),
     **dict.fromkeys(operators("linalg_lstsq"), _lstsq),
-    **dict.fromkeys(operators("equal"), _equal),
     **dict.fromkeys(operators("geqrf"), _geqrf),
     **dict.fromkeys(
         operators("_masked_softmax", "_sample_dirichlet", "binomial", "_standard_gamma_grad"), _like_input(0)

@@ -63,7 +63,7 @@ def call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value_of
     if name in ("add", "add_", "sub", "sub_"):
         return _sum(args, in_place=name.endswith("_"))
     if name in ("clone", "_to_copy", "_sparse_softmax", "_sparse_log_softmax"):
-        return _copy(args[0], dtype=kwargs.get("dtype"))
+        return _copy(args[0], dtype=kwargs.get("dtype"), device=kwargs.get("device"))
     if name in ("zeros_like", "empty_like", "zero_"):
         return args[0].zero_() if name == "zero_" else _copy(args[0], count=0)
     if name == "cat":
@@ -89,16 +89,18 @@ def _made(shape: Sequence[int], indices: Tensor, values: Tensor, coalesced: bool
     return made
 
 
-def _copy(tensor: Tensor, dtype: torch.dtype | None = None, count: int | None = None) -> Any:
+def _copy(
+    tensor: Tensor, dtype: torch.dtype | None = None, count: int | None = None, device: torch.device | None = None
+) -> Any:
     """Of the same elements, or of another number of them, in new storages."""
     if tensor.layout in COMPRESSED:
-        return _compressed_copy(tensor, dtype)
+        return _compressed_copy(tensor, dtype, device)
     indices, values = tensor._indices(), tensor._values()
     count = indices.size(1) if count is None else count
     return _made(
         tensor.shape,
-        indices.new_empty(indices.size(0), count),
-        values.new_empty(count, *values.shape[1:], dtype=dtype or values.dtype),
+        indices.new_empty(indices.size(0), count, device=device),
+        values.new_empty(count, *values.shape[1:], dtype=dtype or values.dtype, device=device),
         tensor.is_coalesced(),
     )
 
@@ -213,14 +215,27 @@ def _count(tensor: Tensor, value_of: ValueOf, dims: int) -> int:
     return int(known.reshape(prod(known.shape[:dims]), -1).count_nonzero(1).count_nonzero())
 
 
-def _compressed_copy(tensor: Tensor, dtype: torch.dtype | None) -> Any:
+def _compressed_copy(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None) -> Any:
     if tensor.layout is not torch.sparse_csr:
         raise NotImplementedError("a tensor of this layout has no rule")
-    parts = [torch.empty_like(each) for each in (tensor.crow_indices(), tensor.col_indices())]
-    values = torch.empty_like(tensor.values(), dtype=dtype)
+    parts = [torch.empty_like(each, device=device) for each in (tensor.crow_indices(), tensor.col_indices())]
+    values = torch.empty_like(tensor.values(), dtype=dtype, device=device)
     return aten._sparse_compressed_tensor_unsafe(
-        *parts, values, tensor.shape, dtype=values.dtype, layout=torch.sparse_csr, device="meta"
+        *parts, values, tensor.shape, dtype=values.dtype, layout=torch.sparse_csr, device=values.device
     )
+
+
+def with_parts(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
+    """A sparse tensor of what `make` makes of the indices and the values. Raises NotImplementedError for a layout."""
+    if tensor.layout is torch.sparse_coo:
+        return _made(tensor.shape, make(tensor._indices()), make(tensor._values()), tensor.is_coalesced())
+    if tensor.layout is not torch.sparse_csr:
+        raise NotImplementedError("a tensor of this layout has no rule")
+    parts = [make(each) for each in (tensor.crow_indices(), tensor.col_indices(), tensor.values())]
+    made: Tensor = aten._sparse_compressed_tensor_unsafe(
+        *parts, tensor.shape, dtype=parts[-1].dtype, layout=tensor.layout, device=parts[-1].device
+    )
+    return made
 
 
 # --- gradients of embeddings ---

@@ -15,24 +15,29 @@ import threading
 import weakref
 from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
+from torch.utils._contextlib import _DecoratorContextManager
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 from runners.meters.torch_gradients import GradientSums
-from runners.meters.torch_tensors import COMPOSITE, UnseenByDynamo, is_composite, storages_of
+from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynamo, is_composite, storages_of
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
-from runners.simulation.assumptions import Assumptions, Level
+from runners.simulation.allocator import FIRST_ADDRESS
+from runners.simulation.assumed_numbers import is_assumed, plain_of
+from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
+from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
@@ -46,17 +51,21 @@ from runners.simulation.torch_call_cache import (
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed
 from runners.simulation.torch_results import RESULTS
+from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
 
+OF_AUTOGRAD = -1  # the handle of autograd's thread
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
-HOST, ABSTRACT_DEVICE = torch.device("cpu"), "meta"
+HOST, META, ABSTRACT_DEVICE = torch.device("cpu"), torch.device("meta"), "meta"
 
 aten = torch.ops.aten
 
 
 class Extensions(Protocol):
     """Operators of libraries other than PyTorch."""
+
+    on_bound: Callable[[str, str], None]  # called with an operator whose result is of unknown size, and its bound
 
     def of(self, operator: Any) -> Any:
         """The function that computes an operator by others; None for one that is not known or is PyTorch's."""
@@ -100,7 +109,9 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
-        self.numbers = Numbers(self.assumptions)
+        self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
+        self._distinct = Distinct()
+        rules.extensions.on_bound = self.assumptions.bound
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
@@ -119,14 +130,19 @@ class MetaTracer(UnseenByDynamo):
         self._made_for: str | None = None  # the device that the program has named for new tensors
         self._twins: dict[int, tuple[torch.UntypedStorage, Any]] = {}  # without data, by the address of those with
         self._outside = False  # whether they are in memory that has no events
+        self._first_thread = threading.get_ident()
+        self.host_tensors = TensorTracker()  # of a card's program: with data, in the memory of the host
         self._has_threads = False  # whether there was another thread than the workload's first
         self._turn = threading.RLock()
         self._dead: deque[int] = deque()  # storages that were freed in another thread's turn
         self._made_by: dict[int, tuple[int, int]] = {}  # by living thread: its allocations, and all before it
         self._unordered_threads = 0
+        self.fake_modes = 0  # that the program is in: what it makes there takes no memory of any device
         self.is_elsewhere = False  # in a process that the workload forked, which is not followed
         _TRACERS.add(self)
-        self._workspaces: set[bool] = set()  # in backward or not: autograd's device thread has its own handle
+        self._stream = 0
+        self._workspaces: dict[tuple[int, int], int] = {}  # their allocations, by handle and stream
+        self._handles: dict[int, int] = {}  # of matrix products, by living thread
         self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
 
     @contextmanager
@@ -159,13 +175,21 @@ class MetaTracer(UnseenByDynamo):
     def empty_cache(self) -> None:
         self.events.append(EMPTY_CACHE)
 
+    def clear_workspaces(self) -> None:
+        """Free the workspaces of matrix products. The next product allocates its own anew."""
+        while self._workspaces:
+            self._free(self._workspaces.popitem()[1])
+
     def use_stream(self, number: int) -> None:
         """Allocate on this stream from here on."""
+        self._stream = number
         self.events.append(STREAM + number)
 
     def refuse_beyond(self, fraction: float) -> None:
         """Refuse what needs more than this share of the card from here on."""
         self.events.append(FRACTION + int(fraction * WHOLE))
+        if self.memory is not None:
+            self.memory.limit_changed()
 
     def allocate(self, size: int) -> int:
         """Memory that belongs to no tensor, for `free`. Raises what a program on the device catches."""
@@ -173,6 +197,25 @@ class MetaTracer(UnseenByDynamo):
 
     def free(self, number: int) -> None:
         self._free(number)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A storage without data has another size now, which no operator shows."""
+        known = self._storages.get(storage._cdata)
+        with self._turn:
+            if known is not None and known[1] == ABSTRACT:
+                self._storages[storage._cdata] = storage.nbytes(), ABSTRACT, known[2]
+            else:
+                self._registered(storage)
+
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """Where the imitated allocator has put a storage: 0 if it has no memory, as on a real device."""
+        size, number, _ = self._storages.get(storage._cdata, (storage.nbytes(), EMPTY, None))
+        if not size or number == ABSTRACT:
+            return 0
+        if self.memory is None or number < 0:
+            return FIRST_ADDRESS + int(storage._cdata)
+        with self._turn:
+            return self.memory.address(number)
 
     @contextmanager
     def _follow_empty_cache(self) -> Iterator[None]:
@@ -254,7 +297,7 @@ class MetaTracer(UnseenByDynamo):
         if types and any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
-            if self.is_elsewhere:
+            if self.is_elsewhere or self.fake_modes:
                 return func(*args, **(kwargs or {}))
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
@@ -269,6 +312,8 @@ class MetaTracer(UnseenByDynamo):
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
+        if func is aten.equal.default and (args[0].is_meta or args[1].is_meta):
+            return self._equal(*args)
         if (kernel := self._rules.extensions.of(func)) is not None:
             return self._followed(kernel, args, kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
@@ -295,12 +340,14 @@ class MetaTracer(UnseenByDynamo):
         if call is None:
             if signature is None and func not in BETWEEN_DEVICES:
                 args, kwargs = self._on_one_device(args, kwargs)
+            elif func in PUTTING and not self._rules.host_counts:
+                self._on_one_device((args[0], args[2]), {})
             self._rules.check(func, args)
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
                 self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card
                 return result
-            temporaries = tuple(self._rules.temporaries(func, args, kwargs, result))
+            temporaries = (*self._rules.temporaries(func, args, kwargs, result), *self._moved_indices(func, args))
             made = None if signature is None else shapes_of(func, args, result)
             call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
             if signature is not None and call.made is not None:
@@ -368,7 +415,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            if torch_sparse.any_sparse(args, kwargs) or func in MAKE_SPARSE:
+            if self._is_followed_sparse(func, args, kwargs):
                 return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
             return self._replacements.get(func, func)(*args, **kwargs)
         except torch_sparse.UnknownCount as error:
@@ -383,6 +430,24 @@ class MetaTracer(UnseenByDynamo):
                 why = "this machine has too little memory for a tensor that has data"
                 raise self._unavailable(func, why) from error
             raise
+
+    def _moved_indices(self, func: Any, args: Any) -> Iterator[int]:
+        """Bytes of the indices of the host, which the kernel copies to the device. A mask becomes positions before that
+        (aten/src/ATen/native/IndexingUtils.h)."""
+        if self._rules.host_counts or func not in WITH_INDICES or not args[0].is_meta:
+            return
+        for index in args[1]:
+            if index is not None and not index.is_meta:
+                if index.dtype in (torch.bool, torch.uint8):
+                    yield from [int(index.count_nonzero()) * torch.int64.itemsize] * index.ndim
+                else:
+                    yield index.nbytes
+
+    def _is_followed_sparse(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether an operator has or makes sparse tensors without data. Those of the host have data beside a card."""
+        if not torch_sparse.any_sparse(args, kwargs) and func not in MAKE_SPARSE:
+            return False
+        return self._rules.host_counts or _is_on_device((args, kwargs)) or kwargs.get("device") == META
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
         """All temporaries of a kernel are alive at once."""
@@ -409,6 +474,7 @@ class MetaTracer(UnseenByDynamo):
                 if isinstance(leaf, torch.Tensor):
                     self._trace(leaf, func)
         self.numbers.follow(result, func, args, kwargs)
+        self._distinct.follow(result, func, args)
 
     def _requested(self, event: int) -> int:
         """The number of a new allocation. Raises what a program on the device catches if it does not fit."""
@@ -422,13 +488,23 @@ class MetaTracer(UnseenByDynamo):
         return self._allocations - 1
 
     def _allocate_workspace(self) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._workspaces and not self._on_host:
-            self._requested(WORKSPACE)
-            self._workspaces.add(in_backward)
+        key = self._handle(), self._stream
+        if key not in self._workspaces and not self._on_host:
+            self._workspaces[key] = self._requested(WORKSPACE)
+
+    def _handle(self) -> int:
+        """The number of the library's handle: each thread has one, which the next has after its end, and so has
+        autograd's thread (aten/src/ATen/cuda/detail/DeviceThreadHandles.h)."""
+        if torch._C._current_graph_task_id() != -1:
+            return OF_AUTOGRAD
+        thread = threading.get_ident() if self._has_threads else self._first_thread
+        if thread not in self._handles:
+            self._handles[thread] = min(set(range(len(self._handles) + 1)) - set(self._handles.values()))
+        return self._handles[thread]
 
     def _trace(self, tensor: torch.Tensor, func: Any) -> None:
-        if not tensor.is_meta and (not self._rules.host_counts or tensor.device.type != "cpu"):
+        if not tensor.is_meta and not (self._rules.host_counts and tensor.device.type == "cpu"):
+            self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
             estimates = getattr(tensor, "estimates", None)
@@ -487,6 +563,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _end_storage(self, key: int) -> None:
         self.numbers.forget(key)
+        self._distinct.forget(key)
         self._sums.died(key)
         self._free(self._storages.pop(key)[1])
 
@@ -505,6 +582,7 @@ class MetaTracer(UnseenByDynamo):
                 yield
             finally:
                 self._unordered_threads += self._is_unordered(*self._made_by.pop(thread))
+                self._handles.pop(thread, None)
 
     @property
     def unordered_threads(self) -> int:
@@ -533,16 +611,27 @@ class MetaTracer(UnseenByDynamo):
                     if is_followed(tensor) and not any(
                         isinstance(each, torch.Tensor) for each in tree_iter(args[first:])
                     ):
+                        assumed = [each for each in tree_iter(args[first]) if is_assumed(each)]
+                        given = tree_map(plain_of, args[first]) if assumed else args[first]
                         with _disable_current_modes():
-                            value = torch.tensor(args[first], device=HOST, dtype=tensor.dtype)
+                            value = torch.tensor(given, device=HOST, dtype=tensor.dtype)
                         self.remember(tensor, value)
+                        if assumed:
+                            self.numbers.doubt(tensor, max(each.level for each in assumed))
                 return tensor
 
             return made
 
+        _device_constructors()  # PyTorch keeps this set of functions: it must not keep what replaces one
         makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
+
+    def see(self, made: Any) -> None:
+        """Register a tensor that PyTorch makes beneath all operators, as torch.tensor does on `meta`."""
+        with torch._C.DisableTorchFunction():
+            if _is_dense(made):
+                self._registered(made.untyped_storage())
 
     def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
         """Keep the value of a tensor without data."""
@@ -558,7 +647,10 @@ class MetaTracer(UnseenByDynamo):
         if found.level > Level.KNOWN and isinstance(number, int) and not isinstance(number, bool):
             if found.level is Level.ASSUMED:
                 raise self._unavailable(operator, "it reads a whole number that is not calculated")
-            self.assumptions.bound(str(operator))
+            if found.level is Level.BOUND:
+                self.assumptions.bound(str(operator))
+            else:
+                self.assumptions.note(str(operator))
         elif found.level > Level.KNOWN:
             self.assumptions.note(str(operator))
         return number
@@ -573,6 +665,8 @@ class MetaTracer(UnseenByDynamo):
         return True
 
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
+        if tensor.layout is not torch.strided:
+            return torch_sparse.with_parts(tensor, lambda part: self.numbers.host_copy(part, "Tensor.cpu"))
         copy = self.numbers.host_copy(tensor, "Tensor.cpu")
         dtype = options.get("dtype")
         if dtype is None or dtype == copy.dtype:
@@ -591,6 +685,8 @@ class MetaTracer(UnseenByDynamo):
 
         Raises Unavailable if neither is known.
         """
+        if not _is_on_device((args, kwargs)):
+            return self._data_dependent_with_data(func, args, kwargs)
         if func is aten.index.Tensor:
             indices, counts = self._without_masks(args[1], func)
             result = func(args[0], indices)
@@ -599,19 +695,53 @@ class MetaTracer(UnseenByDynamo):
             return result
         if func is aten.masked_select.default:
             shape: Any = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-            result = args[0].new_empty(self._count(args[1].expand(shape), func))
-        elif func in SELECTED_ONCE and not self.numbers.knows(args[0]):
-            self.assumptions.bound(str(func.overloadpacket))
-            result = _all_of(func, *args, **kwargs)
+            result = args[0].new_empty((self._count(args[1].expand(shape), func),))
         elif func is aten.nonzero.default:
             count = self._count(args[0], func)
             result = torch.empty((args[0].ndim, count), dtype=torch.int64, device="meta").t()
+        elif not all(map(self.numbers.knows, _tensors_of(args))):
+            bounded = at_most(self._distinct, func, args, kwargs)
+            if bounded is None:
+                raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+            self.assumptions.bound(str(func.overloadpacket), bounded.bound)
+            result = bounded.result
         else:
-            for leaf in tree_iter(args):
-                if isinstance(leaf, torch.Tensor) and not self.numbers.knows(leaf):
-                    raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
             made = func(*tree_map(self._value_if_meta, args), **kwargs)
             result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
+        self._trace_all(result, func, args, kwargs)
+        return result
+
+    def _equal(self, first: torch.Tensor, second: torch.Tensor) -> bool:
+        """Whether all numbers of two tensors are equal. Those that are not known are assumed to differ somewhere."""
+        if first.shape != second.shape:
+            return False
+        if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
+            return False
+        if _is_same(first, second):
+            return True
+        if self.numbers.knows(first) and self.numbers.knows(second):
+            return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
+        return self.assumptions.truth(False, Level.ASSUMED, "torch.equal")
+
+    def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
+        given = list(args)
+        masks = given[1] if func is aten.index.Tensor else given[-1:] if func in OF_MASKS else []
+        for position, mask in enumerate(masks):
+            if isinstance(mask, torch.Tensor) and self.numbers.level(mask) > Level.FINITE:
+                self.assumptions.bound(str(func.overloadpacket))
+                all_true = torch.ones_like(mask)
+                if func is aten.index.Tensor:
+                    given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
+                else:
+                    given[-1] = all_true
+        if (
+            func not in OF_MASKS
+            and func is not aten.index.Tensor
+            and not all(map(self.numbers.knows, _tensors_of(args)))
+        ):
+            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+        result = func(*given, **kwargs)
         self._trace_all(result, func, args, kwargs)
         return result
 
@@ -644,7 +774,7 @@ class MetaTracer(UnseenByDynamo):
         return self.numbers.answer(leaf).tensor if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
-        return self.unavailable(f"{func} cannot be traced without data: {why}")
+        return self.unavailable(f"{self.assumptions.where()}, {func} cannot be traced without data: {why}")
 
     def unavailable(self, message: str) -> Unavailable:
         """To raise where the trace cannot go on. A program that catches it is not followed further."""
@@ -674,14 +804,28 @@ os.register_at_fork(after_in_child=_work_with_data)
 def _without_inference_mode() -> AbstractContextManager[None]:
     """Trace inference mode as no_grad, which takes the same memory: in inference mode composite operators are not
     decomposed, and to decompose them here takes four times as long."""
-    real = torch.inference_mode
+    return replaced(torch, inference_mode=_InferenceMode)
 
-    def inference_mode(mode: Any = True) -> Any:
-        if isinstance(mode, bool):
-            return torch.no_grad() if mode else real(False)
-        return torch.no_grad()(mode)  # the function that it decorates
 
-    return replaced(torch, inference_mode=inference_mode)
+class _InferenceMode(_DecoratorContextManager):
+    """torch.inference_mode without inference tensors. `inference_mode(False)` lets autograd record again."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        self.mode = mode
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(torch.is_grad_enabled())
+        torch._C._set_grad_enabled(not self.mode)
+
+    def __exit__(self, *raised: object) -> None:
+        torch._C._set_grad_enabled(self._before.pop())
+
+    def clone(self) -> _InferenceMode:
+        return type(self)(self.mode)
 
 
 @contextmanager
@@ -744,20 +888,19 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 
 def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.is_meta and index.dtype in (torch.bool, torch.uint8)
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def _all_of(func: Any, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """The result of an operator that keeps equal elements once, if none are equal: elements, and for each input the
-    place of its own and how many there are, where they are asked for."""
-    names = [each.name for each in func._schema.arguments[1:]]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    dim = given.get("dim")
-    count = input.numel() if dim is None else input.shape[dim]
-    kept = input.new_empty(count) if dim is None else torch.empty_like(input, memory_format=torch.contiguous_format)
-    shape: list[int] = list(input.shape) if dim is None else [count]
-    inverse = input.new_empty(shape if given.get("return_inverse") else [0], dtype=torch.int64)
-    return kept, inverse, input.new_empty([count if given.get("return_counts") else 0], dtype=torch.int64)
+def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors of one shape are the same elements of one storage."""
+    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
+        return False
+    storages = [each.untyped_storage()._cdata for each in (first, second)]
+    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
+
+
+def _tensors_of(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_iter(values) if isinstance(leaf, torch.Tensor)]
 
 
 def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
@@ -792,21 +935,20 @@ REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
 REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
 if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
+PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
+WITH_INDICES = PUTTING | {aten.index.Tensor}
 # Their tensors may be on several devices.
 BETWEEN_DEVICES = frozenset(
     {
         aten._to_copy.default,
         aten.copy_.default,
-        aten.index.Tensor,
-        aten.index_put.default,
-        aten.index_put_.default,
-        aten._index_put_impl_.default,
+        *WITH_INDICES,
         aten._foreach_copy_.default,
         aten._pack_padded_sequence.default,
         aten._ctc_loss.default,
         aten._ctc_loss.Tensor,
     }
 )
-SELECTED_ONCE = frozenset(operators("_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"))
+OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})

@@ -6,9 +6,10 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import zlib
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,11 +26,16 @@ from runners.simulation.live_memory import LiveMemory
 from runners.simulation.uncertainty import with_uncertainty
 
 BYTES_OF_A_LINE = 600
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
 # Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's.
-NEEDS_A_DEVICE = ("not compiled with CUDA", "active drivers", "Found input tensors on meta device")
+NEEDS_A_DEVICE = (
+    *("not compiled with CUDA", "active drivers", "Found input tensors on meta device"),
+    "cannot be called on meta tensors",
+    "is not answered on a calculated card",  # torch_cuda_backend.py
+)
 
 DescribeError = Callable[[BaseException], dict[str, Any]]
 
@@ -77,48 +83,103 @@ def card_of(attempt: Attempt) -> Card:
     return attempt.device.card
 
 
+class ReadyPoint:
+    """What a point is followed with. `enter` has a user's program imported: copies of the process can run it then."""
+
+    def __init__(self, attempt: Attempt, card: Card, refuses: bool = False) -> None:
+        from runners.simulation.torch_program import FollowedProgram
+        from runners.simulation.torch_tracer import MetaTracer
+
+        self.card = card
+        self.assumptions = Assumptions(_assumed_number(attempt.point.values), str(attempt.cwd))
+        self.tracer = MetaTracer(rules_of(card), self.assumptions)
+        self.program = FollowedProgram(self.tracer)
+        self.meter = _EventMeter(attempt.device.name, self.tracer.events)
+        self.journal = _MemoryJournal(self.meter)
+        self.assumptions.on_place = lambda: self.journal.add({"kind": "assumed", **self.assumptions.facts()})
+        self.budget: int | None = attempt.point.get("budget")
+        self.memory = LiveMemory(
+            self.tracer.events,
+            lambda unlimited: memory_of(card, None if unlimited else self.budget, unlimited, counts=True),
+            refuses,
+        )
+        self.device = "meta"
+        self._surroundings = contextlib.ExitStack()
+        self._is_entered = False
+        self._error: BaseException | None = None
+
+    def enter(self, attempt: Attempt, workload: ModuleType) -> None:
+        """Give a user's program its device, and import it. `entered` raises what fails here."""
+        from runners.simulation.torch_extensions import libraries_adapted
+
+        self._is_entered = True
+        try:
+            _check_dtypes(attempt)
+            self.tracer.memory = self.memory
+            surroundings, self.device = program_device(self.card, self.tracer, self.memory)
+            self._surroundings.enter_context(libraries_adapted(self.tracer, self.card.is_host))
+            for each in (self.tracer.around_workload(), surroundings, self.program.followed()):
+                self._surroundings.enter_context(each)
+            with processes.forks_end_here():
+                _prepare(workload, attempt.point.values, self.device)
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether other attempts can begin here: the import asked nothing that differs between them, and left nothing
+        that a fork does not copy."""
+        alarms = any(
+            signal.getitimer(timer)[0] for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+        )
+        asked = self.memory.was_asked or len(self.tracer.events) > 0
+        return self._error is None and not asked and not alarms and processes.threads() == 1
+
+    @contextlib.contextmanager
+    def entered(self, attempt: Attempt, workload: ModuleType) -> Iterator[None]:
+        """Around the run of a user's program. Raises what its import raised."""
+        if not self._is_entered:
+            self.enter(attempt, workload)
+        self.tracer.is_elsewhere = False  # a copy of the process goes on with it
+        with self._surroundings:
+            if self._error is not None:
+                raise self._error
+            yield
+
+
 def trace_workload(
     attempt: Attempt,
     workload: ModuleType,
     describe_error: DescribeError,
     card: Card | None = None,
     refuses: bool = False,
+    ready: ReadyPoint | None = None,
 ) -> AllocationTrace:
     """Run the workload in this process, on tensors without data.
 
     The workload's exceptions become the last line, a failure described by `describe_error`. With `refuses` the card's
     memory refuses what does not fit where it is allocated, so that a program that catches it is followed further.
+    `ready`: a program that is imported; it can run once.
     """
     from runners.simulation.torch_extensions import libraries_adapted
-    from runners.simulation.torch_program import FollowedProgram
-    from runners.simulation.torch_tracer import MetaTracer
 
     values, card = attempt.point.values, card or card_of(attempt)
-    assumptions = Assumptions(_assumed_number(values), str(attempt.cwd))
-    tracer = MetaTracer(rules_of(card), assumptions)
-    program = FollowedProgram(tracer)
+    ready = ready or ReadyPoint(attempt, card, refuses)
+    tracer, assumptions, program, memory = ready.tracer, ready.assumptions, ready.program, ready.memory
+    meter, journal = ready.meter, ready.journal
+    memory.refuses, ready.budget = refuses, values.get("budget")
     workload_block = processes.forks_end_here()
-    meter = _EventMeter(attempt.device.name, tracer.events)
-    journal = _MemoryJournal(meter)
-    assumptions.on_place = lambda: journal.add({"kind": "assumed", **assumptions.facts()})
-    memory = LiveMemory(
-        tracer.events,
-        lambda unlimited: memory_of(card, None if unlimited else values.get("budget"), unlimited, counts=True),
-        refuses,
-    )
     try:
         _check_dtypes(attempt)
         phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
-        with libraries_adapted(tracer, card.is_host):
-            if is_program(attempt):
-                tracer.memory = memory
-                surroundings, device = program_device(card, tracer, memory)
-                with tracer.around_workload(), surroundings, program.followed():
-                    with processes.forks_end_here():
-                        _prepare(workload, values, device)
-                    phases.open()
-                    finished = _run(workload, values, device, phases, workload_block)
-            elif quantized_weights.requested_scheme(values):  # the libraries ask tensors for their device
+        if is_program(attempt):
+            with ready.entered(attempt, workload):
+                with processes.forks_end_here():  # its arguments are this point's
+                    _prepare(workload, values, ready.device)
+                phases.open()
+                finished = _run(workload, values, ready.device, phases, workload_block)
+        elif quantized_weights.requested_scheme(values):  # the libraries ask tensors for their device
+            with libraries_adapted(tracer, card.is_host):
                 surroundings, device = program_device(card, tracer, memory)
                 with surroundings, _workload_hooks(tracer):
                     with processes.forks_end_here():
@@ -126,7 +187,8 @@ def trace_workload(
                     phases.open()
                     with tracer.around_workload():
                         finished = _run(workload, values, device, phases, workload_block)
-            else:
+        else:
+            with libraries_adapted(tracer, card.is_host):
                 with processes.forks_end_here(), _autocast_in_imports(card):
                     _prepare(workload, values, "meta")
                 phases.open()
@@ -135,7 +197,7 @@ def trace_workload(
         phases.close(completed=True)
         meter.cut()
         if is_program(attempt) and tracer.is_unused:
-            raise NothingPlaced(f"nothing was placed on {device}: the program ran on the host")
+            raise NothingPlaced(f"nothing was placed on {ready.device}: the program ran on the host")
         if tracer.bounds:
             finished = {**finished, "metrics": with_uncertainty(finished["metrics"], tracer.events, tracer.bounds)}
         assumptions.on_end()
@@ -147,8 +209,11 @@ def trace_workload(
         if assumptions.has_bounds and not _is_refusal(own):
             own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
         journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error, attempt)})
-    if notes := [*tracer.notes, *program.notes()]:
-        journal.lines.insert(-1, {"kind": "notes", "notes": notes, EVENT: journal.lines[-1][EVENT]})
+    # In front, where they stay whatever ends the lines: a refusal in the replay, or what could not be followed.
+    if notes := [*tracer.notes, *program.notes(), *assumptions.notes()]:
+        journal.lines.insert(0, {"kind": "notes", "notes": notes, EVENT: 0})
+    if is_program(attempt) and not card.is_host:
+        journal.lines.insert(0, {"kind": "host_tensors", "peak_bytes": tracer.host_tensors.peak, EVENT: 0})
     if tracer.failure is None:
         return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.is_of_one_card else None)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
@@ -210,7 +275,8 @@ def program_device(card: Card, tracer: Any, memory: LiveMemory) -> tuple[context
     if card.is_host:
         return ProgramDevice(tracer, torch.device("cpu")).entered(), "cpu"
     backend = CudaBackend(card, memory, tracer)
-    return all_entered(backend.entered(), ProgramDevice(tracer, torch.device("cuda", 0)).entered()), "cuda"
+    device = ProgramDevice(tracer, torch.device("cuda", 0), backend.cards)
+    return all_entered(backend.entered(), device.entered()), "cuda"
 
 
 def _without_machine_errors(error: BaseException) -> BaseException:

@@ -27,7 +27,7 @@ from runners.meters import cpu
 from runners.meters.program import ProgramMeter
 from runners.phases import WHOLE, Phases, ProgramFailed, Unavailable
 from runners.point import Attempt, canonical
-from runners.workloads.python_program import PythonProgram, exit_code, python_program
+from runners.workloads.python_program import PythonProgram, exit_code, python_program, with_interpreter
 
 STANDARD = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 HOOK = Path(__file__).parent / "program_hook"
@@ -147,10 +147,9 @@ def _argv(values: Mapping[str, Any], device: str) -> list[str]:
 
 
 def _start(values: Mapping[str, Any], device: str, reports: Path) -> subprocess.Popen[bytes]:
-    program, *arguments = _argv(values, device)
     path = [str(HOOK), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable if program == "python" else program, *arguments],
+        with_interpreter(_argv(values, device), sys.executable),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), REPORTS: str(reports)},

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import io
 import os
 import re
@@ -19,9 +20,10 @@ import time
 import types
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any, NoReturn
 
 from runners import failure, fingerprint
 from runners.phases import Unavailable
@@ -41,13 +43,14 @@ LAUNCHERS = (
     "torchrun", "deepspeed", "mpirun", "mpiexec", "srun", "horovodrun", "colossalai", "ray",
 )  # fmt: skip
 LAUNCHING_MODULES = (
-    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "accelerate.commands.launch",
-    "deepspeed.launcher.runner",
+    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher", "deepspeed.launcher.runner",
 )  # fmt: skip
-LAUNCHING = {"accelerate": ("launch", "tpu"), "accelerate.commands.accelerate_cli": ("launch",), "fabric": ("run",)}
+IMPORTED_MODULES = ("accelerate.commands.launch",)  # not run as `__main__`: torch_program replaces their functions
+LAUNCHING = {"accelerate": ("tpu-config", "tpu"), "fabric": ("run",)}
 RANKS = "the ranks that {} starts are processes of their own, which are not calculated; name the script alone"
 OURS = (__file__, runpy.__file__, "<frozen runpy>")
 JOINED_WITHIN = 10.0  # seconds for the threads of a program after its last line
+JOINED_AFTER_CUT = 1.0  # and of one that was ended: it may not have reached the line that ends its threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,23 @@ class PythonProgram:
 def python_program(argv: Sequence[str]) -> PythonProgram:
     """The program that the arguments run. Raises Unavailable for one that does not run in this process."""
     environ: dict[str, str | None] = {}
-    words = _without_wrappers(argv, environ)
+    refused: list[str] = []
+    words = _without_wrappers(argv, environ, refused)
+    if not words:
+        refused.append(f"workload.argv={list(argv)} names no program")
+    for variable in environ:
+        if variable in fingerprint.VARIABLES or (variable.startswith("PYTHON") and variable != "PYTHONPATH"):
+            refused.append(
+                f"env {variable}=... in workload.argv: a calculated device reads it before the program starts; "
+                f"set env.{variable}=... instead"
+            )
+    if refused:
+        raise Unavailable(refused[0])
     name = os.path.basename(words[0])
     if name in LAUNCHERS or (words[1:2] and words[1] in LAUNCHING.get(name, ())):
         raise Unavailable(RANKS.format(" ".join(words[: 1 if name in LAUNCHERS else 2])))
     if not _is_this_interpreter(words[0]):
-        script = shutil.which(words[0])
+        script = _found(words[0])
         if script is None or not _is_script_of_this_interpreter(script):
             raise Unavailable(
                 f"workload.argv runs {words[0]}, and a calculated device follows a Python program in its own process; "
@@ -79,26 +93,28 @@ def python_program(argv: Sequence[str]) -> PythonProgram:
     return _of_interpreter(words[1:], environ)
 
 
-def _without_wrappers(argv: Sequence[str], environ: dict[str, str | None]) -> list[str]:
+def with_interpreter(argv: Sequence[str], interpreter: str) -> list[str]:
+    """The arguments with the path of an interpreter in place of `python`, also behind `env`, `timeout` and the like."""
+    words = _without_wrappers(argv, {}, [])
+    if not words or "/" in words[0]:
+        return list(argv)
+    at = len(argv) - len(words)
+    return [*argv[:at], interpreter if _is_this_interpreter(words[0]) else _found(words[0]) or words[0], *words[1:]]
+
+
+def _without_wrappers(argv: Sequence[str], environ: dict[str, str | None], refused: list[str]) -> list[str]:
+    """The words of the program, without what starts it. Adds the variables that this sets, and what is not undone."""
     words = list(argv)
     while words and (name := os.path.basename(words[0])) in WRAPPERS:
-        words = _without_options(name, words[1:], environ)
+        words = _without_options(name, words[1:], environ, refused)
         del words[: POSITIONAL.get(name, 0)]
         while name == "env" and words and "=" in words[0]:
             variable, _, value = words.pop(0).partition("=")
             environ[variable] = value
-    if not words:
-        raise Unavailable(f"workload.argv={list(argv)} names no program")
-    for variable in environ:
-        if variable in fingerprint.VARIABLES or (variable.startswith("PYTHON") and variable != "PYTHONPATH"):
-            raise Unavailable(
-                f"env {variable}=... in workload.argv: a calculated device reads it before the program starts; "
-                f"set env.{variable}=... instead"
-            )
     return words
 
 
-def _without_options(wrapper: str, words: list[str], environ: dict[str, str | None]) -> list[str]:
+def _without_options(wrapper: str, words: list[str], environ: dict[str, str | None], refused: list[str]) -> list[str]:
     """The words after a wrapper's own options."""
     while words and words[0].startswith("-") and words[0] != "-":
         option = words.pop(0)
@@ -113,11 +129,11 @@ def _without_options(wrapper: str, words: list[str], environ: dict[str, str | No
         if takes and words:
             value = words.pop(0)
         if letter in REFUSED_OPTIONS.get(wrapper, ""):
-            raise Unavailable(f"{wrapper} {option} in workload.argv: write the words of the program one by one")
-        if wrapper == "env":
-            if letter != "u" or value is None:
-                raise Unavailable(f"env {option} in workload.argv is not undone on a calculated device")
-            environ[value] = None
+            refused.append(f"{wrapper} {option} in workload.argv: write the words of the program one by one")
+        elif wrapper == "env" and (letter != "u" or value is None):
+            refused.append(f"env {option} in workload.argv is not undone on a calculated device")
+        elif wrapper == "env":
+            environ[str(value)] = None
     return words
 
 
@@ -129,8 +145,14 @@ def _is_this_interpreter(word: str) -> bool:
     return found is not None and _is_same(found, sys.executable)
 
 
+def _found(program: str) -> str | None:
+    """The path of a program: that of PATH, else that of this interpreter, whose environment may not be activated."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), program)
+    return shutil.which(program) or (None if "/" in program else shutil.which(beside))
+
+
 def _is_same(one: str, other: str) -> bool:
-    """Whether two paths name one interpreter: a virtual environment's is a link to another's."""
+    """Whether two paths name one interpreter. A virtual environment's is a link to another's, which differs."""
     folders = (os.path.realpath(os.path.dirname(os.path.abspath(each))) for each in (one, other))
     return len(set(folders)) == 1 and os.path.realpath(one) == os.path.realpath(other)
 
@@ -163,6 +185,9 @@ def _of_interpreter(words: list[str], environ: Mapping[str, str | None]) -> Pyth
             if letter == "m":
                 if value in LAUNCHING_MODULES or (words[:1] and words[0] in LAUNCHING.get(value, ())):
                     raise Unavailable(RANKS.format(f"-m {value}"))
+                if value in IMPORTED_MODULES:
+                    code = f"from {value} import main; main()"
+                    return PythonProgram(CODE, code, tuple(words), environ, tuple(filters))
                 return PythonProgram(MODULE, value, tuple(words), environ, tuple(filters))
             if letter == "c":
                 return PythonProgram(CODE, value, tuple(words), environ, tuple(filters))
@@ -189,7 +214,7 @@ def exit_code(program: PythonProgram) -> tuple[int, str]:
 
     Raises the exception that a program does not catch, and SystemExit in a process that it has forked.
     """
-    owner, code = os.getpid(), 0
+    owner, code, patience = os.getpid(), 0, JOINED_WITHIN
     with _as_started(program) as errors:
         if program.kind == SCRIPT and not os.path.exists(program.target):
             file = os.path.abspath(program.target)
@@ -210,30 +235,40 @@ def exit_code(program: PythonProgram) -> tuple[int, str]:
             if ended is None:
                 error.__traceback__ = _in_the_program(error.__traceback__)
                 sys.excepthook(type(error), error, error.__traceback__)
-                end_interpreter()
+                end_interpreter(patience)
                 raise
             code = ended.code & 0xFF
             if ended.at_once:
                 return code, errors.last_line
-        end_interpreter()
+            patience = JOINED_AFTER_CUT
+        end_interpreter(patience)
         return code, errors.last_line
 
 
-def end_interpreter() -> None:
+def go_on_as(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Run the program that a running program would start and wait for, in its place. Raises Unavailable, as above."""
+    program = python_program(argv)
+    changed: dict[str, str | None] = {name: None for name in os.environ if name not in environ}
+    changed |= {name: value for name, value in environ.items() if os.environ.get(name) != value}
+    with _as_started(replace(program, environ=changed | dict(program.environ))):
+        _run(program)
+
+
+def end_interpreter(patience: float) -> None:
     """What an interpreter does after the last line of a program: end pools, wait for threads, call atexit's handlers.
 
-    It waits no longer than JOINED_WITHIN: a thread that never ends has no more to show.
+    It waits no longer than `patience` seconds: a thread that never ends has no more to show.
     """
-    ending = threading.Thread(target=_end_threads, name="end", daemon=True)
+    ending = threading.Thread(target=_end_threads, args=(patience,), name="end", daemon=True)
     ending.start()
-    ending.join(JOINED_WITHIN)
+    ending.join(patience)
     atexit._run_exitfuncs()
 
 
-def _end_threads() -> None:
+def _end_threads(patience: float) -> None:
     for call in reversed(getattr(threading, "_threading_atexits", [])):
         call()
-    until = time.monotonic() + JOINED_WITHIN
+    until = time.monotonic() + patience
     for thread in threading.enumerate():
         if thread not in (threading.current_thread(), threading.main_thread()) and not thread.daemon:
             thread.join(max(0.0, until - time.monotonic()))
@@ -265,7 +300,7 @@ def _run(program: PythonProgram) -> None:
 @contextlib.contextmanager
 def _as_started(program: PythonProgram) -> Iterator[_Errors]:
     """The arguments, the path, the environment and the exits of a program that an interpreter starts."""
-    owner, leave = os.getpid(), os._exit
+    owner, leave, replacing = os.getpid(), os._exit, {name: getattr(os, name) for name in ("execv", "execve")}
     before = sys.argv, list(sys.path), dict(os.environ), sys.orig_argv, sys.stderr, sys.modules["__main__"]
 
     def left(code: int) -> None:
@@ -273,7 +308,14 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             leave(code)
         raise Ended(code, at_once=True)
 
-    errors = _Errors(sys.stderr.buffer, sys.stderr.encoding, "backslashreplace", line_buffering=True)
+    def replaced(name: str, *words: Any) -> NoReturn:
+        if os.getpid() != owner:
+            replacing[name](*words)
+        raise Unavailable(f"os.{name}: the program replaces itself by {words[0]}, which is not calculated; start that")
+
+    # Of the descriptor: the stream was made before the descriptor became a pipe, and may believe that it is a file.
+    descriptor = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
+    errors = _Errors(descriptor, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     try:
         for name, value in program.environ.items():
             if value is None:
@@ -289,14 +331,18 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             warnings._processoptions([each])  # type: ignore[attr-defined]
         sys.stderr = errors
         os._exit = left  # type: ignore[assignment]
+        for name in replacing:
+            setattr(os, name, functools.partial(replaced, name))
         yield errors
     finally:
         if os.getpid() == owner:
-            for stream in (sys.stdout, errors):
+            for output in (sys.stdout, errors):
                 with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
+                    output.flush()
             errors.detach()
             os._exit = leave
+            for name, function in replacing.items():
+                setattr(os, name, function)
             sys.argv, sys.path[:], environ, sys.orig_argv, sys.stderr, sys.modules["__main__"] = before
             os.environ.clear()
             os.environ.update(environ)

@@ -84,6 +84,7 @@ class _Planner:
             swept=[key for key in swept if _varies(several[key])],
             signature=lambda key, target: self.probes.signature(run.python, key, target),
             cards=self.cards,
+            interpreter=run.python,
             listed=[key for key in several if key not in swept and _varies(several[key])],
             given={*self.typed.fixed, *swept, *configuration.settings},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping
@@ -44,6 +45,7 @@ MINIMUM_BUDGET_BYTES = 2**20  # a smaller number was probably meant in another u
 # Where a model's configuration has its number of positions; the first key that is present counts.
 POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions")
 # Arguments that a user's function receives by name besides `phase` and its params, if it accepts them.
+PYTHON = ("python", "python3")  # the measured interpreter, as a program's name
 CALLED_WITH = ("batch", "context", "dtype", "device", "warmup", "repeats", "seed")
 
 
@@ -66,6 +68,7 @@ class Rules:
     swept: Collection[str]  # keys with more than one value
     signature: Callable[[str, str], Signature]  # (key, target) -> that function's; raises Mistake
     cards: Mapping[str, Card]  # by name, from conf/card
+    interpreter: str = "python"  # the path of the measured one
     listed: Collection[str] = ()  # keys in which listed points differ
     given: Collection[str] = ()  # keys that the user gave one or more values
 
@@ -89,7 +92,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
         uses = {key for key in uses if signature.takes(key)}
         _check_parameters(workload, signature)
     elif "argv" in workload:
-        workload["argv"] = _argv(workload["argv"])
+        workload["argv"] = _argv(workload["argv"], rules.interpreter)
         signature = _placeholders(workload)
         uses = {key for key in uses if signature.takes(key)}
         _check_parameters(workload, signature)
@@ -298,13 +301,14 @@ def _check_parameters(workload: Mapping[str, Any], signature: Signature) -> None
             raise Mistake(f"workload.params.{name}: {target} needs it, as in workload.params.{name}=1")
 
 
-def _argv(argv: Any) -> list[str]:
+def _argv(argv: Any, interpreter: str) -> list[str]:
     """A program's arguments as strings; numbers keep the form in which they were typed."""
     if not isinstance(argv, list) or not argv or any(isinstance(each, (list, Mapping)) for each in argv):
         raise Mistake(f"workload.argv={typed(argv)}: must be a list of words, as in [python,train.py,--bs,'{{batch}}']")
     words = [typed(each) for each in argv]
     program = words[0]
-    if "{" not in program and program != "python" and shutil.which(program) is None:
+    beside = os.path.join(os.path.dirname(interpreter), program)  # where an environment has its programs
+    if "{" not in program and program not in PYTHON and not (shutil.which(program) or shutil.which(beside)):
         raise Mistake(f"workload.argv: {program} is neither an executable file nor a name on PATH")
     return words
 

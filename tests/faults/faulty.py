@@ -239,20 +239,37 @@ def shares(*, phase, mib=64, how="mmap", after=0, **_):
 
 
 def runs_a_thread(*, phase, how="works", **_):
-    """A thread that works, that is refused memory and dies of it, or that works before the workload is refused."""
+    """A thread that works, that is refused memory and dies of it or catches that, or works before the workload is
+    refused."""
     import contextlib
     import threading
 
     import torch
 
+    def work():
+        with contextlib.suppress(RuntimeError) if how == "catches" else contextlib.nullcontext():
+            torch.empty(10**15 if how in ("dies", "catches") else 1)
+
     with phase("thread"):
-        thread = threading.Thread(target=lambda: torch.empty(10**15 if how == "dies" else 1))
+        thread = threading.Thread(target=work)
         thread.start()
         thread.join()
     with phase("after"):
         if how == "works before a refusal":
             with contextlib.suppress(RuntimeError):
                 torch.empty(10**15)
+
+
+def holds_tensors_of_threads(*, phase, **_):
+    """As a library that reads a checkpoint in a pool: the workload keeps what the threads make."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    with phase("loading"), ThreadPoolExecutor(4) as pool:
+        held = list(pool.map(lambda _: torch.ones(2**18), range(8)))
+    with phase("work"):
+        held.append(torch.ones(2**18))
 
 
 def catches_its_refusal(*, phase, mib=64, **_):

@@ -205,12 +205,18 @@ def test_a_refusal_that_ends_a_thread_is_no_proof_that_the_point_fits(lab: Lab, 
     assert (outcome.handled_refusals, outcome.handled_refusal_bytes) == (1, 4 * 10**15)
 
 
-@pytest.mark.parametrize(("how", "fits", "refusals"), [("works", True, None), ("works before a refusal", None, 1)])
-def test_no_refusals_are_known_once_a_thread_ran_but_those_that_are_seen_count(
-    lab: Lab, how: str, fits: bool | None, refusals: int | None
-) -> None:
+@pytest.mark.parametrize(
+    ("how", "fits", "refusals"), [("works", True, 0), ("works before a refusal", None, 1), ("catches", None, 1)]
+)
+def test_the_refused_tensors_of_threads_are_known(lab: Lab, how: str, fits: bool | None, refusals: int) -> None:
     outcome = lab.measure("faulty:runs_a_thread", {"how": how}).outcome
     assert (outcome.status, outcome.fits, outcome.handled_refusals) == (Status.OK, fits, refusals)
+
+
+def test_tensors_that_threads_made_count_in_their_phase_and_after_it(lab: Lab) -> None:
+    measured = lab.measure("faulty:holds_tensors_of_threads")
+    ended = {line["phase"]: line["counters"]["cpu"]["peak"] for line in measured.journal if line["kind"] == "ended"}
+    assert [ended[name]["tensor"] for name in ("loading", "work")] == [8 * MIB, 9 * MIB]
 
 
 def test_a_refusal_that_the_workload_handles_is_no_failure_and_no_proof_that_the_point_fits(lab: Lab) -> None:

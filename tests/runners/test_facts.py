@@ -83,6 +83,7 @@ LINES: dict[str, tuple[Fact, dict[str, Any]]] = {
         {"values": 3, "places": [{"file": "train.py", "line": 41, "times": 3}], "bounds": []},
     ),
     "unlimited": (facts.Unlimited({"allocated": 5}), {"peak": {"allocated": 5}}),
+    "host_tensors": (facts.HostTensors(64), {"peak_bytes": 64}),
     "notes": (facts.Notes(["an assumption"]), {"notes": ["an assumption"]}),
 }
 

@@ -14,11 +14,11 @@ def make_sample(index):
     return image, {"boxes": boxes, "labels": torch.tensor([1, 2, 1])}
 
 
-def run(batch=4, device=None):
+def run(batch_size=4, device=None):
     device = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
-    data = [make_sample(i) for i in range(2 * batch)]
-    loader = DataLoader(data, batch_size=batch, shuffle=True, collate_fn=lambda samples: tuple(zip(*samples)))
+    data = [make_sample(i) for i in range(2 * batch_size)]
+    loader = DataLoader(data, batch_size=batch_size, shuffle=True, collate_fn=lambda samples: tuple(zip(*samples)))
     model = ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=3).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=4e-5, nesterov=True)
     scaler = torch.amp.GradScaler("cuda") if device.type == "cuda" else None

@@ -108,7 +108,7 @@ def update_ema(ema_model, model, decay=0.9999):
         ema_params[name].mul_(decay).add_(param.data, alpha=1 - decay)
 
 
-def run(batch=16, device=None, steps=3):
+def run(batch_size=16, device=None, steps=3):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model = DiT().to(device)
@@ -121,10 +121,10 @@ def run(batch=16, device=None, steps=3):
     model.train()
     ema.eval()
     for step in range(steps):
-        x1 = torch.randn(batch, 4, 32, 32).to(device)
-        y = torch.randint(10, (batch,)).to(device)
+        x1 = torch.randn(batch_size, 4, 32, 32).to(device)
+        y = torch.randint(10, (batch_size,)).to(device)
         x0 = torch.randn_like(x1)
-        t = torch.rand(batch, device=device)
+        t = torch.rand(batch_size, device=device)
         xt = (1 - t.view(-1, 1, 1, 1)) * x0 + t.view(-1, 1, 1, 1) * x1
         loss = ((model(xt, t, y) - (x1 - x0)) ** 2).mean()
         opt.zero_grad()

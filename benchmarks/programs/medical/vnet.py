@@ -48,7 +48,7 @@ class DiceLoss(nn.Module):
         return 1 - (2 * intersection / (cardinality + 1e-6)).mean()
 
 
-def run(batch=1, device=None, side=48, steps=3):
+def run(batch_size=1, device=None, side=48, steps=3):
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(0)
     model = VNet().to(device)
@@ -57,7 +57,7 @@ def run(batch=1, device=None, side=48, steps=3):
     best_dice = 0.0
     for step in range(steps):
         model.train()
-        volume = torch.randn(batch, 1, side, side, side, device=device)
+        volume = torch.randn(batch_size, 1, side, side, side, device=device)
         label = (volume.squeeze(1) > 0.5).long()
         optimizer.zero_grad()
         loss = criterion(model(volume), label)

@@ -22,15 +22,15 @@ class MatrixFactorization(nn.Module):
         return product + self.user_biases(user).squeeze() + self.item_biases(item).squeeze() + self.offset
 
 
-def run(batch=8192, device=None, epochs=2, n_users=60000, n_items=20000):
+def run(batch_size=8192, device=None, epochs=2, n_users=60000, n_items=20000):
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(0)
-    users, items = torch.randint(n_users, (4 * batch,)), torch.randint(n_items, (4 * batch,))
-    ratings = torch.randint(1, 6, (4 * batch,)).float()
-    train = TensorDataset(users[: 3 * batch], items[: 3 * batch], ratings[: 3 * batch])
-    test = TensorDataset(users[3 * batch :], items[3 * batch :], ratings[3 * batch :])
-    train_loader = DataLoader(train, batch_size=batch, shuffle=True)
-    test_loader = DataLoader(test, batch_size=batch)
+    users, items = torch.randint(n_users, (4 * batch_size,)), torch.randint(n_items, (4 * batch_size,))
+    ratings = torch.randint(1, 6, (4 * batch_size,)).float()
+    train = TensorDataset(users[: 3 * batch_size], items[: 3 * batch_size], ratings[: 3 * batch_size])
+    test = TensorDataset(users[3 * batch_size :], items[3 * batch_size :], ratings[3 * batch_size :])
+    train_loader = DataLoader(train, batch_size=batch_size, shuffle=True)
+    test_loader = DataLoader(test, batch_size=batch_size)
 
     model = MatrixFactorization(n_users, n_items).to(device)
     sparse = [model.user_factors.weight, model.item_factors.weight]

@@ -30,7 +30,7 @@ def create_sequences(data, lookback, horizon):
     return np.array(xs, dtype=np.float32), np.array(ys, dtype=np.float32)
 
 
-def run(batch=64, device=None, epochs=3, patience=2):
+def run(batch_size=64, device=None, epochs=3, patience=2):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     t = np.linspace(0, 40, 520)
@@ -39,8 +39,8 @@ def run(batch=64, device=None, epochs=3, patience=2):
     split = int(0.7 * len(X))
     train = TensorDataset(torch.tensor(X[:split]), torch.tensor(Y[:split]))
     valid = TensorDataset(torch.tensor(X[split:]), torch.tensor(Y[split:]))
-    train_loader = DataLoader(train, batch_size=batch, shuffle=True)
-    valid_loader = DataLoader(valid, batch_size=batch)
+    train_loader = DataLoader(train, batch_size=batch_size, shuffle=True)
+    valid_loader = DataLoader(valid, batch_size=batch_size)
     model = LSTMForecaster(n_features=3).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1, factor=0.5)

@@ -74,10 +74,10 @@ def adjust_learning_rate(optimizer, epoch, lr=1.5e-4, warmup_epochs=1, epochs=4)
     return lr
 
 
-def run(batch=32, device=None):
+def run(batch_size=32, device=None):
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     torch.manual_seed(0)
-    loader = DataLoader(torch.randn(3 * batch, 3, 96, 96), batch_size=batch, shuffle=True, drop_last=True)
+    loader = DataLoader(torch.randn(3 * batch_size, 3, 96, 96), batch_size=batch_size, shuffle=True, drop_last=True)
     model = MaskedAutoencoderViT().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-4, betas=(0.9, 0.95))
     accum_iter = 1

@@ -32,16 +32,16 @@ class EarlyStopping:
         return False
 
 
-def run(batch=8, device=None, epochs=2, accumulation_steps=2):
+def run(batch_size=8, device=None, epochs=2, accumulation_steps=2):
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=20, img_size=160)
     assert resample_abs_pos_embed(model.pos_embed.detach(), (10, 10)).shape[1] == 101
     model = model.to(device)
 
-    dataset = TensorDataset(torch.randn(5 * batch, 3, 160, 160), torch.randint(0, 20, (5 * batch,)))
-    train_set, val_set = random_split(dataset, [4 * batch, batch], generator=torch.Generator().manual_seed(0))
-    train_loader = DataLoader(train_set, batch_size=batch, shuffle=True, pin_memory=True)
-    val_loader = DataLoader(val_set, batch_size=batch)
+    dataset = TensorDataset(torch.randn(5 * batch_size, 3, 160, 160), torch.randint(0, 20, (5 * batch_size,)))
+    train_set, val_set = random_split(dataset, [4 * batch_size, batch_size], generator=torch.Generator().manual_seed(0))
+    train_loader = DataLoader(train_set, batch_size=batch_size, shuffle=True, pin_memory=True)
+    val_loader = DataLoader(val_set, batch_size=batch_size)
 
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.05)

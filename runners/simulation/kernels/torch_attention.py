@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,17 +38,27 @@ def attention_kernel(
 
     query, key and value are (batch, heads, length, head size). Raises RuntimeError, like PyTorch, if all are disabled.
     """
-    inputs = _Inputs(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa)
-    accepts: dict[str, Callable[[], bool]] = {
+    accepts = _accepting(_Inputs(arch, query, key, value, mask, dropout_p, is_causal, enable_gqa))
+    for kernel in _by_priority():
+        if accepts[kernel]():
+            return kernel
+    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _accepting(inputs: _Inputs) -> dict[str, Callable[[], bool]]:
+    """Whether each kernel is enabled and accepts the tensors."""
+    return {
         "cudnn": lambda: torch._C._get_cudnn_sdp_enabled() and _takes_cudnn(inputs),
         "flash": lambda: torch._C._get_flash_sdp_enabled() and _takes_flash(inputs),
         "efficient": lambda: torch._C._get_mem_efficient_sdp_enabled() and _takes_efficient(inputs),
         "math": torch._C._get_math_sdp_enabled,
     }
-    for kernel in _by_priority():
-        if accepts[kernel]():
-            return kernel
-    raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def can_use(arch: GpuArchitecture, kernel: str, params: Any) -> bool:
+    """What torch.backends.cuda.can_use_flash_attention and its like answer for their `SDPAParams`."""
+    tensors = (params.query, params.key, params.value, params.attn_mask)
+    return _accepting(_Inputs(arch, *tensors, params.dropout, params.is_causal, params.enable_gqa))[kernel]()
 
 
 def _by_priority() -> Sequence[str]:

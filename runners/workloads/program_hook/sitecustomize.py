@@ -4,6 +4,9 @@ The report holds the counters of PyTorch's allocators, if torch used a device, a
 if any. Each process writes its own file in the folder named by the environment. The hook does not change the program:
 it imports neither sweeper nor torch, is written for Python 3.7, and raises nothing. It only stores the peaks that the
 program resets, when the program has imported torch.
+
+A program on a calculated device runs in the measured process itself. There, the processes that it starts load this hook
+for another reason: they report work that the calculation misses.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 REPORTS = "SWEEPER_PROGRAM_REPORTS"  # the folder, made by the process that watches the program
+CHILDREN = "SWEEPER_PROGRAM_CHILDREN"  # the folder, made by the process that runs a program on a calculated device
 MOST_CAUSES = 20
 LONGEST_MESSAGE = 10_000
 LONGEST_TRACEBACK = 30_000
+LONGEST_COMMAND = 200
 COUNTERS = ("allocated", "reserved", "requested", "active")
 COUNTS = ("num_alloc_retries", "num_ooms")
 # Of torch._C, which every function of torch.cuda and torch.accelerator calls
@@ -64,6 +69,56 @@ class Torch:
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+class Uncalculated:
+    """Among the finders of modules in a process that a program on a calculated device starts.
+
+    A process of multiprocessing imports what its program does, torch too, and may prepare data only. It reports where
+    it uses the device or joins a process group. Any other process reports that it imports torch. Each raises there: it
+    would compute on the host what the device was to compute, or wait for other ranks.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.found = {
+            "torch.cuda": ("_lazy_init", "uses a GPU"),
+            "torch.distributed.distributed_c10d": ("init_process_group", "is one of several ranks"),
+        }
+        if "--multiprocessing-fork" not in getattr(sys, "orig_argv", ()):
+            self.found["torch"] = ("", "imports torch")
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in self.found:
+            return None
+        function, what = self.found.pop(name)
+        if not function:
+            raise self.refusal(what)
+        from importlib.machinery import PathFinder
+
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+
+                def refused(*args: Any, **kwargs: Any) -> Any:
+                    raise self.refusal(what)
+
+                setattr(module, function, refused)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def refusal(self, what: str) -> Exception:
+        try:
+            words = list(getattr(sys, "orig_argv", sys.argv))[1:]
+            with open(os.path.join(self.folder, f"{os.getpid()}.txt"), "w", opener=without_links) as file:
+                file.write(f"{' '.join(words)[:LONGEST_COMMAND]}\n{what}")
+        except BaseException:
+            pass
+        return RuntimeError(f"this process {what}, which a calculated device does not follow")
 
 
 def store_at_resets(c: Any) -> None:
@@ -232,9 +287,12 @@ def run_shadowed() -> None:
         sys.modules.setdefault("sitecustomize", this)
 
 
-if __name__ == "sitecustomize" and REPORTS in os.environ:
-    try:  # noqa: SIM105 (contextlib takes longer to import than an empty program runs)
-        begin(os.environ[REPORTS])
+if __name__ == "sitecustomize" and (REPORTS in os.environ or CHILDREN in os.environ):
+    try:
+        if CHILDREN in os.environ:
+            sys.meta_path.insert(0, Uncalculated(os.environ[CHILDREN]))
+        else:
+            begin(os.environ[REPORTS])
     except BaseException:
         pass
     run_shadowed()

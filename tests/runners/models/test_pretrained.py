@@ -46,6 +46,16 @@ def test_weights_equal_those_of_the_checkpoint(run: Any, settled: Any, checkpoin
         assert torch.equal(parameter, network.module.get_parameter(name)), name
 
 
+def test_every_byte_of_a_checkpoint_that_is_read_in_threads_counts(checkpoint: Path) -> None:
+    from runners.meters.torch_tensors import TensorTracker
+    from runners.threads import EnteredInThreads
+
+    tracker = TensorTracker()
+    with tracker, EnteredInThreads(tracker.pushed):
+        model = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    assert sum(each.nbytes for each in model.parameters()) <= tracker.live <= tracker.peak
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_configured_dtype_overrides_the_checkpoints(run: Any, checkpoint: Path, dtype: str) -> None:
     model = run(model=pretrained(checkpoint), dtype=dtype).model

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runners.facts import Cause
 from runners.refusals import Refusal, least_block_bytes, refusal_in, requested_in
-from runners.simulation.allocator import CachingAllocator, Refused, Settings
+from runners.simulation.allocator import FIRST_ADDRESS, CachingAllocator, Refused, Settings
 
 KIB = 2**10
 MIB = 2**20
@@ -623,7 +623,7 @@ def test_a_request_larger_than_any_expandable_segment_is_refused() -> None:
 
 # Histories, in the form of torch.cuda.memory._snapshot()["device_traces"][0]
 
-S, L, M = 0x7F0000000000, 0x7F0000200000, 0x7F0001600000
+S, L, M = FIRST_ADDRESS, FIRST_ADDRESS + 0x200000, FIRST_ADDRESS + 0x1600000
 
 
 def entry(action: str, addr: int, size: int, stream: int = 0) -> dict[str, Any]:

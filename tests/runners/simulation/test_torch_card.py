@@ -93,3 +93,42 @@ def test_a_program_that_stays_on_the_host_says_nothing_about_the_card() -> None:
         torch.ones(4).sum()
 
     assert "nothing was placed on cuda" in (calculated(program).error or "")
+
+
+def test_the_classes_of_torch_cuda_stay_classes_that_type_hints_name() -> None:
+    """`torch.cuda.CUDAGraph | None` is evaluated where a function is defined, in libraries too."""
+    classes = {name for name, each in vars(torch.cuda).items() if isinstance(each, type)}
+
+    def program() -> list[str]:
+        torch.ones(4, device="cuda")
+        return [name for name in classes if not isinstance(getattr(torch.cuda, name), type)]
+
+    assert {"CUDAGraph", "MemPool", "Stream"} <= classes
+    assert calculated(program).returned == {"result": []}
+
+
+def test_inference_mode_is_followed_as_a_context_and_in_each_form_of_a_decorator() -> None:
+    def program() -> list[Any]:
+        recorded = torch.inference_mode(False)(torch.is_grad_enabled)
+        plain = torch.inference_mode(lambda: (torch.is_grad_enabled(), recorded()))
+        with torch.inference_mode():
+            inside = torch.ones(4, device="cuda", requires_grad=True) * 2
+        return [recorded(), torch.inference_mode()(torch.is_grad_enabled)(), *plain(), inside.requires_grad]
+
+    assert calculated(program).returned == {"result": [True, False, False, True, False]}
+
+
+@pytest.mark.parametrize("card", [H100, HOST])
+def test_a_constant_that_is_made_on_meta_is_there_and_takes_nothing(card: Any) -> None:
+    """transformers asks torch.tensor([]) whether it builds a model on `meta`."""
+
+    def program(**_: Any) -> list[str]:
+        held = torch.ones(3, device="cuda" if torch.cuda.is_available() else "cpu")
+        with torch.device("meta"):
+            made = [torch.tensor([]), torch.tensor([2.0] * 1000), torch.as_tensor([1]), torch.get_default_device()]
+        made += [torch.tensor([1, 2], device="meta").sum(), held]
+        return sorted({str(getattr(each, "device", each)) for each in made[:-1]})
+
+    found = calculated(program, card)
+    assert found.returned == {"result": ["meta"]}
+    assert max(found.peaks.get("tensor", 0), found.peaks.get("requested", 0)) <= 64

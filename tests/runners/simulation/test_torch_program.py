@@ -138,15 +138,73 @@ def test_a_checkpoint_without_data_replaces_nothing(script: Any, tmp_path: Path)
     assert sorted(each.name for each in tmp_path.glob("*.pt")) == ["best.pt", "state.pt"]
 
 
-def test_a_program_that_reads_what_it_could_not_write_is_unavailable(script: Any) -> None:
+def test_a_program_loads_the_weights_that_it_saved_as_new_memory_of_the_card(script: Any, tmp_path: Path) -> None:
+    ended = script(
+        """
+        import os, shutil, torch
+        from pathlib import Path
+        held = {"a": torch.zeros(2**20, dtype=torch.uint8, device="cuda"), "epoch": 3}
+        held["tied"] = held["a"][:4]
+        torch.save(held, "last.pt")
+        assert os.path.isfile("last.pt") and Path("last.pt").exists()
+        shutil.copyfile("last.pt", "copy.pt")
+        shutil.copy2("copy.pt", "second.pt")
+        os.replace("copy.pt", "best.pt")
+        os.remove("last.pt")
+        assert [os.path.exists(each) for each in ("last.pt", "copy.pt", "second.pt")] == [False, False, True]
+        found = torch.load(Path("best.pt"), weights_only=True)
+        assert found["epoch"] == 3 and found["a"].device == torch.device("cuda:0")
+        assert found["tied"].data_ptr() == found["a"].data_ptr()
+        on_host = torch.load("best.pt", map_location="cpu", mmap=True)
+        assert on_host["a"].device.type == "cpu" and on_host["tied"].shape == (4,)
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["requested"] == 2 * MIB
+    assert not list(tmp_path.glob("*.pt"))
+
+
+def test_weights_that_were_loaded_on_a_calculated_host_count_beside_the_saved_ones(script: Any) -> None:
     ended = script(
         """
         import torch
-        torch.save(torch.nn.Linear(4, 4).cuda().state_dict(), "best.pt")
-        torch.load("best.pt")
+        model = torch.nn.Linear(512, 512, bias=False)
+        torch.save(model.state_dict(), "best.pt")
+        found = torch.load("best.pt", map_location="cpu")
+        model.load_state_dict(found)
+        """,
+        card=HOST,
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.peaks["tensor"] == 2 * MIB
+
+
+def test_a_file_that_the_program_removed_and_wrote_again_is_the_new_one(script: Any, tmp_path: Path) -> None:
+    import torch
+
+    torch.save({"a": torch.zeros(MIB, dtype=torch.uint8)}, tmp_path / "real.pt")
+    ended = script(
+        """
+        import os, torch
+        torch.save({"a": torch.zeros(8, device="cuda")}, "best.pt")
+        os.replace("real.pt", "best.pt")
+        assert torch.load("best.pt")["a"].shape == (2**20,)
         """
     )
-    assert "torch.load: the program wrote best.pt itself" in str(ended.error)
+    assert ended.error is None, ended.lines[-1]["traceback"]
+
+
+def test_a_saved_file_is_found_by_the_file_that_the_program_opens(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        with open("best.pt", "wb") as file:
+            torch.save({"a": torch.zeros(8, device="cuda")}, file)
+        with open("best.pt", "rb") as file:
+            assert torch.load(file)["a"].is_cuda
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
 
 
 @pytest.mark.parametrize("where", ["'cuda'", "torch.device('cuda', 0)", "{'cpu': 'cuda:0'}"])
@@ -189,6 +247,10 @@ def test_safetensors_are_read_onto_the_card_and_none_are_written_without_data(sc
         found = load_file("real.safetensors", device="cuda")
         assert str(found["a"].device) == "cuda:0"
         save_file(found, "real.safetensors")
+        del found
+        assert load_file("real.safetensors")["a"].device.type == "cpu"
+        again = load_file("real.safetensors", device="cuda:0")
+        assert again["a"].shape == (2**20,) and again["a"].is_cuda
         """
     )
     assert ended.error is None, ended.lines[-1]["traceback"]
@@ -211,6 +273,96 @@ def test_ranks_are_unavailable_by_name(script: Any, code: str) -> None:
     ended = script(f"import torch\nheld = torch.ones(4, device='cuda')\n{code}")
     assert "processes of their own, which are not calculated" in str(ended.error)
     assert str(ended.error).startswith("runners.phases.Unavailable: torch.")
+
+
+STARTS = """
+import multiprocessing, subprocess, sys, torch
+def rank(index):
+    torch.distributed.init_process_group("gloo", rank=index, world_size=2, init_method="file:///nowhere")
+def use(index):
+    torch.ones(2, device="cuda")
+def prepare(index):
+    torch.ones(2).sum()
+if __name__ == "__main__":
+    held = torch.ones(4, device="cuda")
+    def run(method, target):
+        process = multiprocessing.get_context(method).Process(target=target, args=(0,))
+        process.start(), process.join()
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "why"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import torch'])", "imports torch, which is not calculated: -c import"),
+        (
+            "run('spawn', use)",
+            "uses",
+        ),
+        (
+            "run('spawn', rank)",
+            "is one",
+        ),
+        (
+            "run('fork', rank)",
+            "is one",
+        ),
+    ],
+)
+def test_a_process_that_works_on_a_card_of_its_own_is_unavailable_by_name(script: Any, start: str, why: str) -> None:
+    ended = script(STARTS.format(start))
+    assert str(ended.error).startswith(f"runners.phases.Unavailable: a process that the program started {why}")
+
+
+@pytest.mark.parametrize(
+    ("start", "notes"),
+    [
+        ("subprocess.run([sys.executable, '-c', 'import json'])", []),
+        ("with multiprocessing.get_context('fork').Pool(1) as pool: pool.map(prepare, [1])", []),
+        (
+            "run('spawn', prepare)",
+            ["processes of multiprocessing that were started, and are not followed: 1"],
+        ),
+    ],
+)
+def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, notes: list[str]) -> None:
+    ended = script(STARTS.format(start))
+    assert (ended.error, ended.notes) == (None, notes)
+
+
+# --- host memory ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("total", [None, 2 * MIB])
+def test_tensors_in_host_memory_stand_beside_the_cards(total: int | None) -> None:
+    """Of operators in all threads, until they are freed. A refusal by the card does not hide them."""
+
+    def program(*, device: str) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        import torch
+
+        rows = torch.zeros(MIB, dtype=torch.uint8)
+        read = ThreadPoolExecutor(1).submit(torch.ones, 2 * MIB, dtype=torch.uint8).result()
+        held = [rows.to(device), read.to(device)]
+        del read
+        held.append(torch.zeros(MIB, dtype=torch.uint8).to(device))
+
+    found = calculated(program, total=total)
+    assert (found.error is None) == (total is None)
+    assert [line["peak_bytes"] for line in found.lines if line["kind"] == "host_tensors"] == [3 * MIB]
+    if total is None:
+        assert found.peaks["requested"] == 4 * MIB
+
+
+def test_on_a_calculated_host_all_tensors_are_the_devices() -> None:
+    def program(*, device: str) -> None:
+        import torch
+
+        torch.zeros(MIB, dtype=torch.uint8)
+
+    assert not [line for line in calculated(program, card=HOST).lines if line["kind"] == "host_tensors"]
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

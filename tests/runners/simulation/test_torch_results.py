@@ -133,31 +133,6 @@ def test_what_a_program_checks_is_assumed_to_be_close() -> None:
         assert calculated(program, card).returned == {"unknown": True, "known": False, "card": True}
 
 
-def test_equal_elements_are_at_most_as_many_as_all() -> None:
-    def program(device: str) -> dict[str, list[int]]:
-        classes = torch.randint(0, 9, (4, 64), device=device)
-        kept, inverse, counts = torch.unique(classes, return_inverse=True, return_counts=True)
-        rows = torch.unique(classes, dim=0)
-        runs = torch.unique_consecutive(classes.flatten())
-        known = torch.unique(torch.tensor([3, 1, 3], device=device))
-        return {
-            "shapes": [*kept.shape, *inverse.shape, *counts.shape],
-            "rows": [*rows.shape],
-            "runs": [*runs.shape],
-            "known": known.tolist(),
-        }
-
-    found = calculated(program)
-    assert found.returned == {"shapes": [256, 4, 64, 256], "rows": [4, 64], "runs": [256], "known": [1, 3]}
-    (assumed,) = [line for line in found.lines if line["kind"] == "assumed"][-1:]
-    assert {each["bound"] for each in assumed["bounds"]} == {"at most all"}
-    assert {each["operator"] for each in assumed["bounds"]} == {
-        "aten._unique2",
-        "aten.unique_dim",
-        "aten.unique_consecutive",
-    }
-
-
 def traced(work: Any) -> MetaTracer:
     tracer = MetaTracer(CudaRules(GpuArchitecture("nvidia", (9, 0))))
     with tracer.around_workload():

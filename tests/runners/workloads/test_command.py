@@ -73,6 +73,11 @@ def test_braces_that_hold_no_name_are_refused(word: str) -> None:
         command.placeholders(["python", word])
 
 
+def test_python_is_the_measured_interpreter_behind_other_programs_too(run: Any) -> None:
+    argv = ["timeout", "60", "env", "PATH=/nowhere", "python", "-c", "import sys; print(sys.executable)"]
+    assert printed(run(argv=argv)).strip() == sys.executable
+
+
 def test_a_program_receives_its_arguments_without_a_shell(run: Any) -> None:
     words = ["{batch}", "{device}", "{width}", "$HOME; exit 3", "*"]
     measured = run(argv=["python", "-c", "import sys; print(sys.argv[1:])", *words], batch=7, params={"width": "a b"})

@@ -12,13 +12,15 @@ import pytest
 
 from runners.phases import Unavailable
 from runners.workloads import python_program as module
-from runners.workloads.python_program import CODE, MODULE, SCRIPT, exit_code, python_program
+from runners.workloads.python_program import CODE, MODULE, SCRIPT, exit_code, python_program, with_interpreter
+
+IMPORTED = "from accelerate.commands.launch import main"
 
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the tests goes on."""
-    monkeypatch.setattr(module, "end_interpreter", lambda: None)
+    monkeypatch.setattr(module, "end_interpreter", lambda patience: None)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,7 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"{sys.executable} -u -W ignore train.py -m x", SCRIPT, "train.py", ("-m", "x")),
         ("python3 -um package.train -c 1", MODULE, "package.train", ("-c", "1")),
         ("python -cprint(1) a", CODE, "print(1)", ("a",)),
+        ("python -m accelerate.commands.launch train.py", CODE, f"{IMPORTED}; main()", ("train.py",)),
         ("env -u A B=1 python train.py C=2", SCRIPT, "train.py", ("C=2",)),
         ("timeout -k 5 25 nice -n 10 python train.py", SCRIPT, "train.py", ()),
         ("timeout --kill-after=5 --signal TERM 25s nohup python train.py", SCRIPT, "train.py", ()),
@@ -55,9 +58,7 @@ def test_the_variables_of_env_are_those_of_the_program() -> None:
         (["bash", "-c", "python train.py"], "runs bash, and a calculated device follows a Python program"),
         (["/usr/bin/env", "-S", "python train.py"], "env -S in workload.argv: write the words"),
         (["torchrun", "--nproc-per-node", "2", "train.py"], "the ranks that torchrun starts"),
-        (["accelerate", "launch", "train.py"], "the ranks that accelerate launch starts"),
         (["python", "-m", "torch.distributed.run", "train.py"], "the ranks that -m torch.distributed.run starts"),
-        (["python", "-m", "accelerate.commands.launch", "train.py"], "-m accelerate.commands.launch starts"),
         (["python"], "gives python no script"),
         (["python", "-"], "gives python no script"),
         (["python", "-i", "train.py"], "python -i in workload.argv: this option is not undone"),
@@ -174,3 +175,54 @@ def test_a_program_of_its_own_process_does_what_an_interpreter_does_at_its_end(t
     )
     assert sorted(done.stdout.splitlines()) == ["(0, '')", "at exit", "main", "pool", "thread"]
     assert done.stdout.splitlines()[-2:] == ["at exit", "(0, '')"]
+
+
+def test_standard_error_may_have_become_a_pipe_after_the_interpreter_took_it_for_a_file(tmp_path: Path) -> None:
+    """As in a process that is forked for an attempt, where the sweep's standard error is a file."""
+    code = (
+        "import os; read, write = os.pipe(); os.dup2(write, 2); from runners.workloads import python_program as p; "
+        "code = p.exit_code(p.python_program(['python', 'no.py'])); print(code[0], os.read(read, 99), flush=True); "
+        "os._exit(0)"
+    )
+    environ = {"PYTHONPATH": str(Path(module.__file__).parents[2])}
+    with (tmp_path / "errors").open("wb") as errors:
+        errors.write(b"earlier")
+        errors.flush()
+        words = [sys.executable, "-c", code]
+        done = subprocess.run(words, cwd=tmp_path, env=environ, stdout=-1, stderr=errors, text=True, check=True)
+    assert done.stdout.startswith("2 b")
+    assert "can't open file" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ("python a.py python", "{} a.py python"),
+        ("timeout 25 python a.py", "timeout 25 {} a.py"),
+        ("env -u B A=1 nice -n 5 python3 a.py", "env -u B A=1 nice -n 5 {} a.py"),
+        ("/usr/bin/env -i python -m a", "/usr/bin/env -i {} -m a"),
+        ("bash python", "/bin/bash python"),
+        ("./tool python", "./tool python"),
+    ],
+)
+def test_python_is_the_measured_interpreter_behind_what_starts_it(argv: str, expected: str) -> None:
+    found = with_interpreter(argv.split(), sys.executable)
+    found[0] = found[0].replace("/usr/bin/bash", "/bin/bash")
+    assert found == expected.format(sys.executable).split()
+
+
+def test_a_program_beside_the_measured_interpreter_is_found_without_an_activated_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    tool = tmp_path / "a-tool-of-this-test"
+    tool.write_text(f"#!{sys.executable}\n")
+    tool.chmod(0o755)
+    assert with_interpreter([tool.name, "x"], sys.executable) == [str(tool), "x"]
+
+
+def test_a_program_that_replaces_itself_is_unavailable_by_name() -> None:
+    with pytest.raises(Unavailable, match=r"os\.execv: the program replaces itself by /bin/true"):
+        exit_code(python_program(["python", "-c", "import os; os.execlp('/bin/true', 'true')"]))
+    code = "import os; pid = os.fork() or os.execv('/bin/true', ['true']); exit(os.waitpid(pid, 0)[1])"
+    assert exit_code(python_program(["python", "-c", code])) == (0, "")

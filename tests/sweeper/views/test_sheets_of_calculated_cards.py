@@ -19,7 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     card = {"name": "Card", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2**31, "context_bytes": 2**29}
     (folder / "mine" / "card").mkdir(parents=True)
     (folder / "mine" / "card" / "tiny.yaml").write_text(json.dumps(card))
-    cards = ["devices=[sim:tiny]", "-cd", "mine", "quantize=none,nf4", "budget=1000MB"]
+    cards = ["devices=[sim:tiny]", "-cd", "mine", "quantize=none,int4", "budget=1000MB"]
     done = command_line.run([*WORDS, *cards], folder)
     assert done.returncode in (0, 3), done.stdout + done.stderr
     (folder / "sweep.txt").write_text(done.stdout)
@@ -53,4 +53,4 @@ def test_nothing_measured_is_compared_with_nothing(folder: Path) -> None:
     text = shown(folder, "estimate")
     assert "above what was measured" not in text
     assert "budget=1GB" in text
-    assert "quantize=nf4\n  sim:tiny: unavailable" in text
+    assert "quantize=int4\n  sim:tiny: unavailable" in text
