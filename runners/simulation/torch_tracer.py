@@ -661,8 +661,7 @@ class MetaTracer(UnseenByDynamo):
             close = aten.isclose.default(*args, **kwargs).all()
         if self.numbers.knows(close):
             return bool(self._item(close))
-        self.assumptions.note("torch.allclose")
-        return True
+        return self.assumptions.truth(True, Level.ASSUMED, "torch.allclose")
 
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
         if tensor.layout is not torch.strided:

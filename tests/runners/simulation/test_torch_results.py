@@ -133,6 +133,18 @@ def test_what_a_program_checks_is_assumed_to_be_close() -> None:
         assert calculated(program, card).returned == {"unknown": True, "known": False, "card": True}
 
 
+def test_rows_of_several_lengths_take_the_bytes_of_a_cpu() -> None:
+    def program(device: str) -> None:
+        rows = [torch.randn(length, 64, device=device) for length in (5, 9)]
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+        output = functional.gelu(nn.Linear(64, 64, device=device)(nested))
+        torch.nested.to_padded_tensor(output, 0.0).sum().backward()
+
+    found = calculated(program, HOST)
+    assert found.error is None
+    assert found.peaks["tensor"] == pytest.approx(real_peak(lambda _: program("cpu")), rel=0.005)
+
+
 def traced(work: Any) -> MetaTracer:
     tracer = MetaTracer(CudaRules(GpuArchitecture("nvidia", (9, 0))))
     with tracer.around_workload():
