@@ -49,7 +49,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.simulation.torch_numbers import Numbers, is_followed, is_same
+from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -161,6 +161,11 @@ class MetaTracer(UnseenByDynamo):
             yield
         if self.failure is not None:
             raise Unavailable(self.failure)
+
+    @property
+    def counts_host(self) -> bool:
+        """Whether tensors in host memory count: where a CPU is calculated."""
+        return self._rules.host_counts
 
     @property
     def is_unused(self) -> bool:
@@ -325,7 +330,11 @@ class MetaTracer(UnseenByDynamo):
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_work_of_host(args, kwargs):
-            return self._call(func, args, kwargs, plain=True)
+            made = self._call(func, args, kwargs, plain=True)
+            for leaf in made if isinstance(made, (list, tuple)) else (made,):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+                    self.host_tensors.track(leaf)
+            return made
         if (
             func is aten.empty.memory_format
             and self._rules.host_counts
@@ -335,6 +344,8 @@ class MetaTracer(UnseenByDynamo):
             kwargs = {**kwargs, "device": META}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
+        if func is aten.allclose.default and _is_on_device(args):
+            return self._are_close(args, kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
@@ -349,7 +360,8 @@ class MetaTracer(UnseenByDynamo):
             return self._copy_value(args[0], kwargs)
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
             copy = self.host_copy(args[1])
-            args[0].copy_(copy)
+            if self.numbers.level(copy) is Level.KNOWN or copy.nbytes <= LARGEST_FILLED:
+                args[0].copy_(copy)
             self.numbers.follow_host(args[0], (copy,), {})
             return args[0]
         if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
@@ -685,6 +697,14 @@ class MetaTracer(UnseenByDynamo):
         elif found.level > Level.KNOWN:
             self.assumptions.note(str(operator))
         return number
+
+    def _are_close(self, args: Any, kwargs: Any) -> bool:
+        """Whether all numbers are close, as a program checks what it computed: assumed where they are not known."""
+        with self:
+            close = aten.isclose.default(*args, **kwargs).all()
+        if self.numbers.knows(close):
+            return bool(self._item(close))
+        return self.assumptions.truth(True, Level.ASSUMED, "torch.allclose")
 
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
         if tensor.layout is not torch.strided:
