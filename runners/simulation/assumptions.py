@@ -87,7 +87,7 @@ class Assumptions:
 
     def remembering(self, value: Any, level: Level) -> Any:
         """The Python number that remembers its level; the value itself if that is known, or is no number."""
-        from runners.simulation.assumed_numbers import AssumedFloat, AssumedInt, plain_of
+        from runners.simulation.torch_assumed_numbers import AssumedFloat, AssumedInt, plain_of
 
         value = plain_of(value)
         if level is Level.KNOWN or isinstance(value, bool) or type(value).__module__ == "numpy":
@@ -245,7 +245,7 @@ class Assumptions:
     @contextmanager
     def followed_in_python(self) -> Iterator[None]:
         """Until the end, `max` and `min` remember that one of the numbers that they compare is assumed."""
-        from runners.simulation.assumed_numbers import followed_in_library, is_assumed
+        from runners.simulation.torch_assumed_numbers import followed_in_library, is_assumed
 
         def remembering(choose: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(choose)

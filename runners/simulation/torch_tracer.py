@@ -32,13 +32,13 @@ from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynam
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
-from runners.simulation.assumed_numbers import is_assumed, level_of_array, plain_of
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.torch_assumed_numbers import is_assumed, level_of_array, plain_of
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
     NOTHING,
@@ -49,7 +49,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.simulation.torch_numbers import Numbers, is_followed
+from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -161,6 +161,11 @@ class MetaTracer(UnseenByDynamo):
             yield
         if self.failure is not None:
             raise Unavailable(self.failure)
+
+    @property
+    def counts_host(self) -> bool:
+        """Whether tensors in host memory count: where a CPU is calculated."""
+        return self._rules.host_counts
 
     @property
     def is_unused(self) -> bool:
@@ -293,15 +298,54 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+                if self.is_elsewhere:
+                    self.numbers.follow_host(result, args, kwargs)
+                return result
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
             with self._turn:
                 return self._follow(func, args, kwargs or {})
 
+    def _is_work_of_host(self, args: Any, kwargs: Any) -> bool:
+        """Whether an operator works beside the card, with data that is known: it takes nothing of the card."""
+        if self._rules.host_counts or kwargs.get("device") == META:
+            return False
+        level = self.numbers.level
+        for each in (*args, *kwargs.values()) if kwargs else args:
+            for leaf in each if isinstance(each, (list, tuple)) else (each,):
+                if isinstance(leaf, torch.Tensor) and (leaf.is_meta or level(leaf) > Level.KNOWN):
+                    return False
+        return True
+
+    def call_elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function in a forked process. Of a calculated host it has tensors without data, which get some."""
+        if self._rules.host_counts:
+            with torch._C.DisableTorchFunction():
+                args, kwargs = tree_map(self._with_data, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _with_data(self, value: Any) -> Any:
+        return self.numbers.with_data(value) if _is_dense(value) and not self.is_abstract(value) else value
+
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_work_of_host(args, kwargs):
+            made = self._call(func, args, kwargs, plain=True)
+            for leaf in made if isinstance(made, (list, tuple)) else (made,):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+                    self.host_tensors.track(leaf)
+            return made
+        if (
+            func is aten.empty.memory_format
+            and self._rules.host_counts
+            and kwargs.get("device") == HOST
+            and all(args[0])
+        ):
+            kwargs = {**kwargs, "device": META}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
+        if func is aten.allclose.default and _is_on_device(args):
+            return self._are_close(args, kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
@@ -316,7 +360,8 @@ class MetaTracer(UnseenByDynamo):
             return self._copy_value(args[0], kwargs)
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
             copy = self.host_copy(args[1])
-            args[0].copy_(copy)
+            if self.numbers.level(copy) is Level.KNOWN or copy.nbytes <= LARGEST_FILLED:
+                args[0].copy_(copy)
             self.numbers.follow_host(args[0], (copy,), {})
             return args[0]
         if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
@@ -405,8 +450,11 @@ class MetaTracer(UnseenByDynamo):
             self._fail(str(error))
             raise
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: Any, plain: bool = False) -> Any:
+        """The result of an operator. `plain` is as PyTorch computes it on the host."""
         try:
+            if plain:
+                return func(*args, **kwargs)
             if self._is_followed_sparse(func, args, kwargs):
                 return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
             return self._replacements.get(func, func)(*args, **kwargs)
@@ -650,6 +698,14 @@ class MetaTracer(UnseenByDynamo):
             self.assumptions.note(str(operator))
         return number
 
+    def _are_close(self, args: Any, kwargs: Any) -> bool:
+        """Whether all numbers are close, as a program checks what it computed: assumed where they are not known."""
+        with self:
+            close = aten.isclose.default(*args, **kwargs).all()
+        if self.numbers.knows(close):
+            return bool(self._item(close))
+        return self.assumptions.truth(True, Level.ASSUMED, "torch.allclose")
+
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             return torch_sparse.with_parts(tensor, lambda part: self.numbers.host_copy(part, "Tensor.cpu"))
@@ -703,7 +759,7 @@ class MetaTracer(UnseenByDynamo):
             return False
         if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
             return False
-        if _is_same(first, second):
+        if is_same(first, second):
             return True
         if self.numbers.knows(first) and self.numbers.knows(second):
             return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
@@ -875,14 +931,6 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape are the same elements of one storage."""
-    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
-        return False
-    storages = [each.untyped_storage()._cdata for each in (first, second)]
-    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

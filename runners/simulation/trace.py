@@ -10,7 +10,7 @@ import signal
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,6 +47,11 @@ class AllocationTrace:
     lines: list[dict[str, Any]]  # of the journal, each with its EVENT
     events: array[int]  # as MetaTracer.events
     card: str | None = None  # the name of the only card that it holds for: the program asked about its memory
+    settings: str | None = None  # of the allocator, where the program set them itself
+
+    def on(self, card: Card) -> Card:
+        """The card with the program's settings of its allocator."""
+        return card if self.settings is None else replace(card, settings=self.settings)
 
     @classmethod
     def read(cls, path: Path) -> AllocationTrace | None:
@@ -63,7 +68,7 @@ class AllocationTrace:
         files.replace(temporary, path)
 
     def packed(self) -> bytes:
-        head = json.dumps([self.lines, self.card]).encode()
+        head = json.dumps([self.lines, self.card, self.settings]).encode()
         return head + b"\n" + zlib.compress(self.events.tobytes(), 1)
 
     @classmethod
@@ -72,8 +77,8 @@ class AllocationTrace:
         head, _, compressed = packed.partition(b"\n")
         events = array("q")
         events.frombytes(zlib.decompress(compressed))
-        lines, card = json.loads(head)
-        return cls(lines, events, card)
+        lines, card, settings = json.loads(head)
+        return cls(lines, events, card, settings)
 
 
 def card_of(attempt: Attempt) -> Card:
@@ -100,7 +105,9 @@ class ReadyPoint:
         self.budget: int | None = attempt.point.get("budget")
         self.memory = LiveMemory(
             self.tracer.events,
-            lambda unlimited: memory_of(card, None if unlimited else self.budget, unlimited, counts=True),
+            lambda unlimited: memory_of(
+                self.memory.with_settings(card), None if unlimited else self.budget, unlimited, counts=True
+            ),
             refuses,
         )
         self.device = "meta"
@@ -141,7 +148,7 @@ class ReadyPoint:
         if not self._is_entered:
             self.enter(attempt, workload)
         self.tracer.is_elsewhere = False  # a copy of the process goes on with it
-        with self._surroundings:
+        with self._surroundings, self.program.children_reported():
             if self._error is not None:
                 raise self._error
             yield
@@ -215,7 +222,8 @@ def trace_workload(
     if is_program(attempt) and not card.is_host:
         journal.lines.insert(0, {"kind": "host_tensors", "peak_bytes": tracer.host_tensors.peak, EVENT: 0})
     if tracer.failure is None:
-        return AllocationTrace(journal.lines, tracer.events[: meter.end], card.name if memory.is_of_one_card else None)
+        only = card.name if memory.is_of_one_card else None
+        return AllocationTrace(journal.lines, tracer.events[: meter.end], only, memory.settings)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
     until = tracer.failure_event
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
@@ -275,7 +283,7 @@ def program_device(card: Card, tracer: Any, memory: LiveMemory) -> tuple[context
     if card.is_host:
         return ProgramDevice(tracer, torch.device("cpu")).entered(), "cpu"
     backend = CudaBackend(card, memory, tracer)
-    device = ProgramDevice(tracer, torch.device("cuda", 0), backend.cards)
+    device = ProgramDevice(tracer, torch.device("cuda", 0), backend.use)
     return all_entered(backend.entered(), device.entered()), "cuda"
 
 
