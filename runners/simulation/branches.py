@@ -38,7 +38,10 @@ OF_DATA = frozenset(
     {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
 )
 HARMLESS = (
-    SHOWN | CONVERSIONS | ROUNDING | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update"}
+    SHOWN
+    | CONVERSIONS
+    | ROUNDING
+    | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update", "exp", "log", "log2", "log10"}
 )
 # Modules of the standard library that only show numbers.
 SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))

@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_map
 
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.levels import Level
@@ -247,9 +247,14 @@ class Numbers:
             if not result.is_meta:
                 self.follow_host(result, args, kwargs)
                 return
-            if func.is_view or result.layout is not torch.strided:
+            kind = _kind(func)
+            if kind.is_view or result.layout is not torch.strided:
                 return
-            key = result.untyped_storage()._cdata
+            storage = result.untyped_storage()
+            key = storage._cdata
+            if kind.is_unknown and storage.nbytes() > SINGLE and (result.is_floating_point() or result.is_complex()):
+                self._values.pop(key, None)
+                return
             made = self._made(result, key, func, args, kwargs)
             if made is None:
                 self._values.pop(key, None)
@@ -258,8 +263,11 @@ class Numbers:
             return
         if func in FINITE_GRADIENTS:
             return
-        if result is None or func._schema.is_mutable:
-            self.written(args)
+        kind = _kind(func)
+        if result is None or kind.is_mutable:
+            if self._values:
+                self.written([args[position] for position in kind.written if position < len(args)])
+                self.written([kwargs[name] for name in kind.written_names if name in kwargs])
             return
         self._follow_several(result, func, args, kwargs)
 
@@ -283,8 +291,8 @@ class Numbers:
 
     def _made(self, result: torch.Tensor, key: int, func: Any, args: Any, kwargs: Any) -> Value | None:
         """The numbers of one result; None if they are not known, UNCHANGED for those of its storage before."""
-        packet = func.overloadpacket
-        mutable = func._schema.is_mutable
+        kind = _kind(func)
+        packet, mutable = kind.packet, kind.is_mutable
         if packet in UNDEFINED:
             return None
         if packet is aten.set_:  # the tensor takes another storage, whose numbers stay
@@ -297,10 +305,10 @@ class Numbers:
             return _same(torch.ones(1, dtype=torch.bool), Level.FINITE)  # arguments of a distribution are assumed valid
         if packet in ARG_EXTREMES:
             return self._position(args[0], result, args[1] if len(args) > 1 else None)
-        is_elementwise = torch.Tag.pointwise in func.tags or packet in FOR_EACH_ELEMENT
+        is_elementwise = kind.is_elementwise
         if result.is_floating_point() or result.is_complex():
             is_single = result.untyped_storage().nbytes() <= SINGLE
-            if not (is_single or is_elementwise or packet in CHEAP):
+            if kind.is_unknown and not is_single:
                 return None
             substitutes = is_single and is_elementwise
         else:
@@ -508,8 +516,10 @@ def _tensors(nested: Any) -> list[torch.Tensor]:
     for leaf in nested if isinstance(nested, (tuple, list)) else (nested,):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
-        elif isinstance(leaf, (tuple, list, dict)):
-            found += [each for each in tree_iter(leaf) if isinstance(each, torch.Tensor)]
+        elif isinstance(leaf, (tuple, list)):
+            found += _tensors(leaf)
+        elif isinstance(leaf, dict):
+            found += _tensors(list(leaf.values()))
     return found
 
 
@@ -538,6 +548,35 @@ def _about_finite(given: Sequence[torch.Tensor], args: Any) -> bool:
     if len(given) == 2:
         return is_same(*given)
     return len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
+
+
+class Kind(NamedTuple):
+    """What has to be known of an operator to follow numbers through it."""
+
+    packet: Any
+    is_view: bool
+    is_mutable: bool
+    is_elementwise: bool
+    is_unknown: bool  # its results are not computed where they are several floating-point numbers
+    written: tuple[int, ...]  # the positions of the arguments that it writes to
+    written_names: tuple[str, ...]
+
+
+@cache
+def _kind(func: Any) -> Kind:
+    packet, arguments = func.overloadpacket, func._schema.arguments
+    is_elementwise = torch.Tag.pointwise in func.tags or packet in FOR_EACH_ELEMENT
+    is_special = packet in UNDEFINED | MADE_EQUAL | ARG_EXTREMES | {aten.set_} or _is_undefined(func)
+    is_written = [each.alias_info is not None and each.alias_info.is_write for each in arguments]
+    return Kind(
+        packet,
+        func.is_view,
+        func._schema.is_mutable,
+        is_elementwise,
+        not (is_elementwise or is_special or packet in CHEAP),
+        tuple(number for number, each in enumerate(is_written) if each),
+        tuple(argument.name for argument, each in zip(arguments, is_written, strict=True) if each),
+    )
 
 
 def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -204,7 +204,7 @@ SIZES: dict[str, Callable[[str, Any], Any]] = {
     "int of float": lambda device, n: torch.zeros(int(float(n) * 2), device=device),
     "ceil": lambda device, n: torch.zeros(math.ceil(n / 2), device=device),
     "square root": lambda device, n: torch.zeros(int(math.sqrt(n) * 10), device=device),
-    "tensor's slice": lambda device, n: torch.zeros(9, device=device)[:n],
+    "tensor's slice": lambda device, n: torch.zeros(9, device=device)[1:n],
     "list's slice": lambda device, n: torch.tensor([1, 2, 3][:n], device=device),
     "list times": lambda device, n: torch.tensor([1] * n, device=device),
     "times list": lambda device, n: torch.tensor(n * [1], device=device),
@@ -269,6 +269,16 @@ def test_at_most_all_is_the_size_and_what_is_calculated_from_it() -> None:
     found = calculated(program)
     assert found.returned == {"sizes": [50, 51, 25, 100, 50, 10, 17, 25]}
     assert set(bounds(found).values()) == {"at most all"}
+
+
+def test_a_slice_to_or_from_any_number_has_at_most_all_elements() -> None:
+    def program(device: str) -> Json:
+        x, n = torch.zeros(9, 4, device=device), whole(device)
+        return {"shapes": [list(each.shape) for each in (x[:n], x[n:], x[:, :n], x[: unknown(device).argmax()])]}
+
+    found = calculated(program)
+    assert found.returned == {"shapes": [[9, 4]] * 4}
+    assert bounds(found) == {"slice": "at most all"}
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,6 @@ def test_a_mask_that_keeps_the_shape_needs_no_number(card: Any) -> None:
 @pytest.mark.parametrize(
     ("select", "operator"),
     [
-        (lambda x: torch.zeros(9, device=x.device)[: x.argmax()], "_local_scalar_dense"),
         (lambda x: x.repeat_interleave(x.argsort()), "repeat_interleave"),
         (lambda x: torch.bincount(x.argsort()), "bincount"),
     ],

@@ -265,6 +265,14 @@ def test_what_others_use_is_refused_where_it_would_change_nothing(device: Device
     devices.check_others([device], with_others(1024), budget_of_card=True)
 
 
+def test_an_assumed_number_is_refused_where_every_number_is_there() -> None:
+    points = [Point(values={}), Point(values={"workload": {"name": "custom", "assume": 0.5}})]
+    with pytest.raises(Mistake, match=r"^workload.assume=0.5: has no effect on cuda:0; "):
+        devices.check_assumed([Device(name="cuda:0"), Device(name="cpu")], points)
+    devices.check_assumed([Device(name="cpu"), SIM], points)
+    devices.check_assumed([Device(name="cpu")], points[:1])
+
+
 def test_a_budget_above_a_calculated_card_is_reported() -> None:
     budgets = [Point(values={"budget": size}) for size in (None, GIB, 96 * GIB)]
     room = f"{CARDS['h100'].usable_bytes / GIB:.2f} GiB"
