@@ -93,8 +93,7 @@ def calculated_point(values: dict[str, Any], module: Any, card: Card = H100) -> 
     device = Device(name="sim:cpu" if card.is_host else "sim:card", card=card)
     attempt = Attempt(point=Point(values=values), device=device, number=1, cwd=".")
     trace = trace_workload(attempt, module, failure.failure_facts, refuses=True)
-    card = card if trace.settings is None else replace(card, settings=trace.settings)
-    lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(card, None))]
+    lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(trace.on(card), None))]
     found = Calculated(lines)
     for line in lines:
         for name, peak in (line.get("counters") or {}).get(device.name, {}).get("peak", {}).items():

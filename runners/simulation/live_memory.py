@@ -6,9 +6,12 @@ what it resets does not disturb the counters of the attempt, which a replay take
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Callable
+from dataclasses import replace
 
+from runners.device import Card
 from runners.simulation.allocator import Refused
 from runners.simulation.card_memory import Memory
 from runners.simulation.events import REFUSED, REFUSED_WORKSPACE, WORKSPACE, Player
@@ -26,6 +29,7 @@ class LiveMemory:
         """`make` is called with whether the memory is to be without any limit."""
         self.refuses = refuses
         self.is_of_one_card = False
+        self.settings: str | None = None  # of the allocator, where the program sets them before it uses the card
         self._events, self._make = events, make
         self._player: Player | None = None
         self._played = 0
@@ -54,23 +58,30 @@ class LiveMemory:
         assert self._player is not None
         return self._player.address(number)
 
+    def with_settings(self, card: Card) -> Card:
+        """The card with the program's settings of its allocator."""
+        return card if self.settings is None else replace(card, settings=self.settings)
+
     def check(self) -> Refused | None:
-        """Whether the last event, an allocation, is refused. A refusal takes its place among the events.
+        """Whether the last allocation among the events is refused. A refusal takes its place.
 
         No event is played while the memory left would be enough if each allocation took its own segment.
         """
         if self._left is None:
             return None
+        place = len(self._events) - 1
+        while self._events[place] < 0:  # the collector may run at any time, and frees storages
+            place -= 1
+        event = self._events[place]
         if self._player is not None:
-            memory, last = self._player.memory, self._events[-1]
-            self._left -= memory.most_taken(memory.workspace_bytes() if last == WORKSPACE else last)
+            memory = self._player.memory
+            self._left -= memory.most_taken(memory.workspace_bytes() if event == WORKSPACE else event)
             if self._left >= 0:
                 return None
         try:
-            self._left = self._advanced().memory.left()
+            self._left = self._advanced(place + 1).memory.left()
         except Refused as refused:
-            last = self._events[-1]
-            self._events[-1] = REFUSED_WORKSPACE if last == WORKSPACE else REFUSED + last
+            self._events[place] = REFUSED_WORKSPACE if event == WORKSPACE else REFUSED + event
             self.is_of_one_card = True
             self._left = 0
             return refused
@@ -80,9 +91,16 @@ class LiveMemory:
         """The last event has set another limit."""
         self._left = 0
 
-    def _advanced(self) -> Player:
-        if self._player is None:
-            self._player = Player(self._make(False))
-        done, self._played = self._played, len(self._events)
-        self._player.play(self._events, done, self._played)
+    def _advanced(self, end: int | None = None) -> Player:
+        """Play the events before `end`, or all. No finalizer runs meanwhile, which might allocate."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            if self._player is None:
+                self._player = Player(self._make(False))
+            done, self._played = self._played, max(self._played, len(self._events) if end is None else end)
+            self._player.play(self._events, done, self._played)
+        finally:
+            if collects:
+                gc.enable()
         return self._player

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from numbers import Integral
 from typing import Any
 
@@ -259,11 +258,10 @@ def legacy_tensors() -> dict[str, Any]:
 
 
 class DeviceProperties:
-    """Of torch.cuda.get_device_properties. `unknown` makes the exception for what the card's file does not have."""
+    """Of torch.cuda.get_device_properties. Raises AttributeError for what is not known of the card."""
 
-    def __init__(self, card: Card, unknown: Callable[[str], BaseException]) -> None:
+    def __init__(self, card: Card) -> None:
         architecture = gpu_architecture(card)
-        self._unknown = unknown
         self.name, self.total_memory = card.name, card.total_bytes
         self.major, self.minor = architecture.capability or _of_gfx(card.architecture)
         if architecture.capability is not None:
@@ -281,7 +279,7 @@ class DeviceProperties:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise self._unknown(f"torch.cuda.get_device_properties(0).{name} is not known for {self.name}")
+        raise AttributeError(f"torch.cuda.get_device_properties(0).{name} is not answered on a calculated card")
 
     def __repr__(self) -> str:
         total = f"{(self.total_memory or 0) // 2**20}MB"

@@ -49,7 +49,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed
+from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -298,13 +298,50 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+                if self.is_elsewhere:
+                    self.numbers.follow_host(result, args, kwargs)
+                return result
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
             with self._turn:
                 return self._follow(func, args, kwargs or {})
 
+    def _is_work_of_host(self, args: Any, kwargs: Any) -> bool:
+        """Whether an operator works beside the card, with data that is known: it takes nothing of the card."""
+        if self._rules.host_counts or kwargs.get("device") == META:
+            return False
+        level = self.numbers.level
+        for each in (*args, *kwargs.values()) if kwargs else args:
+            for leaf in each if isinstance(each, (list, tuple)) else (each,):
+                if isinstance(leaf, torch.Tensor) and (leaf.is_meta or level(leaf) > Level.KNOWN):
+                    return False
+        return True
+
+    def call_elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function in a forked process. Of a calculated host it has tensors without data, which get some."""
+        if self._rules.host_counts:
+            with torch._C.DisableTorchFunction():
+                args, kwargs = tree_map(self._with_data, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _with_data(self, value: Any) -> Any:
+        return self.numbers.with_data(value) if _is_dense(value) and not self.is_abstract(value) else value
+
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._is_work_of_host(args, kwargs):
+            made = self._call(func, args, kwargs, plain=True)
+            for leaf in made if isinstance(made, (list, tuple)) else (made,):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+                    self.host_tensors.track(leaf)
+            return made
+        if (
+            func is aten.empty.memory_format
+            and self._rules.host_counts
+            and kwargs.get("device") == HOST
+            and all(args[0])
+        ):
+            kwargs = {**kwargs, "device": META}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
         if func is aten.allclose.default and _is_on_device(args):
@@ -413,8 +450,11 @@ class MetaTracer(UnseenByDynamo):
             self._fail(str(error))
             raise
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _call(self, func: Any, args: Any, kwargs: Any, plain: bool = False) -> Any:
+        """The result of an operator. `plain` is as PyTorch computes it on the host."""
         try:
+            if plain:
+                return func(*args, **kwargs)
             if self._is_followed_sparse(func, args, kwargs):
                 return torch_sparse.call(func, args, kwargs, self._known_value, narrows=self._rules.host_counts)
             return self._replacements.get(func, func)(*args, **kwargs)
@@ -719,7 +759,7 @@ class MetaTracer(UnseenByDynamo):
             return False
         if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
             return False
-        if _is_same(first, second):
+        if is_same(first, second):
             return True
         if self.numbers.knows(first) and self.numbers.knows(second):
             return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
@@ -891,14 +931,6 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape are the same elements of one storage."""
-    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
-        return False
-    storages = [each.untyped_storage()._cdata for each in (first, second)]
-    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

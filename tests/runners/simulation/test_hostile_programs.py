@@ -22,7 +22,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
-from tests.programs import H100, MI300X, MIB, Calculated, calculated
+from runners.meters.torch_tensors import TensorTracker
+from tests.programs import H100, HOST, MI300X, MIB, Calculated, calculated
 
 Json = dict[str, Any]
 
@@ -609,6 +610,31 @@ def test_memory_in_pools_of_its_own_is_refused_by_name(name: str) -> None:
         getattr(torch.cuda, name)()
 
     assert f"torch.cuda.{name} is not followed" in refused(program)
+
+
+def test_settings_that_a_program_gives_its_allocator_before_it_uses_the_card_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def program(settings: str, late: bool) -> Json:
+        if late:
+            mib(1)
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", settings)
+        kept = [mib(12), mib(12)]
+        return {"reserved": torch.cuda.memory_reserved() // MIB, "kept": len(kept)}
+
+    def reserved(settings: str, late: bool = False) -> tuple[int, int, bool]:
+        monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+        found = calculated(program, settings=settings, late=late)
+        assert found.error is None, found.error
+        return found.returned["reserved"], found.peaks["reserved"] // MIB, bool(found.notes)
+
+    assert reserved("expandable_segments:True") == (40, 40, True)
+    assert reserved("roundup_power2_divisions:1") == (24, 24, True)
+    assert reserved("expandable_segments:True", late=True) == (26, 26, False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    assert "the allocator's settings that the program sets" in refused(
+        program, settings="backend:cudaMallocAsync", late=False
+    )
 
 
 def test_the_program_cannot_go_on_after_a_refusal_that_changes_its_memory() -> None:
@@ -1437,3 +1463,175 @@ def test_every_class_of_torch_cuda_stays_one_that_a_library_can_name_in_an_annot
 
     assert "CUDAGraph" in classes
     assert calculated(program).returned == {"classes": len(classes)}
+
+
+# --- the same program on this machine's cpu, counted, and on a calculated one -----------------------------------------
+
+
+def _mlp(depth: int = 3) -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU()) for _ in range(depth)))
+
+
+def _steps(model: nn.Module, optimizer: Any, rows: int = 64, steps: int = 2) -> None:
+    for _ in range(steps):
+        model(torch.ones(rows, 256)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trains() -> None:
+    model = _mlp()
+    _steps(model, torch.optim.AdamW(model.parameters()))
+
+
+def averages_its_weights() -> None:
+    model = _mlp()
+    average, swa = copy.deepcopy(model), torch.optim.swa_utils.AveragedModel(model)
+    _steps(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+    swa.update_parameters(model)
+    with torch.no_grad():
+        for kept, new in zip(average.parameters(), model.parameters(), strict=True):
+            kept.lerp_(new, 0.1)
+
+
+def steps_within_the_backward_pass() -> None:
+    model = _mlp()
+    optimizers = {each: torch.optim.SGD([each], 0.1) for each in model.parameters()}
+
+    def step(parameter: Any) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        model(torch.ones(64, 256)).square().mean().backward()
+
+
+def checkpoints() -> None:
+    from torch.utils.checkpoint import checkpoint_sequential
+
+    model = _mlp(4)
+    for reentrant in (False, True):
+        x = torch.ones(512, 256, requires_grad=True)
+        checkpoint_sequential(model, 2, x, use_reentrant=reentrant).sum().backward()
+
+
+def normalises_its_weights() -> None:
+    model = nn.Sequential(*(nn.utils.parametrizations.weight_norm(nn.Linear(256, 256)) for _ in range(3)))
+    model.append(nn.utils.parametrizations.spectral_norm(nn.Linear(256, 256)))
+    _steps(model, torch.optim.Adam(model.parameters()))
+
+
+def packs_what_it_saves() -> None:
+    model = _mlp()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (x.dtype, x.half()), lambda pair: pair[1].to(pair[0])):
+        loss = model(torch.ones(512, 256)).sum()
+    loss.backward()
+
+
+def keeps_its_weights_in_one_buffer() -> None:
+    model = _mlp()
+    flat = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    nn.utils.vector_to_parameters(flat, model.parameters())
+    flat.grad = torch.zeros_like(flat)
+    _steps(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def halves_its_weights_in_place() -> None:
+    model = _mlp()
+    for each in model.parameters():
+        each.data = each.data.to(torch.bfloat16)
+    model(torch.ones(64, 256, dtype=torch.bfloat16)).sum().backward()
+    model.zero_grad()
+    model.float()
+
+
+def resizes_and_shares() -> None:
+    x, y = torch.zeros(2**18), torch.zeros(2**16)
+    x.resize_(2**10)
+    y.set_(x.untyped_storage(), 0, (2**10,))
+    torch.utils.swap_tensors(x, y)
+    del x
+    torch.add(torch.ones(2**18), 1.0, out=y.resize_(0))
+
+
+def works_on_many_models_at_once() -> None:
+    models = [nn.Linear(256, 256) for _ in range(4)]
+    parameters, buffers = torch.func.stack_module_state(models)  # type: ignore[arg-type]
+
+    def loss(weights: Any, held: Any, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.func.functional_call(models[0], (weights, held), (x,))
+        return made.square().mean()
+
+    torch.func.vmap(torch.func.grad(loss), in_dims=(0, 0, None))(parameters, buffers, torch.ones(64, 256))
+
+
+def looks_rows_up() -> None:
+    table = nn.Embedding(4096, 64, sparse=True)
+    optimizer = torch.optim.SparseAdam(list(table.parameters()))
+    for _ in range(2):
+        table(torch.arange(128)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def has_a_class_of_tensors() -> None:
+    x: Any = torch.ones(2**18).as_subclass(Logged)
+    y = Wrapper(torch.ones(2**18))
+    kept = [x + 1, (y * 2) + y, x.relu_().clone()]
+    del kept[1]
+
+
+def pickles_and_copies() -> None:
+    model = nn.ModuleList([nn.Linear(256, 256, bias=False)] * 2 + [nn.Linear(256, 256)])
+    kept = [pickle.loads(pickle.dumps(model)), copy.deepcopy(model.state_dict()), copy.copy(model[0].weight)]
+    kept.append([each.clone() for each in model.parameters()])
+    del kept[0]
+
+
+def differentiates_twice() -> None:
+    x = torch.ones(2**16, requires_grad=True)
+    (first,) = torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)
+    first.sum().backward()
+    torch.autograd.functional.jacobian(lambda each: each.sin(), torch.ones(256))
+
+
+def has_channels_last() -> None:
+    model: Any = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    model.to(memory_format=torch.channels_last)
+    for _ in range(2):
+        x = torch.ones(4, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+        model(x).flatten(1).sum().backward()
+
+
+PAIRS = [
+    trains,
+    averages_its_weights,
+    steps_within_the_backward_pass,
+    checkpoints,
+    normalises_its_weights,
+    packs_what_it_saves,
+    keeps_its_weights_in_one_buffer,
+    halves_its_weights_in_place,
+    resizes_and_shares,
+    works_on_many_models_at_once,
+    looks_rows_up,
+    has_a_class_of_tensors,
+    pickles_and_copies,
+    differentiates_twice,
+    has_channels_last,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("program", PAIRS, ids=[each.__name__ for each in PAIRS])
+def test_a_calculated_host_counts_what_this_one_does(program: Any) -> None:
+    tracker = TensorTracker()
+    gc.collect()
+    with tracker.pushed():
+        program()
+    found = calculated(program, HOST)
+    assert found.error is None, found.lines[-1]["traceback"]
+    # A number in a tensor of its own (the steps of Adam) is counted here once an operator takes it.
+    assert found.peaks["tensor"] == pytest.approx(tracker.peak, rel=0.0005)

@@ -97,7 +97,7 @@ def test_another_card_is_refused_in_cudas_words(expression: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "name"),
     [
-        ("torch.cuda.get_device_properties(0).L2_cache_size", "get_device_properties(0).L2_cache_size is not known"),
+        ("torch.cuda.get_device_properties(0).L2_cache_size", "get_device_properties(0).L2_cache_size is not answered"),
         ("torch.cuda.CUDAGraph()", "torch.cuda.CUDAGraph is not followed"),
         ("torch.cuda.make_graphed_callables(nn.Linear(2, 2).cuda(), (x,))", "make_graphed_callables is not followed"),
         ("torch.cuda.MemPool()", "torch.cuda.MemPool is not followed"),
@@ -120,11 +120,12 @@ def test_what_is_not_known_or_not_followed_is_refused_by_name(expression: str, n
 def test_a_library_that_looks_whether_a_function_is_there_goes_on() -> None:
     assert answered("hasattr(torch._C, '_cuda_getCurrentBlasHandle')") == "False"
     assert answered("hasattr(torch._C, '_cuda_getCurrentRawStream')") == "True"
+    assert answered("getattr(torch.cuda.get_device_properties(0), 'clock_rate', None)") == "None"
 
 
 def test_how_many_processors_a_card_has_is_not_known_for_amd() -> None:
     assert answered("torch.cuda.get_device_properties(0).multi_processor_count") == "132"
-    assert "multi_processor_count is not known" in refusal(
+    assert "multi_processor_count is not answered" in refusal(
         "torch.cuda.get_device_properties(0).multi_processor_count", MI300X
     )
     assert "multi_processor_count=unknown" in answered("torch.cuda.get_device_properties(0)", MI300X)
