@@ -10,7 +10,7 @@ import builtins
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import FrameType
 from typing import Any
@@ -40,6 +40,7 @@ class Assumptions:
         self._folder = os.path.abspath(folder)
         self._libraries = tuple(os.path.join(path, "") for path in sys.path if path.endswith("-packages"))
         self.count = 0  # how often a number was read that is assumed
+        self._has_bound = False  # whether code runs that decides within a bound that is known
         self._assumed: dict[tuple[str, int, str, str], int] = {}
         self._bounds: dict[tuple[str, int, str, str, str], int] = {}
         self._tests: dict[tuple[str, int], int] = {}
@@ -110,7 +111,7 @@ class Assumptions:
 
         `comparing`: Python numbers are compared. `of_number`: a Python number is asked. Their reading was noted before.
         """
-        frame = asking_frame()
+        frame = None if self._has_bound else asking_frame()
         decided = None if frame is None or level is Level.FINITE else decides(frame, comparing)
         if not isinstance(decided, LoopTest):
             if not comparing and not of_number:
@@ -176,7 +177,7 @@ class Assumptions:
     def real(self, value: float, level: Level, operator: str) -> float:
         """An exact float, as `float()` demands: it cannot remember where it comes from either. Raises as `whole`."""
         self.note(operator)
-        frame = asking_frame()
+        frame = None if self._has_bound else asking_frame()
         use = None if frame is None or level is Level.FINITE else becomes(frame, is_float=True)
         if use is not None:
             why = "an assumed number decides when the loop ends" if use.is_loop else "an assumed number decides a size"
@@ -205,6 +206,25 @@ class Assumptions:
         else:
             self.size(number, "torch")
         return int(number.plain)
+
+    @contextmanager
+    def within(self, operator: str, bound: str) -> Iterator[None]:
+        """Enter around code of a library that takes at most a known bound, whatever the numbers decide."""
+        self.bound(operator, bound)
+        with self._deciding(has_bound=True):
+            yield
+
+    def without_bound(self) -> AbstractContextManager[None]:
+        """Enter around code of the program's that the library calls within a bound."""
+        return self._deciding(has_bound=False)
+
+    @contextmanager
+    def _deciding(self, has_bound: bool) -> Iterator[None]:
+        before, self._has_bound = self._has_bound, has_bound
+        try:
+            yield
+        finally:
+            self._has_bound = before
 
     def size(self, number: Any, operator: str) -> None:
         """An assumed number decides a shape or how often a loop runs. Raises Unavailable if it has no bound."""

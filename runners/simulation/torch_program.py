@@ -196,14 +196,20 @@ class FollowedProgram:
             "not calculated"
         )
 
-    def _to_its_last_iteration(self, step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _to_its_last_iteration(self, step: Any, optimizer: Any, closure: Any) -> Any:
         """Its tolerances are compared with numbers that are not calculated: none of them ends it early."""
+
+        def evaluated() -> Any:
+            with self._tracer.assumptions.without_bound():
+                return closure()
+
         group = optimizer.param_groups[0]
         tolerances = {name: group[name] for name in NEVER_REACHED}
         group.update(NEVER_REACHED)
-        self._tracer.assumptions.bound("torch.optim.LBFGS", f"at most max_iter={group['max_iter']} iterations")
+        bound = f"at most max_iter={group['max_iter']} iterations"
         try:
-            return step(optimizer, *args, **kwargs)
+            with self._tracer.assumptions.within("torch.optim.LBFGS", bound):
+                return step(optimizer, evaluated)
         finally:
             group.update(tolerances)
 

@@ -32,7 +32,7 @@ from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynam
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
-from runners.simulation.assumptions import Assumptions
+from runners.simulation.assumptions import Assumptions, asking_frame
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
@@ -54,6 +54,7 @@ from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
 
+TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 OF_AUTOGRAD = -1  # the handle of autograd's thread
 # In place of an allocation's number: a storage without events, one that has yet to move, or one on no device.
 EMPTY, ON_HOST, ABSTRACT = -1, -2, -3
@@ -340,6 +341,7 @@ class MetaTracer(UnseenByDynamo):
             and self._rules.host_counts
             and kwargs.get("device") == HOST
             and all(args[0])
+            and _calls_a_class_of_tensors()
         ):
             kwargs = {**kwargs, "device": META}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
@@ -912,6 +914,15 @@ def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 was_new: Any = torch.Tensor.new
+
+
+def _calls_a_class_of_tensors() -> bool:
+    """Whether Python code outside of PyTorch calls torch.Tensor or the like, and not an operator that fills a tensor of
+    the host itself, such as ctc_loss."""
+    frame = asking_frame()
+    if frame is None or frame.f_code.co_filename.startswith(TORCH):
+        return False
+    return any(name.endswith("Tensor") for name in frame.f_code.co_names)
 
 
 def _is_dense(value: Any) -> bool:
