@@ -83,16 +83,9 @@ def in_a_thread(*, device):
     thread.start()
     thread.join()
 
-def compares_values(*, device):
-    ones = torch.empty(5, device=device)
-    try:
-        torch.allclose(ones, ones)
-    except RuntimeError:
-        torch.empty(2**30, device=device)
-
 def uses_flex_attention(*, device):
     from torch.nn.attention.flex_attention import flex_attention
-    flex_attention(*(torch.empty(1, 1, 128, 16, device=device) for _ in "qkv"))
+    flex_attention(*(torch.empty(1, 1, 128, 16, device=device, requires_grad=True) for _ in "qkv"))
 
 def scripts_an_lstm(*, device):
     from lstm_in_script import lstm
@@ -337,17 +330,10 @@ def test_resizing_a_tensor_allocates_before_it_frees(lab: Lab) -> None:
     assert peaks(on_card(lab, "grows"), "requested") == {"grow": 4 * MIB + 8}  # the last one, while it is copied
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [
-        ("compares_values", "aten.allclose.default cannot be traced without data"),
-        ("uses_flex_attention", "the workload needs a real device"),
-    ],
-)
-def test_what_the_tracer_cannot_see_is_unavailable(lab: Lab, target: str, reason: str) -> None:
-    outcome = on_card(lab, target)
+def test_what_the_tracer_cannot_see_is_unavailable(lab: Lab) -> None:
+    outcome = on_card(lab, "uses_flex_attention")
     assert outcome.status is Status.UNAVAILABLE
-    assert reason in (outcome.error_message or "")
+    assert "flex_attention outside torch.compile cannot be traced" in (outcome.error_message or "")
 
 
 def test_autocast_of_a_decorator_that_was_imported_with_the_workload_casts(lab: Lab) -> None:
