@@ -311,8 +311,12 @@ class MetaTracer(UnseenByDynamo):
         return True
 
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._is_work_of_host(args, kwargs):
-            return self._call(func, args, kwargs, plain=True)
+        if self._is_work_of_host(args, kwargs) and not is_composite(func):
+            result = self._call(func, args, kwargs, plain=True)
+            for leaf in (result,) if isinstance(result, torch.Tensor) else tree_iter(result):
+                if isinstance(leaf, torch.Tensor):
+                    self.host_tensors.track(leaf)
+            return result
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
