@@ -89,7 +89,8 @@ def _calculated(workload: dict[str, Any], module: Any, card: Card) -> Calculated
     device = Device(name="sim:cpu" if card.is_host else "sim:card", card=card)
     attempt = Attempt(point=Point(values=values), device=device, number=1, cwd=".")
     trace = trace_workload(attempt, module, failure.failure_facts, refuses=True)
-    lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(trace.on(card), None))]
+    card = card if trace.settings is None else replace(card, settings=trace.settings)
+    lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(card, None))]
     found = Calculated(lines)
     for line in lines:
         for name, peak in (line.get("counters") or {}).get(device.name, {}).get("peak", {}).items():

@@ -22,7 +22,12 @@ OURS = {"hydra", "omegaconf", "pandas", "pyarrow", "rich", "sweeper"}
 PURE_PACKAGES = ("sweeper.frontier", "sweeper.effects", "sweeper.estimates", "sweeper.designs")
 
 # A file of runners may import a library at module level where its path contains one of these words.
-NAMED_BY = {"torch": ("torch", "cuda", "transformers", "peft"), "transformers": ("transformers",), "peft": ("peft",)}
+NAMED_BY = {
+    "torch": ("torch", "cuda", "transformers", "peft"),
+    "transformers": ("transformers",),
+    "peft": ("peft",),
+    "numpy": ("numpy",),
+}
 
 
 def named(path: Path) -> str:

@@ -37,7 +37,7 @@ ALLOWED = {
         "calls exec",
         "calls compile",
     },
-    "runners/simulation/torch_program.py": {"imports pickle"},  # only pickles, to find tensors without data
+    "runners/simulation/torch_unwritten_files.py": {"imports pickle"},  # only pickles, to find tensors without data
 }
 HYDRA_CALLS = {"hydra.utils.instantiate", "hydra.utils.call", "hydra.utils.get_method", "hydra.utils.get_object"}
 

@@ -19,7 +19,8 @@ from runners.phases import Unavailable
 from runners.simulation.branches import Decision, LoopTest, becomes, decides, is_data
 from runners.simulation.levels import Level
 
-TORCH = f"{os.sep}torch{os.sep}"
+LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
+PYTHON = os.path.dirname(os.__file__) + os.sep
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 MOST_TESTS = 100_000  # assumed tests of one loop, after which it is taken as one that does not end
 MOST_PLACES = 50  # that are named one by one
@@ -86,7 +87,7 @@ class Assumptions:
 
     def remembering(self, value: Any, level: Level) -> Any:
         """The Python number that remembers its level; the value itself if that is known, or is no number."""
-        from runners.simulation.assumed_numbers import AssumedFloat, AssumedInt, plain_of
+        from runners.simulation.torch_assumed_numbers import AssumedFloat, AssumedInt, plain_of
 
         value = plain_of(value)
         if level is Level.KNOWN or isinstance(value, bool) or type(value).__module__ == "numpy":
@@ -109,13 +110,14 @@ class Assumptions:
 
         `comparing`: Python numbers are compared. `of_number`: a Python number is asked. Their reading was noted before.
         """
-        frame = asking_frame(skips_torch=False)
+        frame = asking_frame()
         decided = None if frame is None or level is Level.FINITE else decides(frame, comparing)
         if not isinstance(decided, LoopTest):
             if not comparing and not of_number:
                 self.note(operator)
             if decided is not None:
-                value = value if decided.fails is None else not decided.fails
+                if decided.fails is not None and level is Level.ASSUMED:  # a bound that fails has no other value
+                    value = not decided.fails
                 self._decide(value, decided)
             return value
         if not decided.ends:
@@ -156,7 +158,7 @@ class Assumptions:
         if level is Level.FINITE:
             self.note(operator)
             return value
-        frame = asking_frame(skips_torch=False)
+        frame = asking_frame()
         use = None if frame is None else becomes(frame)
         if use is None:
             self.note(operator)
@@ -169,6 +171,16 @@ class Assumptions:
             if operator == "int":
                 why += "; without int() it is followed, as Tensor.item() returns it"
             raise self.unavailable(operator, why)
+        return value
+
+    def real(self, value: float, level: Level, operator: str) -> float:
+        """An exact float, as `float()` demands: it cannot remember where it comes from either. Raises as `whole`."""
+        self.note(operator)
+        frame = asking_frame()
+        use = None if frame is None or level is Level.FINITE else becomes(frame, is_float=True)
+        if use is not None:
+            why = "an assumed number decides when the loop ends" if use.is_loop else "an assumed number decides a size"
+            raise self.unavailable(operator, f"{why} ({use.code}); without float() it is followed")
         return value
 
     def note(self, operator: str) -> None:
@@ -187,7 +199,7 @@ class Assumptions:
 
     def given_to_torch(self, number: Any) -> int:
         """The plain number for PyTorch, which asks where the program's device did not. Raises as `size` does."""
-        frame = asking_frame(skips_torch=False)
+        frame = asking_frame()
         if frame is not None and is_data(frame):
             self.note("torch.tensor")
         else:
@@ -210,7 +222,7 @@ class Assumptions:
 
     def place(self) -> tuple[str, int, str]:
         """File, line and function of the code that asks, as the user knows the file."""
-        frame = asking_frame(skips_torch=True)
+        frame = asking_frame(skips_libraries=True)
         if frame is None:
             return "the workload", 0, "result"
         return self.named(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
@@ -233,7 +245,7 @@ class Assumptions:
     @contextmanager
     def followed_in_python(self) -> Iterator[None]:
         """Until the end, `max` and `min` remember that one of the numbers that they compare is assumed."""
-        from runners.simulation.assumed_numbers import followed_in_library, is_assumed
+        from runners.simulation.torch_assumed_numbers import followed_in_library, is_assumed
 
         def remembering(choose: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(choose)
@@ -257,13 +269,18 @@ class Assumptions:
             builtins.max, builtins.min = before
 
 
-def asking_frame(skips_torch: bool) -> FrameType | None:
-    """The innermost frame outside of this package, and outside of torch if so asked."""
+def asking_frame(skips_libraries: bool = False) -> FrameType | None:
+    """The innermost frame outside of this package, and outside of PyTorch, NumPy and Python's library if so asked."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        is_torchs = skips_torch and (TORCH in file or file.startswith("<"))
-        if not file.startswith(OWN) and not is_torchs:
+        if not file.startswith(OWN) and not (skips_libraries and _is_of_library(file)):
             return frame
         frame = frame.f_back
     return None
+
+
+def _is_of_library(file: str) -> bool:
+    if file.startswith(PYTHON):
+        return "-packages" not in file
+    return file.startswith("<") or any(each in file for each in LIBRARIES)

@@ -197,19 +197,21 @@ class Use(NamedTuple):
     is_loop: bool  # it decides when a loop ends, and otherwise a size, as far as that is seen
 
 
-def becomes(frame: FrameType) -> Use | None:
+def becomes(frame: FrameType, is_float: bool = False) -> Use | None:
     """The use of a number that an instruction of the frame takes; None if it is only shown, compared or a position."""
-    return _becomes(frame.f_code, frame.f_lasti, frame.f_lineno)
+    return _becomes(frame.f_code, frame.f_lasti, frame.f_lineno, is_float)
 
 
 @lru_cache(4096)
-def _becomes(code: CodeType, last: int, line: int) -> Use | None:
+def _becomes(code: CodeType, last: int, line: int, is_float: bool) -> Use | None:
     if any(code.co_filename.startswith(folder) for folder in SHOWING):
         return None
     module = _parsed(code.co_filename)
     node = None if module is None else _expression(module[0], code, last, line)
     if module is None or node is None or not hasattr(code, "co_positions"):
-        return Use(f"line {line}", False)
+        return None if is_float else Use(f"line {line}", False)
+    if is_float:  # no size, unless it is made whole
+        return _flows(node, module[1], set(), True) if isinstance(node, ast.Call) else None
     if isinstance(node, ast.Subscript):
         return _size(node) if isinstance(node.slice, (ast.Slice, ast.Tuple)) else None
     if isinstance(node, ast.BinOp):

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_map
 
-from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.levels import Level
+from runners.simulation.torch_assumed_numbers import is_assumed, plain_of
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
@@ -31,6 +31,7 @@ from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 NO_FUNCTION_MODES = torch._C.DisableTorchFunction
+NO_DISPATCH_MODES = torch._C._DisableTorchDispatch
 COPIES_OF_ANOTHER_DEVICE = "can't convert {} device type tensor to numpy. Use Tensor.cpu() first."
 
 CUFFT_PLANS = 4096  # that the cache holds at most (aten/src/ATen/native/cuda/CuFFTPlanCache.h)
@@ -73,7 +74,6 @@ class ProgramDevice(TorchFunctionMode):
             tensor.data.__set__: self._set_data,
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
-            torch.from_numpy: self._from_numpy,
             tensor.tolist: self._list,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
@@ -411,19 +411,12 @@ class ProgramDevice(TorchFunctionMode):
         if self.is_here(tensor):
             if self._is_card:
                 raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-            with NO_FUNCTION_MODES():
+            with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():
                 tensor = self._tracer.host_copy(tensor.detach())
         array = func(tensor, *args[1:], **kwargs)
         with NO_FUNCTION_MODES():
             level = self._tracer.numbers.level(tensor)
-        return array if level is Level.KNOWN else assumed_arrays().assumed(array, level, self._tracer.assumptions)
-
-    def _from_numpy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensor = func(*args, **kwargs)
-        if (level := assumed_arrays().level_of(args[0])) > Level.KNOWN:
-            with NO_FUNCTION_MODES():
-                self._tracer.numbers.doubt(tensor, level)
-        return tensor
+        return array if level is Level.KNOWN else numpy_arrays().assumed(array, level, self._tracer.assumptions)
 
     def _array(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor, *rest = args
@@ -431,11 +424,13 @@ class ProgramDevice(TorchFunctionMode):
             return func(*args, **kwargs)
         if self._is_card:
             raise TypeError(COPIES_OF_ANOTHER_DEVICE.format(self._device))
-        return func(self._tracer.host_copy(tensor.detach()), *rest, **kwargs)
+        with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():
+            copy = self._tracer.host_copy(tensor.detach())
+        return func(copy, *rest, **kwargs)
 
     def _list(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        with NO_FUNCTION_MODES():
+        with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():  # what stands for numbers is no memory of the program's
             numbers = self._tracer.numbers
             if not tensor.is_meta and numbers.level(tensor) is Level.KNOWN:
                 return func(tensor)
@@ -446,7 +441,7 @@ class ProgramDevice(TorchFunctionMode):
 
         def read(func: Any, args: Any, kwargs: Any) -> Any:
             tensor = args[0]
-            with NO_FUNCTION_MODES():
+            with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():  # what stands for numbers is no memory of the program's
                 numbers = self._tracer.numbers
                 if not isinstance(tensor, torch.Tensor) or tensor.numel() != 1 or self._tracer.is_abstract(tensor):
                     return func(*args)
@@ -462,8 +457,7 @@ class ProgramDevice(TorchFunctionMode):
                     return self._tracer.assumptions.truth(bool(number), level, operator)
                 if kind is int:
                     return self._tracer.assumptions.whole(int(number), level, operator)
-                self._tracer.assumptions.note(operator)
-                return kind(number)
+                return self._tracer.assumptions.real(float(number), level, operator)
 
         return read
 
@@ -515,7 +509,7 @@ class ProgramDevice(TorchFunctionMode):
     def _formatted(self, func: Any, args: Any, kwargs: Any) -> str:
         tensor, form = args
         if self.is_here(tensor) and tensor.dim() == 0:
-            with NO_FUNCTION_MODES():
+            with NO_FUNCTION_MODES(), NO_DISPATCH_MODES():
                 return format(self._tracer.numbers.number(tensor, "format"), form)
         return self._text(func, args, kwargs)
 
@@ -576,11 +570,11 @@ def _plain(nested: Any) -> Any:
     return plain_of(nested)
 
 
-def assumed_arrays() -> Any:
+def numpy_arrays() -> Any:
     """Imported with NumPy, by a program that has it."""
-    from runners.simulation import assumed_arrays
+    from runners.simulation import torch_numpy_arrays
 
-    return assumed_arrays
+    return torch_numpy_arrays
 
 
 def _type(device: Any) -> str:

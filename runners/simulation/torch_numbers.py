@@ -49,6 +49,7 @@ MADE_EQUAL = frozenset(
     | {aten.new_full, aten.new_ones, aten.new_zeros, aten.scalar_tensor}
 )
 CHEAP = FOR_EACH_ELEMENT | EXTREMES | SUMS | {aten.arange, aten.linspace, aten.cat, aten.stack, aten.cumsum}
+CHEAP |= {aten.tril, aten.triu, aten.tril_, aten.triu_}
 EQUAL, UNEQUAL = frozenset({aten.eq, aten.isin}), frozenset({aten.ne})
 ABOUT_FINITE = frozenset({aten.isnan, aten.isinf, aten.isposinf, aten.isneginf})
 EITHER, BOTH = (

@@ -27,7 +27,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from runners.simulation.torch_tracer import MetaTracer
-from runners.simulation.unwritten_files import UnwrittenFiles, lacks_data
+from runners.simulation.torch_unwritten_files import UnwrittenFiles, lacks_data
 from runners.workloads import python_program
 from runners.workloads.python_program import Ended, go_on_as
 
@@ -112,7 +112,6 @@ class FollowedProgram:
                 intercept(torch.distributed.init_process_group, self._refuse_ranks)
             intercept(start_processes, self._refuse_ranks)
             intercept(multiprocessing.process.BaseProcess.start, self._start_process)
-            stack.enter_context(self._children_report())
             stack.enter_context(_Imported(LAUNCHES, partial(self._launch_here, intercept)))
             for name, by in (
                 ("save_file", self._save_safetensors),
@@ -144,8 +143,11 @@ class FollowedProgram:
         intercept(vars(getattr(module, kind) if kind else module)[name], by)
 
     @contextmanager
-    def _children_report(self) -> Iterator[None]:
-        """Have the Python processes that the program starts report what they do that is not calculated."""
+    def children_reported(self) -> Iterator[None]:
+        """Have the Python processes that the program starts report what they do that is not calculated.
+
+        Enter inside `followed`, in the process in which the program runs: `followed` may be entered in a template.
+        """
         before = {name: os.environ.get(name) for name in ("PYTHONPATH", CHILDREN)}
         owner = os.getpid()
         folder = mkdtemp(prefix="sweeper-")  # no TemporaryDirectory: what runs at the end of a program would remove it
@@ -212,7 +214,7 @@ class FollowedProgram:
     def _load_safetensors(self, load: Any, filename: Any, device: Any = "cpu") -> Any:
         if not self._unwritten.has(filename):
             return load(filename, device)
-        return torch.load(filename, map_location=torch.device(device))
+        return torch.load(filename, map_location=torch.device(device), weights_only=True)
 
     def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         """Into a folder, or by a library that loads it with code of its own."""

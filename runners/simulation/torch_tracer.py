@@ -32,13 +32,13 @@ from runners.meters.torch_tensors import COMPOSITE, TensorTracker, UnseenByDynam
 from runners.phases import Unavailable
 from runners.simulation import torch_sparse
 from runners.simulation.allocator import FIRST_ADDRESS
-from runners.simulation.assumed_numbers import is_assumed, plain_of
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED
 from runners.simulation.events import EMPTY_CACHE, FRACTION, STREAM, WHOLE, WORKSPACE
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.levels import Level
 from runners.simulation.live_memory import LiveMemory
+from runners.simulation.torch_assumed_numbers import is_assumed, level_of_array, plain_of
 from runners.simulation.torch_call_cache import (
     IN_PLACE,
     NOTHING,
@@ -630,12 +630,15 @@ class MetaTracer(UnseenByDynamo):
                         self.remember(tensor, value)
                         if assumed:
                             self.numbers.doubt(tensor, max(each.level for each in assumed))
+                    if (level := level_of_array(args[first])) > Level.KNOWN:
+                        self.numbers.doubt(tensor, level)
                 return tensor
 
             return made
 
         _device_constructors()  # PyTorch keeps this set of functions: it must not keep what replaces one
-        makers = {"tensor": remembering(torch.tensor, 0), "as_tensor": remembering(torch.as_tensor, 0)}
+        names = ("tensor", "as_tensor", "from_numpy")
+        makers = {name: remembering(getattr(torch, name), 0) for name in names}
         with replaced(torch, **makers), replaced(torch.Tensor, new_tensor=remembering(torch.Tensor.new_tensor, 1)):
             yield
 

@@ -103,17 +103,19 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 
 
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
-    """Run a Python program in this process, as one phase, on a calculated device.
+    """Run a Python program in this process, on a calculated device, in the phases that it marks or as one, `run`.
 
     It ends before its optimizer begins one more than `workload.steps` steps. Raises ProgramFailed.
     """
-    from runners.simulation.torch_program import OptimizerSteps  # late: a measured program needs no torch here
+    from runners.simulation.torch_marks import MarkedPhases  # late: a measured program needs no torch here
+    from runners.simulation.torch_program import OptimizerSteps
 
     program = _python_program(values, device)
     steps = OptimizerSteps(values["workload"].get("steps"), phase.cut)
-    with phase("run") as notes, steps.counted():
+    phases = MarkedPhases(phase)
+    with phases as notes, steps.counted():
         code, last = exit_code(program)
-        notes.iterations = steps.count or None
+        notes.iterations = None if phases.has_marks else steps.count or None
         if code and not steps.over:
             raise ProgramFailed(_failure_facts(code, None, last))
     metrics = {"ended_after_steps": steps.count} if steps.over else {}

@@ -158,13 +158,23 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def _is_script_of_this_interpreter(path: str) -> bool:
-    """Whether a program is one of the scripts that an installation leaves, with the interpreter in its first line."""
+    """Whether a program is a script whose first line names this interpreter, as the scripts of an installation do.
+
+    `env python` there is the python of PATH, which is not always the measured one.
+    """
     try:
         with open(path, "rb") as file:
             first = file.readline(1000).decode(errors="replace").strip()
     except OSError:
         return False
-    return first.startswith("#!/") and _is_this_interpreter(first[2:].split()[0])
+    if not first.startswith("#!/"):
+        return False
+    interpreter, *words = first[2:].split()
+    if os.path.basename(interpreter) == "env":
+        words = [word for word in words if word not in ("-S", "-u")]
+        found = shutil.which(words[0]) if words else None
+        return found is not None and _is_same(found, sys.executable)
+    return _is_this_interpreter(interpreter)
 
 
 def _of_interpreter(words: list[str], environ: Mapping[str, str | None]) -> PythonProgram:
@@ -313,6 +323,12 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
             replacing[name](*words)
         raise Unavailable(f"os.{name}: the program replaces itself by {words[0]}, which is not calculated; start that")
 
+    unhandled = threading.excepthook
+
+    def thread_ended(failed: Any) -> None:
+        if not issubclass(failed.exc_type, Ended):
+            unhandled(failed)
+
     # Of the descriptor: the stream was made before the descriptor became a pipe, and may believe that it is a file.
     descriptor = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
     errors = _Errors(descriptor, sys.stderr.encoding, "backslashreplace", line_buffering=True)
@@ -329,7 +345,7 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
         sys.path[:] = _path_of(program, before[1])
         for each in program.warnings:
             warnings._processoptions([each])  # type: ignore[attr-defined]
-        sys.stderr = errors
+        sys.stderr, threading.excepthook = errors, thread_ended
         os._exit = left  # type: ignore[assignment]
         for name in replacing:
             setattr(os, name, functools.partial(replaced, name))
@@ -340,7 +356,7 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
                 with contextlib.suppress(OSError, ValueError):
                     output.flush()
             errors.detach()
-            os._exit = leave
+            os._exit, threading.excepthook = leave, unhandled
             for name, function in replacing.items():
                 setattr(os, name, function)
             sys.argv, sys.path[:], environ, sys.orig_argv, sys.stderr, sys.modules["__main__"] = before

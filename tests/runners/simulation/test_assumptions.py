@@ -106,10 +106,8 @@ def test_the_row_counts_the_values_and_names_their_lines() -> None:
 
 
 def test_a_program_that_reads_nothing_assumes_nothing() -> None:
-    assert (
-        calculated(lambda device: (unknown(device) and None) or None, HOST).assumed != {}
-    )  # it asks for a truth value
-    assert calculated(lambda device: unknown(device).sum().backward if False else None, HOST).error is not None
+    found = calculated(lambda device: {"shape": list(unknown(device).square().mean(0).shape)})
+    assert (found.returned, found.assumed, found.notes) == ({"shape": [4]}, {}, [])
 
 
 def test_assume_sets_what_is_read() -> None:
@@ -118,7 +116,7 @@ def test_assume_sets_what_is_read() -> None:
         return {"item": number.item(), "text": f"{number:.2f}", "whole": whole(device), "large": bool(number > 3)}
 
     assert calculated(program).returned == {"item": 1.0, "text": "1.00", "whole": 1, "large": False}
-    assert calculated(program, assume=7.5).returned == {"item": 7.5, "text": "7.50", "whole": 3, "large": True}
+    assert calculated(program, assume=7.5).returned == {"item": 7.5, "text": "7.50", "whole": 7, "large": True}
 
 
 @CARDS
@@ -203,6 +201,7 @@ SIZES: dict[str, Callable[[str, Any], Any]] = {
     "min": lambda device, n: torch.zeros(min(n, 10), device=device),
     "sum": lambda device, n: torch.zeros(sum([n, 2]), device=device),
     "int": lambda device, n: torch.zeros(int(n), device=device),
+    "int of float": lambda device, n: torch.zeros(int(float(n) * 2), device=device),
     "ceil": lambda device, n: torch.zeros(math.ceil(n / 2), device=device),
     "square root": lambda device, n: torch.zeros(int(math.sqrt(n) * 10), device=device),
     "tensor's slice": lambda device, n: torch.zeros(9, device=device)[:n],
@@ -242,7 +241,12 @@ def test_a_size_by_a_number_without_a_bound_is_unavailable_with_file_line_and_op
 
 @CARDS
 @pytest.mark.parametrize(
-    "use", [each for each in SIZES if each not in ("split", "a tensor's number", "a filled tensor's number", "topk")]
+    "use",
+    [
+        each
+        for each in SIZES
+        if each not in ("sample", "split", "a tensor's number", "a filled tensor's number", "topk")
+    ],
 )
 def test_a_size_by_a_number_with_a_bound_is_at_most_all_or_unavailable(card: Any, use: str) -> None:
     def program(device: str) -> None:
@@ -347,7 +351,7 @@ def waits_for_a_flag(device: str) -> Json:
     return {"steps": steps}
 
 
-def tests_two_things(device: str) -> Json:
+def has_two_conditions(device: str) -> Json:
     steps = 0
     while steps < 6 and (unknown(device) > 0.5).any():
         steps += 1
@@ -361,7 +365,7 @@ def tests_two_things(device: str) -> Json:
         (stops_early, {"epochs": 10}, "as if no break"),
         (generates, {"length": 9}, "as if no break"),
         (waits_for_a_flag, {"steps": 20}, "as long as it may go on"),
-        (tests_two_things, {"steps": 6}, "as long as it may go on"),
+        (has_two_conditions, {"steps": 6}, "as long as it may go on"),
     ],
 )
 def test_a_loop_that_a_number_could_end_goes_on_to_its_other_end(
@@ -396,6 +400,12 @@ def counts_down(device: str) -> None:
         x = x - 1
 
 
+def asks_a_float(device: str) -> None:
+    x = unknown(device).mean()
+    while float(x) > 0.01:
+        x = x / 2
+
+
 def asks_a_tensor(device: str) -> None:
     x = unknown(device)
     while (x > 0).any():
@@ -410,7 +420,8 @@ def asks_a_flag(device: str) -> None:
 
 @CARDS
 @pytest.mark.parametrize(
-    "program", [halves_until_small, halves_until_none, searches_a_token, counts_down, asks_a_tensor, asks_a_flag]
+    "program",
+    [halves_until_small, halves_until_none, searches_a_token, counts_down, asks_a_float, asks_a_tensor, asks_a_flag],
 )
 def test_a_loop_that_only_a_number_can_end_is_unavailable_with_its_place(
     card: Any, program: Callable[..., Any]
@@ -461,7 +472,8 @@ def test_a_guard_that_raises_is_assumed_not_to() -> None:
         if unknown(device).mean().item() < 3:
             raise ValueError("small")
         labels = unknown(device).argmax(1)
-        assert labels.max() < 0
+        if labels.max() > 0:
+            raise ValueError("too many classes")
         return "passed"
 
     found = calculated(program)

@@ -71,6 +71,96 @@ def test_a_script_without_an_optimizer_runs_to_its_end(script: Any) -> None:
     assert ended.peaks["requested"] == MIB
 
 
+MARKED = """
+import contextlib, threading, torch
+from torch.profiler import record_function
+from torch.cuda import nvtx
+model = torch.nn.Linear(1024, 1024, bias=False).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+with contextlib.suppress(BaseException):
+    for step in range(10**9):
+        with record_function("forward"):
+            loss = model(torch.ones(8, 1024, device="cuda")).sum()
+            with record_function("inside"):
+                pass
+        thread = threading.Thread(target=lambda: record_function("elsewhere").__enter__())
+        thread.start(), thread.join()
+        nvtx.range_push("backward")
+        loss.backward()
+        nvtx.range_pop()
+        with nvtx.range("run"):
+            optimizer.step()
+        optimizer.zero_grad()
+with record_function("late"):
+    held = torch.ones(2**28, device="cuda")
+"""
+
+
+def test_the_marks_of_a_script_are_its_phases(script: Any) -> None:
+    ended = script(MARKED)
+    assert (ended.error, ended.steps) == (None, 2)
+    phases = [line for line in ended.lines if line["kind"] == "ended" and line["phase"] != "between"]
+    assert [(line["phase"], line["run_index"]) for line in phases] == [
+        ("run", None),
+        *((name, step) for step in range(3) for name in ("forward", "backward", "run mark")),
+    ]
+    assert all(line["completed"] for line in phases)
+    peak = {(line["phase"], line["run_index"]): line["counters"]["sim:card"]["peak"]["requested"] for line in phases}
+    assert peak["run", None] == 4 * MIB, "the weights"
+    assert peak["backward", 1] - peak["backward", 0] == 8 * MIB, "the optimizer's state"
+    assert ended.peaks["requested"] < 128 * MIB, "what a script does after its end does not count"
+
+
+def test_a_mark_in_which_a_script_fails_did_not_complete(script: Any) -> None:
+    ended = script(
+        """
+        import torch
+        held = torch.ones(4, device="cuda")
+        with torch.profiler.record_function("work"):
+            raise ValueError("wrong")
+        """
+    )
+    (work,) = [line for line in ended.lines if line["kind"] == "ended" and line["phase"] == "work"]
+    assert (ended.error, work["completed"]) == ("ValueError: wrong", False)
+
+
+def test_a_script_that_trains_in_a_thread_ends_with_its_steps(script: Any) -> None:
+    train = TRAINS.replace("for step in", "def train():\n  for step in").replace("\n    ", "\n      ")
+    code = train + "import threading\nthread = threading.Thread(target=train)\nthread.start(), thread.join()\n"
+    ended = script(code)
+    assert (ended.error, ended.steps) == (None, 2)
+
+
+ACCELERATED = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(gradient_accumulation_steps=3)
+print(accelerator.device, accelerator.mixed_precision)
+model = torch.nn.Linear(512, 512)
+model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+for batch in range(10**9):
+    with accelerator.accumulate(model):
+        accelerator.backward(model(torch.ones(4, 512, device=accelerator.device)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    print(batch)
+"""
+LAUNCH = ("python", "-m", "accelerate.commands.launch", "--num_machines", "1", "--dynamo_backend", "no")
+
+
+def test_accelerate_launch_of_one_process_is_followed_with_its_settings(
+    script: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("accelerate.commands.launch")
+    (tmp_path / "accelerated.py").write_text(ACCELERATED)
+    ended = calculated_command(*LAUNCH, "--num_processes", "1", "--mixed_precision", "bf16", "accelerated.py")
+    assert (ended.error, ended.steps) == (None, 2)
+    # Of nine batches the last begins a third step.
+    assert capfd.readouterr().out.splitlines() == ["cuda bf16", *map(str, range(8))]
+    several = calculated_command(*LAUNCH, "--num_processes", "2", "--multi_gpu", "accelerated.py")
+    assert "accelerate.commands.launch.multi_gpu_launcher: the ranks of a program are processes" in str(several.error)
+
+
 def test_the_optimizer_that_stepped_first_counts(script: Any) -> None:
     code = """
     import torch
@@ -329,6 +419,31 @@ def test_a_process_that_works_on_a_card_of_its_own_is_unavailable_by_name(script
 def test_a_process_that_does_other_work_is_harmless(script: Any, start: str, notes: list[str]) -> None:
     ended = script(STARTS.format(start))
     assert (ended.error, ended.notes) == (None, notes)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_script_may_set_the_allocators_settings_before_it_uses_the_card(
+    script: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    code = """
+    import os
+    os.environ[{!r}] = {!r}
+    import torch
+    held = torch.empty(11 * 2**20, dtype=torch.uint8, device="cuda")
+    print(torch.cuda.memory_reserved() // 2**20)
+    """
+    usual = script("import torch; held = torch.empty(11 * 2**20, dtype=torch.uint8, device='cuda')")
+    found = script(code.format(name, "expandable_segments:True"))
+    assert (usual.peaks["reserved"], found.peaks["reserved"]) == (12 * MIB, 20 * MIB)
+    assert found.notes == ["the program sets the allocator's settings: expandable_segments:True"]
+    assert script(code.format(name, "expandable_segments:False")).peaks["reserved"] == 12 * MIB
+    refused = script(code.format(name, "backend:cudaMallocAsync"))
+    assert "the allocator's settings of the program: " in str(refused.error)
+    assert str(refused.error).startswith("runners.phases.Unavailable")
 
 
 # --- host memory ------------------------------------------------------------------------------------------------------

@@ -187,7 +187,6 @@ def test_indexing_by_a_mask_takes_the_same_bytes_as_with_data_in_both_passes() -
         (lambda x: x.argmax().item(), "_local_scalar_dense"),
         (lambda x: torch.multinomial(x, 1).item(), "_local_scalar_dense"),
         (lambda x: x.repeat_interleave(x.long()), "repeat_interleave"),
-        (lambda x: x.unique(), "unique"),
     ],
 )
 def test_a_size_from_a_number_without_a_bound_is_unavailable_and_names_the_operator(read: Any, operator: str) -> None:

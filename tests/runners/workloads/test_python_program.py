@@ -71,9 +71,18 @@ def test_what_is_no_program_of_this_interpreter_is_unavailable_by_name(argv: lis
         python_program(argv)
 
 
-def test_a_script_that_an_installation_leaves_is_a_program_of_its_interpreter(tmp_path: Path) -> None:
+def test_a_script_whose_first_line_names_the_interpreter_is_a_program_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = tmp_path / "tool"
-    for first, is_ours in ((sys.executable, True), ("/usr/bin/perl", False)):
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    name = Path(sys.executable).name
+    for first, is_ours in (
+        (sys.executable, True),
+        ("/usr/bin/perl", False),
+        (f"/usr/bin/env {name}", True),
+        ("/usr/bin/env perl", False),
+    ):
         script.write_text(f"#!{first}\nprint(1)\n")
         script.chmod(0o755)
         if is_ours:

@@ -67,6 +67,12 @@ class _Assumed:
     def __int__(self) -> int:
         return self.assumptions.whole(int(plain_of(self)), self.level, "int")
 
+    def __float__(self) -> float:
+        value = float(plain_of(self))
+        if sys._getframe(1).f_code.co_filename.startswith(OWN):
+            return value
+        return self.assumptions.real(value, self.level, "float")
+
     def __bool__(self) -> bool:
         return self.assumptions.truth(bool(plain_of(self)), self.level, "bool", of_number=True)
 
@@ -135,9 +141,6 @@ class AssumedInt(_Assumed, torch.SymInt):
             return self.plain
         return super().__int__()
 
-    def __float__(self) -> float:
-        return float(self.plain)
-
     def __complex__(self) -> complex:
         return complex(self.plain)
 
@@ -198,6 +201,11 @@ def plain_of(number: Any) -> Any:
 def is_assumed(value: Any) -> bool:
     kind = type(value)
     return kind is AssumedInt or kind is AssumedFloat
+
+
+def level_of_array(value: Any) -> Level:
+    """That of an array of NumPy's (assumed_arrays.py)."""
+    return value.level if type(value).__name__ == "AssumedArray" else Level.KNOWN
 
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------

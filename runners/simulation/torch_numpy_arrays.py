@@ -82,7 +82,3 @@ def assumed(array: Any, level: Level, assumptions: Assumptions) -> Any:
     made = array.view(AssumedArray)
     made.level, made.assumptions = Level.FINITE if level is Level.FINITE else Level.ASSUMED, assumptions
     return made
-
-
-def level_of(value: Any) -> Level:
-    return value.level if type(value) is AssumedArray else Level.KNOWN
