@@ -1,16 +1,20 @@
 """The overhead of a sweep: 50 points of a workload that does nothing, cold and warm, compared with a bare loop that
 starts an interpreter and imports torch. The three alternate within one run, since a machine's speed drifts.
 
-    python benchmarks/overhead.py [--points 50] [--rounds 2]
+    python benchmarks/overhead.py [--points 50] [--rounds 2] [--only measured|calculated|planning]
 
 The figures are the wall time of the whole command, with its start, plan and tables, divided by its points. For warm
 attempts the time of the measured processes themselves, from fork to exit, is subtracted in a figure of its own.
+
+Then what calculated attempts cost: a command with one point, and each further point, which is forked from a template
+that has imported its libraries. These and planning are seconds of a core, since other programs do not change them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -22,13 +26,48 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MIB = 2**20
 NOTHING = "def run(batch=1, **_):\n    pass\n"
+PROGRAM = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
+
+def train(batch):
+    config = LlamaConfig(hidden_size=256, intermediate_size=688, num_hidden_layers=4, num_attention_heads=4)
+    model = LlamaForCausalLM(config).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        ids = torch.randint(0, 1000, (batch, 64), device="cuda")
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+"""
+# Of each: the most seconds of a core for a further point, and its words.
+CALCULATED = {
+    "training an 8B decoder": (1.2, ["model=llama-3.1-8b", "workload=train", "dtype=bfloat16", "context=2048"]),
+    "a forward pass of a small model": (0.5, ["model=mlp", "workload=forward"]),
+    "a user's program with transformers": (1.2, ["workload=custom", "workload.target=program:train"]),
+}
+MOST_FIRST = 8.0  # seconds until a command with one calculated point has ended
+MOST_COLD = 4.0  # seconds of a cold attempt of a small model of transformers
+MOST_PLANNED = 0.3  # milliseconds of a core for each point
+PLANNED = ["model=tiny-llama", "workload=train", "devices=[sim:h100-80gb]", "context=64,128"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--only", choices=["measured", "calculated", "planning"])
     options = parser.parse_args(arguments)
+    met = []
+    if options.only in (None, "measured"):
+        met += [attempts_meet_their_targets(options), cold_attempts_meet_their_target(options.rounds)]
+    if options.only in (None, "calculated"):
+        met += [calculations_meet_their_targets(options.rounds)]
+    if options.only in (None, "planning"):
+        met += [planning_meets_its_target(options.rounds)]
+    return 0 if all(met) else 1
+
+
+def attempts_meet_their_targets(options: argparse.Namespace) -> bool:
     seconds: dict[str, list[float]] = {"bare": [], "cold": [], "warm": [], "overhead": []}
     resident = 0
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +91,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     for name, figure in rows:
         print(f"  {name:<42}{figure}")
-    return 0 if cold <= 1.15 * bare and overhead <= 0.080 and resident <= 150 * MIB else 1
+    return cold <= 1.15 * bare and overhead <= 0.080 and resident <= 150 * MIB
+
+
+def cold_attempts_meet_their_target(points: int) -> bool:
+    words = ["model=tiny-llama", "workload=train", "context=64", "devices=[cpu]", "start=cold"]
+    with tempfile.TemporaryDirectory() as folder:
+        run_sweep(Path(folder), "cold", [*words, f"batch=range(1,{points + 1})"])
+        durations = [
+            float(json.loads(file.read_text())["duration_s"])
+            for file in Path(folder, "outputs", "cold").glob("points/*/*/exit.json")
+        ]
+    cold = statistics.median(durations)
+    print(f"  {'a cold attempt of tiny-llama':<42}{cold:.2f} s (at most {MOST_COLD:g})")
+    return cold <= MOST_COLD
+
+
+def calculations_meet_their_targets(rounds: int, further: int = 6) -> bool:
+    met = []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "program.py").write_text(PROGRAM)
+        for name, (most, words) in CALCULATED.items():
+            alone, together = [], []
+            for turn in range(rounds):
+                words_of = [*words, "devices=[sim:h100-80gb]"]
+                alone.append(run_sweep(Path(folder), f"{name[2:5]}-one-{turn}", [*words_of, "batch=1"]))
+                batches = f"batch=range(1,{further + 2})"
+                together.append(run_sweep(Path(folder), f"{name[2:5]}-all-{turn}", [*words_of, batches]))
+            wall, busy = (statistics.median(each) for each in zip(*alone, strict=True))
+            each = (statistics.median(busy for _, busy in together) - busy) / further
+            print(
+                f"  {name:<42}first {wall:.1f} s, {busy:.1f} s of a core; each further {each:.2f} s (at most {most:g})"
+            )
+            met.append(each <= most and wall <= MOST_FIRST)
+    return all(met)
+
+
+def planning_meets_its_target(rounds: int, points: int = 2000) -> bool:
+    sys.path.insert(0, str(ROOT))
+    from sweeper.planning.command_line import read
+    from sweeper.planning.planner import plan_of
+    from sweeper.planning.probes import Probes
+
+    def planned(batches: int) -> float:
+        began = time.process_time()
+        with Probes() as probes:
+            plan_of(read([*PLANNED, f"batch=range(1,{batches + 1})"]), probes, lambda message: None)
+        return time.process_time() - began
+
+    planned(1)
+    found = [(planned(points // 2) - planned(1)) / points * 1000 for _ in range(rounds)]
+    each = statistics.median(found)
+    print(f"  {'planning':<42}{each:.2f} ms a point (at most {MOST_PLANNED:g})")
+    return each <= MOST_PLANNED
+
+
+def run_sweep(folder: Path, name: str, words: Sequence[str]) -> tuple[float, float]:
+    """The seconds of a command, and the seconds of a core that it and its processes took."""
+    command = [sys.executable, "-m", "sweeper", *words, f"name={name.replace(' ', '-')}"]
+    environ = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, cwd=folder, env=environ, capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - began, busy
 
 
 def bare_loop(points: int) -> float:

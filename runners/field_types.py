@@ -57,17 +57,18 @@ def check_of(kind: Any) -> Check:
 
 class _Field(NamedTuple):
     name: str
+    exact: type | None  # of which every value is accepted
     accepts: Check  # for a value that is not None
     is_optional: bool
 
 
-# A run has millions of facts: None costs no call, and the values of a NamedTuple no look-up by name.
+# A run has millions of facts: None and a text cost no call, and the values of a NamedTuple no look-up by name.
 def _first_wrong(of: Any) -> str | None:
     kind: Any = type(of)
     fields = _fields(kind)
     values = of if isinstance(of, tuple) else [getattr(of, field.name) for field in fields]
-    for (name, accepts, is_optional), value in zip(fields, values, strict=True):
-        if not (is_optional if value is None else accepts(value)):
+    for (name, exact, accepts, is_optional), value in zip(fields, values, strict=True):
+        if type(value) is not exact and not (is_optional if value is None else accepts(value)):
             return name
     return None
 
@@ -81,7 +82,8 @@ def _fields(kind: Any) -> Sequence[_Field]:
         accepts = check_of(hints[name])
         is_optional, kinds = accepts(None), [each for each in _alternatives(hints[name]) if each is not type(None)]
         accepts = check_of(kinds[0]) if len(kinds) == 1 else accepts
-        found.append(_Field(name, _size_of(accepts) if name.endswith("_bytes") else accepts, is_optional))
+        exact = kinds[0] if len(kinds) == 1 and kinds[0] in (str, bool) else None
+        found.append(_Field(name, exact, _size_of(accepts) if name.endswith("_bytes") else accepts, is_optional))
     return found
 
 
@@ -93,7 +95,13 @@ def _is_int(value: Any) -> bool:
     return type(value) is int and -END_OF_INT64 <= value < END_OF_INT64
 
 
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < END_OF_INT64
+
+
 def _size_of(check: Check) -> Check:
+    if check is _is_int:
+        return _is_size
     return lambda value: check(value) and not (type(value) is int and value < 0)
 
 

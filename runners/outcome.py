@@ -276,7 +276,8 @@ def _readings(phases: Iterable[Phase]) -> Iterator[Mapping[str, int]]:
         yield phase.peak
         yield phase.marks
         for reading in (phase.baseline, phase.end):
-            yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
+            if not reading.keys().isdisjoint(AT_BOUNDARIES):
+                yield {counter: reading[counter] for counter in AT_BOUNDARIES if counter in reading}
 
 
 def _gaps(phases: Sequence[Phase]) -> frozenset[str]:
@@ -604,10 +605,12 @@ def _with_readings(
     A workload can reset the counters itself, and then the counter at the end is below an earlier reading. `is_own`: the
     process's own memory is among the counters.
     """
+    is_lost = is_own and RESIDENT not in phase.end
+    if not (seen or outside or is_lost):  # as most of a run's phases, which may be millions
+        return phase
     read = highest(
         [*(heartbeat.peak.get(phase.device, {}) for heartbeat in seen), *({RESIDENT: each} for each in outside)]
     )
-    is_lost = is_own and RESIDENT not in phase.end
     peak = dict(phase.peak)
     for counter, bytes_read in read.items():
         if counter in peak or (is_lost and counter == RESIDENT):

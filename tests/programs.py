@@ -85,12 +85,15 @@ def _with_total(card: Card, total: int | None) -> Card:
 
 
 def _calculated(workload: dict[str, Any], module: Any, card: Card) -> Calculated:
-    values = {**SETTLED, "model": None, "workload": workload}
+    return calculated_point({**SETTLED, "model": None, "workload": workload}, module, card)
+
+
+def calculated_point(values: dict[str, Any], module: Any, card: Card = H100) -> Calculated:
+    """Run a workload of settled values, of which `module` is the code."""
     device = Device(name="sim:cpu" if card.is_host else "sim:card", card=card)
     attempt = Attempt(point=Point(values=values), device=device, number=1, cwd=".")
     trace = trace_workload(attempt, module, failure.failure_facts, refuses=True)
-    card = card if trace.settings is None else replace(card, settings=trace.settings)
-    lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(card, None))]
+    lines = [json.loads(json.dumps(line)) for line in replay(trace, device.name, memory_of(trace.on(card), None))]
     found = Calculated(lines)
     for line in lines:
         for name, peak in (line.get("counters") or {}).get(device.name, {}).get("peak", {}).items():
@@ -121,4 +124,4 @@ class _Custom:
 
 
 _CUSTOM: Any = _Custom()
-__all__ = ["H100", "HOST", "MI300X", "MIB", "Calculated", "calculated", "calculated_command"]
+__all__ = ["H100", "HOST", "MI300X", "MIB", "Calculated", "calculated", "calculated_command", "calculated_point"]

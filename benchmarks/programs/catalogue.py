@@ -57,7 +57,9 @@ PROGRAMS = (
     Program(name="segmentation/segformer_hf", entry="main", libraries=("transformers", "tqdm")),
     Program(name="diffusion/diffusers_ddpm", entry="main", libraries=("diffusers", "accelerate", "tqdm")),
     Program(name="diffusion/annotated_ddpm", entry="main", libraries=("einops", "tqdm")),
-    Program(name="diffusion/text_to_image_lora", entry="main", libraries=("diffusers", "accelerate", "peft")),
+    Program(
+        name="diffusion/text_to_image_lora", entry="main", libraries=("diffusers", "transformers", "accelerate", "peft")
+    ),
     Program(name="diffusion/stable_diffusion_sample", entry="main", libraries=("diffusers", "transformers")),
     Program(name="diffusion/flow_matching_dit", entry="run"),
     Program(name="speech/ctc_lstm", entry="main"),
@@ -90,7 +92,11 @@ PROGRAMS = (
         entry="training_function",
         libraries=("transformers", "accelerate", "torchmetrics"),
     ),
-    Program(name="language/sentence_embeddings", entry="main", libraries=("sentence_transformers", "datasets")),
+    Program(
+        name="language/sentence_embeddings",
+        entry="main",
+        libraries=("sentence_transformers", "transformers", "datasets"),
+    ),
     Program(name="language/t5_summarization", entry="main", libraries=("transformers",)),
     Program(name="language/transformer_translation", entry="main"),
     Program(name="scripts/nanogpt_train"),

@@ -44,6 +44,7 @@ HARMLESS = (
 SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))
 
 ENDS = frozenset({"exit", "_exit", "quit", "abort"})
+ASSERTS = frozenset({"_assert", "check"})
 
 Parents = dict[ast.AST, ast.AST]
 
@@ -153,9 +154,15 @@ def _may_allocate(statement: ast.stmt) -> bool:
 
 
 def _fails(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        return _is_of(statement.value, ENDS)
+    if isinstance(statement, ast.Assert):
+        return _is_false(statement.test)
+    if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+        return _is_of(call, ENDS) or (_is_of(call, ASSERTS) and bool(call.args) and _is_false(call.args[0]))
     return isinstance(statement, ast.Raise)
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not node.value
 
 
 def _name_of(call: ast.Call) -> str:

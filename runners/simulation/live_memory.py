@@ -9,8 +9,9 @@ from __future__ import annotations
 import gc
 from array import array
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
+from runners.device import Card
 from runners.simulation.allocator import Refused
 from runners.simulation.card_memory import Memory
 from runners.simulation.events import REFUSED, REFUSED_WORKSPACE, WORKSPACE, Player
@@ -28,7 +29,7 @@ class LiveMemory:
         """`make` is called with whether the memory is to be without any limit."""
         self.refuses = refuses
         self.is_of_one_card = False
-        self.on_use: Callable[[], Any] = lambda: None  # called where the program first uses the card
+        self.settings: str | None = None  # of the allocator, where the program sets them before it uses the card
         self._events, self._make = events, make
         self._player: Player | None = None
         self._played = 0
@@ -56,6 +57,10 @@ class LiveMemory:
         self.read()
         assert self._player is not None
         return self._player.address(number)
+
+    def with_settings(self, card: Card) -> Card:
+        """The card with the program's settings of its allocator."""
+        return card if self.settings is None else replace(card, settings=self.settings)
 
     def check(self) -> Refused | None:
         """Whether the last allocation among the events is refused. A refusal takes its place.

@@ -60,8 +60,9 @@ def measure(
         return trace_workload(attempt, workload, describe_error, card, refuses, point)
 
     def lines(trace: AllocationTrace, unlimited: bool = False) -> list[dict[str, Any]]:
-        memory = memory_of(_as_set(card, trace), None if unlimited else budget, unlimited)
-        return list(replay(trace, attempt.device.name, memory))
+        return list(
+            replay(trace, attempt.device.name, memory_of(trace.on(card), None if unlimited else budget, unlimited))
+        )
 
     if budget is not None:
         kind, room = facts.TENSORS, budget
@@ -82,16 +83,11 @@ def measure(
         if refused and catches:
             written = lines(_followed_again(spare) if spare is not None else followed(refuses=True))
             refused = written[-1]["kind"] == "failed" and any("refused" in line for line in _counters_of(written[-2]))
-    if refused and _fits_if_expandable(trace, attempt, _as_set(card, trace), budget):
+    if refused and _fits_if_expandable(trace, attempt, trace.on(card), budget):
         written[-1]["chain"][0]["message"] += facts.FITS_IF_EXPANDABLE
     journal.write(*map(facts.from_json, written))
     if refused:
         journal.write(facts.Unlimited(_peaks(lines(trace, unlimited=True))))
-
-
-def _as_set(card: Card, trace: AllocationTrace) -> Card:
-    """The card with the allocator's settings of the program, if it has set some."""
-    return card if trace.settings is None else replace(card, settings=trace.settings)
 
 
 def _followed_again(spare: SpareProcess) -> AllocationTrace:
@@ -113,6 +109,7 @@ def _counters_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _fits_if_expandable(trace: AllocationTrace, attempt: Attempt, card: Card, budget: int | None) -> bool:
     """Whether the point would fit if the allocator's segments could grow. False where they can already."""
+    card = trace.on(card)
     if card.is_host or Settings.parse(card.settings).expandable_segments:
         return False
     settings = ",".join(filter(None, (card.settings.rstrip(", "), "expandable_segments:True")))

@@ -75,6 +75,7 @@ class ProgramDevice(TorchFunctionMode):
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
             tensor.tolist: self._list,
+            tensor.__getitem__: self._get_item,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
             tensor.item: self._number("Tensor.item"),
@@ -123,7 +124,7 @@ class ProgramDevice(TorchFunctionMode):
         if self._tracer.is_elsewhere:
             if self._is_card and self._names_card(func, args, kwargs or {}):
                 raise RuntimeError(IN_A_FORK)
-            return func(*args, **(kwargs or {}))
+            return self._tracer.call_elsewhere(func, args, kwargs or {})
         if self._tracer.fake_modes:
             return func(*args, **(kwargs or {}))
         if self._tracer.assumptions.handed_out:
@@ -154,20 +155,24 @@ class ProgramDevice(TorchFunctionMode):
         `device` is the real one of what is made; None for that of the first tensor.
         """
         generator = kwargs["generator"]
+        tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
+        first = next(tensors, None) if device is None else None
+        is_here = device == META or (first is not None and self.is_here(first))
         wanted, given = "cpu", generator.device.type
-        if device is not None:
-            wanted = "cuda" if device == META and self._is_card else device.type
-        else:
-            tensors = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor))
-            if (first := next(tensors, None)) is not None and self._is_card and self.is_here(first):
-                wanted = "cuda"
+        if self._is_card and is_here:
+            wanted = "cuda"
+        elif device is not None and not is_here:
+            wanted = device.type
         if given != wanted:
             raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{given}'")
-        return {**kwargs, "generator": None if given == "cuda" else generator}
+        draws = not is_here and (self._is_card or first is not None)  # what has no data on a host draws nothing either
+        return {**kwargs, "generator": generator if draws else None}
 
     def _with_assumed(self, found: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         """Call a function with numbers that are assumed: they decide a size, or its results are assumed too."""
         name = getattr(func, "__name__", str(func))
+        if name == "__getitem__":
+            args = args[0], self._with_bounds(args[1])
         for number in _assumed_in(*_deciding_sizes(name, args, kwargs)):
             if isinstance(number, int):
                 self._tracer.assumptions.size(number, name)
@@ -185,6 +190,40 @@ class ProgramDevice(TorchFunctionMode):
             return True
         device = kwargs.get("device", args[1] if func is torch.Tensor.to and len(args) > 1 else None)
         return isinstance(device, (int, str, torch.device)) and _type(device) == "cuda"
+
+    def _with_bounds(self, index: Any) -> Any:
+        """An index in which an assumed end of a slice is that of the dimension: it has at most all elements."""
+        if isinstance(index, tuple):
+            return tuple(map(self._with_bounds, index))
+        if not isinstance(index, slice) or (index.start is not None and index.stop is not None):
+            return index
+        end = index.stop if index.start is None else index.start
+        if not is_assumed(end) or end.level is not Level.ASSUMED:
+            return index
+        self._tracer.assumptions.bound("slice")
+        return slice(None, None, index.step)
+
+    def _get_item(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A slice may end at a tensor of one number, which PyTorch would read as a known one."""
+        tensor, index = args
+        parts = index if isinstance(index, tuple) else (index,)
+        if not any(type(each) is slice and any(map(self.is_here, (each.start, each.stop))) for each in parts):
+            return func(tensor, index)
+        parts = tuple(map(self._with_numbers, parts))
+        found = _assumed_in(parts, None)
+        return self._with_assumed(found, func, (tensor, parts), {}) if found else func(tensor, parts)
+
+    def _with_numbers(self, index: Any) -> Any:
+        if type(index) is not slice:
+            return index
+
+        def number(end: Any) -> Any:
+            if not self.is_here(end) or end.numel() != 1:
+                return end
+            with NO_FUNCTION_MODES():
+                return self._tracer.numbers.number(end, "slice")
+
+        return slice(number(index.start), number(index.stop), index.step)
 
     # --- where a tensor is ---
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -89,6 +90,8 @@ class Storages:
             stack.enter_context(_members(storage, {"__new__": staticmethod(made)}))
             stack.enter_context(replaced(torch, load=loaded))
             stack.enter_context(replaced(torch.Tensor, _reduce_ex_internal=reduced))
+            if not is_card:
+                stack.enter_context(self._sent_to_processes())
             for where in (torch, torch.utils.dlpack):
                 stack.enter_context(replaced(where, **self._capsules(where)))
             stack.enter_context(torch.serialization.safe_globals([_Token, _rebuilt]))
@@ -113,6 +116,37 @@ class Storages:
             return share(storage, *args)
 
         return shared
+
+    @contextmanager
+    def _sent_to_processes(self) -> Iterator[None]:
+        """Until the end a worker of a DataLoader sends tensors that it made of assumed numbers without their data.
+
+        They are new memory of the calculated host then, as shared memory is to the process that receives it.
+        """
+        reducers: Any = vars(ForkingPickler)["_extra_reducers"]
+        before = {kind: reducers[kind] for kind in (torch.Tensor, torch.nn.Parameter)}
+
+        def sending(reduce: Any) -> Any:
+            def reduced(tensor: Any) -> Any:
+                with torch._C.DisableTorchFunction():
+                    if tensor.layout is not torch.strided or self._tracer.numbers.knows(tensor):
+                        return reduce(tensor)
+                    memory = tensor.untyped_storage().nbytes(), tensor.dtype, tensor.storage_offset()
+                    return _received, (
+                        type(tensor),
+                        *memory,
+                        tuple(tensor.shape),
+                        tensor.stride(),
+                        tensor.requires_grad,
+                    )
+
+            return reduced
+
+        reducers.update({kind: sending(reduce) for kind, reduce in before.items()})
+        try:
+            yield
+        finally:
+            reducers.update(before)
 
     def new(self, size: int = 0) -> Any:
         """A storage of so many bytes on the device."""
@@ -230,6 +264,13 @@ def _placed(storage: Any, like: torch.Tensor) -> Any:
     with torch._C.DisableTorchFunction():
         made: Any = torch.empty(0, dtype=like.dtype, device=META)
         return made.set_(storage, like.storage_offset(), like.shape, like.stride())
+
+
+def _received(kind: Any, size: int, *described: Any) -> Any:
+    with torch._C.DisableTorchFunction():
+        token = _Token(size, torch.empty(size, dtype=BYTE, device=META).untyped_storage())
+    made = _rebuilt(token, *described)
+    return made if kind is torch.Tensor else kind(made, made.requires_grad)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from runners.device import Card
+from runners.simulation.allocator import Settings
 from runners.simulation.kernels.torch_attention import can_use
 from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
 from runners.simulation.live_memory import LiveMemory
@@ -34,6 +35,7 @@ from runners.simulation.torch_tracer import MetaTracer
 
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
 CUDNN_VERSION, MIOPEN_VERSION = 91900, 3005000  # assumed likewise
+SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 # Of c10/core/ScalarType.h, those that a tensor of the card can have.
 DTYPES = [
@@ -72,7 +74,7 @@ class CudaBackend:
         self._card, self._memory, self._tracer = card, memory, tracer
         self._stream = 0
         self._cards: int | None = None  # that the program has left itself, once it has asked
-        self._is_used = False
+        self._is_used, self._settings = False, _settings_of(os.environ)
         self._hiding = {name: os.environ.get(name) for name in HIDING}
         self._fraction = 1.0
         self._properties = DeviceProperties(card)
@@ -122,8 +124,18 @@ class CudaBackend:
         """The number of cards, for a program that uses one. The first time the allocator reads its settings."""
         if not self._is_used:
             self._is_used = True
-            self._memory.on_use()
+            settings = _settings_of(os.environ)
+            if settings != self._settings:
+                self._set_settings_by_environment(settings or "")
         return self.cards()
+
+    def _set_settings_by_environment(self, settings: str) -> None:
+        try:
+            Settings.parse(settings)
+        except ValueError as error:
+            raise self._tracer.unavailable(f"the allocator's settings that the program sets: {error}") from None
+        self._memory.settings = settings
+        self._tracer.notes[f"the program set the allocator's settings: {settings or 'none'}"] = None
 
     def cards(self) -> int:
         """1, or 0 if the program has hidden the card from itself before it first asked for one."""
@@ -367,6 +379,11 @@ class _Nvtx:
 
     def rangeEnd(self, number: int) -> None: ...
     def markA(self, message: str) -> None: ...
+
+
+def _settings_of(environment: Mapping[str, str]) -> str | None:
+    """The allocator's settings, of which PyTorch reads the first that are set."""
+    return next((environment[name] for name in SETTINGS if name in environment), None)
 
 
 def _of_host(config: Any) -> Any:

@@ -16,8 +16,8 @@ import torch.utils.backend_registration
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
-from runners.phases import Unavailable
 from runners.simulation.kernels.torch_attention import KERNEL_OF, attention, attention_in_parts, check_direct_call
+from runners.simulation.kernels.torch_fused_layers import fused_layers_on_cuda, nested_refused
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.kernels.torch_products import is_matmul
 from runners.simulation.kernels.torch_sizes import HALVES
@@ -34,7 +34,6 @@ from runners.simulation.torch_tracer import body_replaced, replaced
 aten = torch.ops.aten
 
 META = torch._C.DispatchKey.Meta
-FUSED_LAYERS = operators("_transformer_encoder_layer_fwd", "_native_multi_head_attention")
 
 
 class CpuRules:
@@ -53,6 +52,7 @@ class CpuRules:
             aten.embedding_sparse_backward.default: embedding_sparse_backward,
             aten.one_hot.default: one_hot,
             **recurrent_on_cpu(),
+            **nested_refused(),
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cpu"),
             aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cpu"),
         }
@@ -96,7 +96,8 @@ class CudaRules:
             **recurrent.composites,
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cuda"),
             aten._autocast_to_full_precision.default: partial(_scripted_cast_up, "cuda"),
-            **dict.fromkeys(FUSED_LAYERS, _fused_layer),
+            **fused_layers_on_cuda(architecture),
+            **nested_refused(),
         }
         self.kernels: Functions = {
             **dict.fromkeys(operators("mish_backward"), _like_the_input),
@@ -233,13 +234,6 @@ def fused_layers() -> AbstractContextManager[None]:
     """Without gradients nn.MultiheadAttention and nn.TransformerEncoderLayer are one operator each on a CPU, on CUDA
     and on the device of an extension, whose name their modules read here."""
     return replaced(torch.utils.backend_registration, _privateuse1_backend_name="meta")
-
-
-def _fused_layer(*_: Any, **__: Any) -> Any:
-    raise Unavailable(
-        "a layer of nn.MultiheadAttention or nn.TransformerEncoder in one operator cannot be traced: what it allocates "
-        "differs between releases of PyTorch; torch.backends.mha.set_fastpath_enabled(False) turns the operator off"
-    )
 
 
 # --- autocast in TorchScript ------------------------------------------------------------------------------------------

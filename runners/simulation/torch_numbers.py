@@ -95,6 +95,7 @@ class Numbers:
         self._draws = draws
         self._values: dict[int, Value] = {}
         self._shared: dict[int, tuple[Any, Level]] = {}  # of twins of storages with data
+        self._materialised: dict[int, torch.UntypedStorage] = {}  # storages with data, in a process that has them
         self._on_host: dict[int, tuple[Level, Any]] = {}  # storages with data that is assumed
 
     # --- what is known ---
@@ -176,6 +177,29 @@ class Numbers:
         made = found.tensor.clone() if size <= LARGEST_FILLED else _zeros(tensor)
         self.taint(made, found.level)
         return made
+
+    def with_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor as one with data, which are remembered to be assumed if they are."""
+        key, value = _key(tensor), self._get(_key(tensor))
+        storage = self._materialised.get(key)
+        if storage is None:
+            storage = self._materialised[key] = self._storage_with_data(tensor, value)
+        place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        made = torch.empty(0, dtype=tensor.dtype).set_(storage, *place).requires_grad_(tensor.requires_grad)
+        level = Level.ASSUMED if value is None else value.level
+        if level > Level.KNOWN:
+            self.taint(made, level)
+        return made
+
+    def _storage_with_data(self, tensor: torch.Tensor, value: Value | None) -> torch.UntypedStorage:
+        if value is not None and value.same is None:
+            return value.storage
+        size = tensor.untyped_storage().nbytes()
+        number = self._assumed(tensor) if value is None else _on_cpu(tensor.new_empty(1, device="meta"), value)
+        count = size // number.element_size()
+        if size <= LARGEST_FILLED:
+            return number.expand(count).clone().untyped_storage()
+        return _zeros(torch.empty(count, dtype=number.dtype, device="meta")).untyped_storage()
 
     # --- data on the host that is assumed ---
 
@@ -510,11 +534,19 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _about_finite(given: Sequence[torch.Tensor], args: Any) -> bool:
-    """x == x, and abs(x) != inf, which torch.isfinite is made of."""
+    """x == x, and abs(x) != inf, which torch.isfinite is made of. Two parts of one storage are no x == x."""
     if len(given) == 2:
-        first, second = given
-        return first.untyped_storage()._cdata == second.untyped_storage()._cdata and first.shape == second.shape
+        return is_same(*given)
     return len(args) > 1 and isinstance(args[1], float) and math.isinf(args[1])
+
+
+def is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of one storage."""
+    if first.shape != second.shape or first.layout is not torch.strided or second.layout is not torch.strided:
+        return False
+    if first.stride() != second.stride() or first.storage_offset() != second.storage_offset():
+        return False
+    return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
 @cache

@@ -7,6 +7,7 @@ processes of their own, which are not followed.
 from __future__ import annotations
 
 import io
+import math
 import multiprocessing
 import os
 import shutil
@@ -34,6 +35,7 @@ from runners.workloads.python_program import Ended, go_on_as
 HOOK = Path(python_program.__file__).parent / "program_hook"
 CHILDREN = "SWEEPER_PROGRAM_CHILDREN"  # the hook reads it
 META = torch.device("meta")
+NEVER_REACHED = {"tolerance_grad": -1.0, "tolerance_change": -math.inf}
 LAUNCHES = "accelerate.commands.launch"
 # Methods that write a model as a folder, and clear what an earlier one left there.
 SAVES_A_MODEL = {
@@ -81,6 +83,7 @@ class FollowedProgram:
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
         self._unwritten = UnwrittenFiles()
+        self._offloaded = _BytesAtOnce()
         self._processes = 0  # of multiprocessing, that import the program anew
         self._children = ""  # the folder of their reports
 
@@ -93,6 +96,8 @@ class FollowedProgram:
             found.append(
                 f"threads that allocate while others do: {threads}; their order varies, and one of them is shown"
             )
+        if self._offloaded.most:
+            found.append(f"torch.autograd.graph.save_on_cpu kept up to {self._offloaded.most} bytes on the host")
         return found
 
     @contextmanager
@@ -106,6 +111,10 @@ class FollowedProgram:
             intercept(torch.save, self._save)
             intercept(torch.load, self._load)
             intercept(torch._utils._rebuild_tensor, _rebuilt)
+            intercept(torch.optim.LBFGS.step, self._to_its_last_iteration)
+            intercept(sys.modules[torch.optim.LBFGS.__module__]._strong_wolfe, _line_search)
+            if not self._tracer.counts_host:
+                intercept(torch.autograd.graph.save_on_cpu.__init__, self._offload)
             for export in (torch.export.export, torch.export.draft_export):
                 intercept(export, self._refuse_export)
             if torch.distributed.is_available():
@@ -187,6 +196,33 @@ class FollowedProgram:
             "not calculated"
         )
 
+    def _to_its_last_iteration(self, step: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Its tolerances are compared with numbers that are not calculated: none of them ends it early."""
+        group = optimizer.param_groups[0]
+        tolerances = {name: group[name] for name in NEVER_REACHED}
+        group.update(NEVER_REACHED)
+        self._tracer.assumptions.bound("torch.optim.LBFGS", f"at most max_iter={group['max_iter']} iterations")
+        try:
+            return step(optimizer, *args, **kwargs)
+        finally:
+            group.update(tolerances)
+
+    def _offload(self, init: Any, hooks: Any, pin_memory: bool = False, device_type: str = "cuda") -> None:
+        """torch.autograd.graph.save_on_cpu, which nobody reads on the host: no numbers are assumed for it there."""
+
+        def keep(tensor: torch.Tensor) -> tuple[Any, torch.Tensor]:
+            if not tensor.is_cuda:
+                return tensor.device, tensor
+            kept = torch.empty(tensor.size(), dtype=tensor.dtype)  # its pages are never touched
+            self._offloaded.add(kept)
+            return tensor.device, kept
+
+        def bring(packed: tuple[Any, torch.Tensor]) -> torch.Tensor:
+            device, kept = packed
+            return kept.to(device, non_blocking=pin_memory)
+
+        torch.autograd.graph.saved_tensors_hooks.__init__(hooks, keep, bring)
+
     def _refuse_export(self, export: Any, *_: Any, **__: Any) -> Any:
         raise self._tracer.unavailable(
             f"torch.export.{export.__name__} cannot be traced without data: it follows the program itself, on tensors "
@@ -222,6 +258,40 @@ class FollowedProgram:
             return save(what, file, *args, **kwargs)
         self._unwritten.name(file)
         return None
+
+
+def _line_search(
+    search: Any,
+    objective: Any,
+    x: Any,
+    step: Any,
+    direction: Any,
+    loss: Any,
+    gradient: torch.Tensor,
+    *_: Any,
+    **__: Any,
+) -> tuple[Any, torch.Tensor, Any, int]:
+    """That of torch.optim.LBFGS, whose length depends on numbers: two evaluations that are counted as one, the second
+    of them with the gradients at both ends of the interval."""
+    ends = [gradient.clone(), objective(x, step, direction)[1].clone()]
+    loss, gradient = objective(x, step, direction)
+    del ends
+    return loss, gradient, step, 1
+
+
+class _BytesAtOnce:
+    """The bytes of tensors that are alive, and the most of them at once."""
+
+    def __init__(self) -> None:
+        self.most = self._now = 0
+
+    def add(self, tensor: torch.Tensor) -> None:
+        self._now += tensor.nbytes
+        self.most = max(self.most, self._now)
+        weakref.finalize(tensor, self._forget, tensor.nbytes)
+
+    def _forget(self, count: int) -> None:
+        self._now -= count
 
 
 def _located(map_location: Any, storage: Any, location: str) -> Any:

@@ -80,6 +80,14 @@ def _lstsq(
     )
 
 
+# aten/src/ATen/native/nested/cuda/NestedTensorTransformerFunctions.cpp
+def _padded_to_jagged(dense: Tensor, offsets: Sequence[Tensor], total: int | None = None) -> Tensor:
+    """The rows without those that fill up, of which there are `total`."""
+    if total is None:
+        raise NotImplementedError("how many rows are no filling depends on numbers that are not computed")
+    return dense.new_empty(total, *dense.shape[1 + len(offsets) :])
+
+
 def _like_input(at: int) -> Any:
     """A gradient of the shape of the argument in this place."""
 
@@ -104,6 +112,7 @@ def _geqrf(matrix: Tensor) -> tuple[Tensor, Tensor]:
 RESULTS: Functions = {
     **dict.fromkeys(operators("convolution"), _convolution),
     **dict.fromkeys(operators("col2im"), _col2im),
+    **dict.fromkeys(operators("_padded_dense_to_jagged_forward"), _padded_to_jagged),
     **dict.fromkeys(operators("_ctc_loss", "_ctc_loss.Tensor"), _ctc_loss),
     **dict.fromkeys(operators("_ctc_loss_backward", "_ctc_loss_backward.Tensor"), _like_input(1)),
     **dict.fromkeys(operators("linalg_lstsq"), _lstsq),

@@ -49,7 +49,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
-from runners.simulation.torch_numbers import Numbers, is_followed
+from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -161,6 +161,11 @@ class MetaTracer(UnseenByDynamo):
             yield
         if self.failure is not None:
             raise Unavailable(self.failure)
+
+    @property
+    def counts_host(self) -> bool:
+        """Whether tensors in host memory count: where a CPU is calculated."""
+        return self._rules.host_counts
 
     @property
     def is_unused(self) -> bool:
@@ -293,7 +298,10 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
-                return func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
+                if self.is_elsewhere:
+                    self.numbers.follow_host(result, args, kwargs)
+                return result
             if not self._has_threads:
                 return self._follow(func, args, kwargs or {})
             with self._turn:
@@ -310,15 +318,34 @@ class MetaTracer(UnseenByDynamo):
                     return False
         return True
 
+    def call_elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function in a forked process. Of a calculated host it has tensors without data, which get some."""
+        if self._rules.host_counts:
+            with torch._C.DisableTorchFunction():
+                args, kwargs = tree_map(self._with_data, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _with_data(self, value: Any) -> Any:
+        return self.numbers.with_data(value) if _is_dense(value) and not self.is_abstract(value) else value
+
     def _follow(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._is_work_of_host(args, kwargs) and not is_composite(func):
-            result = self._call(func, args, kwargs, plain=True)
-            for leaf in (result,) if isinstance(result, torch.Tensor) else tree_iter(result):
-                if isinstance(leaf, torch.Tensor):
+        if self._is_work_of_host(args, kwargs):
+            made = self._call(func, args, kwargs, plain=True)
+            for leaf in made if isinstance(made, (list, tuple)) else (made,):
+                if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
                     self.host_tensors.track(leaf)
-            return result
+            return made
+        if (
+            func is aten.empty.memory_format
+            and self._rules.host_counts
+            and kwargs.get("device") == HOST
+            and all(args[0])
+        ):
+            kwargs = {**kwargs, "device": META}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
             return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
+        if func is aten.allclose.default and _is_on_device(args):
+            return self._are_close(args, kwargs)
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
@@ -333,7 +360,8 @@ class MetaTracer(UnseenByDynamo):
             return self._copy_value(args[0], kwargs)
         if func is aten.copy_.default and args[1].is_meta and not args[0].is_meta:
             copy = self.host_copy(args[1])
-            args[0].copy_(copy)
+            if self.numbers.level(copy) is Level.KNOWN or copy.nbytes <= LARGEST_FILLED:
+                args[0].copy_(copy)
             self.numbers.follow_host(args[0], (copy,), {})
             return args[0]
         if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
@@ -670,6 +698,14 @@ class MetaTracer(UnseenByDynamo):
             self.assumptions.note(str(operator))
         return number
 
+    def _are_close(self, args: Any, kwargs: Any) -> bool:
+        """Whether all numbers are close, as a program checks what it computed: assumed where they are not known."""
+        with self:
+            close = aten.isclose.default(*args, **kwargs).all()
+        if self.numbers.knows(close):
+            return bool(self._item(close))
+        return self.assumptions.truth(True, Level.ASSUMED, "torch.allclose")
+
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             return torch_sparse.with_parts(tensor, lambda part: self.numbers.host_copy(part, "Tensor.cpu"))
@@ -723,7 +759,7 @@ class MetaTracer(UnseenByDynamo):
             return False
         if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
             return False
-        if _is_same(first, second):
+        if is_same(first, second):
             return True
         if self.numbers.knows(first) and self.numbers.knows(second):
             return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
@@ -895,14 +931,6 @@ def _needs_values(func: Any, args: Any) -> bool:
 
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _is_same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors of one shape are the same elements of one storage."""
-    if not _is_dense(first) or not _is_dense(second) or first.stride() != second.stride():
-        return False
-    storages = [each.untyped_storage()._cdata for each in (first, second)]
-    return storages[0] == storages[1] and first.storage_offset() == second.storage_offset()
 
 
 def _tensors_of(values: Any) -> list[torch.Tensor]:

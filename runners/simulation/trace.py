@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import json
 import os
@@ -21,7 +20,6 @@ from runners.device import Card
 from runners.models import quantized_weights
 from runners.phases import WHOLE, Phases, ProgramFailed, Reading, Unavailable
 from runners.point import Attempt
-from runners.simulation.allocator import Settings
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.card_memory import CALCULATED, memory_of
 from runners.simulation.live_memory import LiveMemory
@@ -29,7 +27,6 @@ from runners.simulation.uncertainty import with_uncertainty
 
 BYTES_OF_A_LINE = 600
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
@@ -50,7 +47,11 @@ class AllocationTrace:
     lines: list[dict[str, Any]]  # of the journal, each with its EVENT
     events: array[int]  # as MetaTracer.events
     card: str | None = None  # the name of the only card that it holds for: the program asked about its memory
-    settings: str | None = None  # of the allocator, that the program has set in its environment
+    settings: str | None = None  # of the allocator, where the program set them itself
+
+    def on(self, card: Card) -> Card:
+        """The card with the program's settings of its allocator."""
+        return card if self.settings is None else replace(card, settings=self.settings)
 
     @classmethod
     def read(cls, path: Path) -> AllocationTrace | None:
@@ -80,11 +81,6 @@ class AllocationTrace:
         return cls(lines, events, card, settings)
 
 
-def _allocator_environ() -> dict[str, str]:
-    """The variables that PyTorch 2.13 reads the allocator's settings from; the first one counts."""
-    return {name: os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ}
-
-
 def card_of(attempt: Attempt) -> Card:
     """The card of a calculated attempt. Raises ValueError for a measured attempt."""
     if attempt.device.card is None:
@@ -109,11 +105,11 @@ class ReadyPoint:
         self.budget: int | None = attempt.point.get("budget")
         self.memory = LiveMemory(
             self.tracer.events,
-            lambda unlimited: memory_of(self.card_as_set, None if unlimited else self.budget, unlimited, counts=True),
+            lambda unlimited: memory_of(
+                self.memory.with_settings(card), None if unlimited else self.budget, unlimited, counts=True
+            ),
             refuses,
         )
-        self._environ = _allocator_environ()
-        self.memory.on_use = lambda: self.settings
         self.device = "meta"
         self._surroundings = contextlib.ExitStack()
         self._is_entered = False
@@ -135,26 +131,6 @@ class ReadyPoint:
                 _prepare(workload, attempt.point.values, self.device)
         except BaseException as error:
             self._error = error
-
-    @functools.cached_property
-    def settings(self) -> str | None:
-        """The allocator's settings, where the program has set them in its environment; None for those of the card.
-
-        PyTorch reads them when it first allocates on the card, and so does whoever asks first here.
-        """
-        now = _allocator_environ()
-        return None if now == self._environ or self.card.is_host else next(iter(now.values()), "")
-
-    @property
-    def card_as_set(self) -> Card:
-        """The card with the allocator's settings of the program. Raises Unavailable for what is not simulated."""
-        if self.settings is None:
-            return self.card
-        try:
-            Settings.parse(self.settings)
-        except ValueError as error:
-            raise self.tracer.unavailable(f"the allocator's settings of the program: {error}") from error
-        return replace(self.card, settings=self.settings)
 
     @property
     def is_reusable(self) -> bool:
@@ -240,12 +216,6 @@ def trace_workload(
         if assumptions.has_bounds and not _is_refusal(own):
             own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
         journal.add({"kind": "failed", **_described(_without_machine_errors(own), describe_error, attempt)})
-    try:
-        settings = ready.settings if is_program(attempt) and ready.card_as_set else None
-    except Unavailable:  # the tracer has noted that
-        settings = None
-    if settings is not None:
-        tracer.notes[f"the program sets the allocator's settings: {settings}"] = None
     # In front, where they stay whatever ends the lines: a refusal in the replay, or what could not be followed.
     if notes := [*tracer.notes, *program.notes(), *assumptions.notes()]:
         journal.lines.insert(0, {"kind": "notes", "notes": notes, EVENT: 0})
@@ -253,7 +223,7 @@ def trace_workload(
         journal.lines.insert(0, {"kind": "host_tensors", "peak_bytes": tracer.host_tensors.peak, EVENT: 0})
     if tracer.failure is None:
         only = card.name if memory.is_of_one_card else None
-        return AllocationTrace(journal.lines, tracer.events[: meter.end], only, settings)
+        return AllocationTrace(journal.lines, tracer.events[: meter.end], only, memory.settings)
     # The workload may have caught the exception and continued on a path that depends on unknown numbers.
     until = tracer.failure_event
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]

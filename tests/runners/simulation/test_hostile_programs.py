@@ -632,7 +632,9 @@ def test_settings_that_a_program_gives_its_allocator_before_it_uses_the_card_are
     assert reserved("roundup_power2_divisions:1") == (24, 24, True)
     assert reserved("expandable_segments:True", late=True) == (26, 26, False)
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
-    assert "the allocator's settings of the program" in refused(program, settings="backend:cudaMallocAsync", late=False)
+    assert "the allocator's settings that the program sets" in refused(
+        program, settings="backend:cudaMallocAsync", late=False
+    )
 
 
 def test_the_program_cannot_go_on_after_a_refusal_that_changes_its_memory() -> None:

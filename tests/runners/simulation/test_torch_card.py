@@ -132,3 +132,71 @@ def test_a_constant_that_is_made_on_meta_is_there_and_takes_nothing(card: Any) -
     found = calculated(program, card)
     assert found.returned == {"result": ["meta"]}
     assert max(found.peaks.get("tensor", 0), found.peaks.get("requested", 0)) <= 64
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_calculated_host_takes_the_batches_of_a_data_loaders_workers(workers: int) -> None:
+    class Inherited(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.data, self.sizes = torch.randn(16, MIB // 4), torch.tensor([2, 3])
+            self.weights = torch.randn(2)
+
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> Any:
+            made = torch.zeros(int(self.sizes.max().item())) + (self.weights[0] > self.weights[1]).item()
+            return self.data[index], index, made, self.data.mean().numpy()
+
+    def program(workers: int, **_: Any) -> list[Any]:
+        seen = []
+        for batch, *rest in torch.utils.data.DataLoader(Inherited(), batch_size=4, num_workers=workers):
+            seen.append([str(batch.device), list(batch.shape), *(list(each.shape) for each in rest)])
+            assert rest[0].tolist()[0] == 4 * len(seen) - 4
+            del batch, rest
+        return seen[-1]
+
+    found = calculated(program, HOST, workers=workers)
+    assert found.returned == {"result": ["cpu", [4, MIB // 4], [4], [4, 3], [4]]}
+    if workers:  # without, the next batch is made of parts while this one has no name
+        assert (16 + 4) * MIB <= found.peaks["tensor"] < (16 + 4) * MIB + MIB
+
+
+def test_tensors_of_legacy_constructors_and_of_generators_have_no_data_on_a_calculated_host() -> None:
+    def program(**_: Any) -> list[int]:
+        generator = torch.Generator().manual_seed(0)
+        weight = nn.Parameter(torch.FloatTensor(512, 512))
+        bias = nn.Parameter(torch.Tensor(512))
+        drawn = torch.randn(64, 512, generator=generator) + torch.normal(0.0, 1.0, (64, 512), generator=generator)
+        nn.init.normal_(weight, generator=generator)
+        (drawn @ weight + bias).sum().backward()
+        return [weight.grad.nbytes, bias.grad.nbytes, int(torch.LongTensor([3, 4])[1])]  # type: ignore[union-attr]
+
+    assert calculated(program, HOST).returned == {"result": [MIB, 2048, 4]}
+
+
+@pytest.mark.parametrize("card", [H100, HOST])
+def test_a_slice_to_an_assumed_end_has_at_most_all_elements(card: Any) -> None:
+    def program(**_: Any) -> list[Any]:
+        numbers = torch.randn(4, 8, device="cuda" if torch.cuda.is_available() else "cpu")
+        end = numbers.argmax()
+        longest = (numbers > 0).sum(dim=1).max()
+        slices = [numbers[:, :end], numbers[:, : end + 1], numbers[end.item() :], numbers[:, :longest], numbers[:2]]
+        return [list(each.shape) for each in slices]
+
+    found = calculated(program, card)
+    assert found.returned == {"result": [[4, 8], [4, 8], [4, 8], [4, 8], [2, 8]]}
+    bounds = [each["bound"] for line in found.lines if line["kind"] == "assumed" for each in line["bounds"]]
+    assert set(bounds) == {"at most all"}
+
+
+def test_two_parts_of_one_tensor_are_not_the_same_numbers() -> None:
+    """A graph's edges are rows of one tensor: edges[0] != edges[1] drops none but those from a node to itself."""
+
+    def program() -> list[int]:
+        edges = torch.randint(4000, (2, 100_000), device="cuda")
+        kept = edges[:, edges[0] != edges[1]]
+        same = edges[:, edges[0] == edges[0]]
+        return [kept.size(1), same.size(1)]
+
+    assert calculated(program).returned == {"result": [100_000, 100_000]}

@@ -15,7 +15,6 @@ from torch.nn.functional import softmax as functional_softmax
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from runners.phases import Unavailable
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CpuRules, CudaRules
 from runners.simulation.torch_tracer import EMPTY_CACHE, WORKSPACE, MetaTracer
@@ -309,10 +308,9 @@ def self_attention(device: str) -> None:
 
 
 @pytest.mark.parametrize("work", [encoder, self_attention])
-def test_a_layer_in_one_operator_takes_the_bytes_of_a_cpu_and_is_unavailable_on_cuda(work: Any) -> None:
+def test_a_layer_in_one_operator_takes_the_bytes_of_a_cpu_and_is_followed_on_cuda(work: Any) -> None:
     assert peak(work) == real_peak(work)
-    with pytest.raises(Unavailable, match=r"torch\.backends\.mha\.set_fastpath_enabled\(False\)"):
-        traced(lambda: work("meta"))
+    assert traced(lambda: work("meta")).failure is None
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         assert traced(lambda: work("meta")).failure is None

@@ -439,10 +439,10 @@ def test_a_script_may_set_the_allocators_settings_before_it_uses_the_card(
     usual = script("import torch; held = torch.empty(11 * 2**20, dtype=torch.uint8, device='cuda')")
     found = script(code.format(name, "expandable_segments:True"))
     assert (usual.peaks["reserved"], found.peaks["reserved"]) == (12 * MIB, 20 * MIB)
-    assert found.notes == ["the program sets the allocator's settings: expandable_segments:True"]
+    assert found.notes == ["the program set the allocator's settings: expandable_segments:True"]
     assert script(code.format(name, "expandable_segments:False")).peaks["reserved"] == 12 * MIB
     refused = script(code.format(name, "backend:cudaMallocAsync"))
-    assert "the allocator's settings of the program: " in str(refused.error)
+    assert "the allocator's settings that the program sets: " in str(refused.error)
     assert str(refused.error).startswith("runners.phases.Unavailable")
 
 

@@ -13,6 +13,7 @@ from runners.phases import Unavailable
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CudaRules
 from runners.simulation.torch_tracer import MetaTracer
+from tests.programs import H100, HOST, calculated
 from tests.tracing import counted, peak, real_peak
 
 
@@ -115,6 +116,33 @@ def test_an_operator_takes_the_bytes_of_a_cpu(name: str) -> None:
 def test_sums_of_gradients_are_in_place_and_sums_within_a_gradient_are_not(name: str) -> None:
     work = OPERATORS[name]
     assert peak(work) == real_peak(work) == pytest.approx(counted(work), abs=512)
+
+
+def test_what_a_program_checks_is_assumed_to_be_close() -> None:
+    def program(device: str) -> dict[str, bool]:
+        x = torch.randn(64, 64, device=device)
+        orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(16, 16, device=device))
+        ones = torch.ones(3, device=device)
+        return {
+            "unknown": torch.allclose(x, x.exp().log()),
+            "known": torch.allclose(ones, ones * 2),
+            "card": orthogonal.weight.device.type == torch.device(device).type,
+        }
+
+    for card in (H100, HOST):
+        assert calculated(program, card).returned == {"unknown": True, "known": False, "card": True}
+
+
+def test_rows_of_several_lengths_take_the_bytes_of_a_cpu() -> None:
+    def program(device: str) -> None:
+        rows = [torch.randn(length, 64, device=device) for length in (5, 9)]
+        nested = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+        output = functional.gelu(nn.Linear(64, 64, device=device)(nested))
+        torch.nested.to_padded_tensor(output, 0.0).sum().backward()
+
+    found = calculated(program, HOST)
+    assert found.error is None
+    assert found.peaks["tensor"] == pytest.approx(real_peak(lambda _: program("cpu")), rel=0.005)
 
 
 def traced(work: Any) -> MetaTracer:

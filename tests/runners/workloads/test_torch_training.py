@@ -15,8 +15,10 @@ import torch
 
 from runners.outcome import Status
 from runners.phases import Notes, Unavailable
+from runners.simulation.torch_compiled import NOTE
 from runners.workloads import torch_training, train
 from tests.measuring import SETTLED, Lab
+from tests.programs import HOST, calculated_point
 
 WIDTH = 32
 MLP = 2 * WIDTH * WIDTH + 2 * WIDTH  # parameters, in four tensors
@@ -270,9 +272,28 @@ def test_keys_that_the_mlp_does_not_support_are_rejected(run: Any) -> None:
 
 
 def test_keys_that_need_data_are_unavailable_on_a_simulated_device(settled: Any) -> None:
-    for workload in ({"compile": True}, {"export": "state_dict"}):
-        with pytest.raises(Unavailable, match="workload"):
-            train.prepare(settled("train", workload=workload), "meta")
+    with pytest.raises(Unavailable, match="workload"):
+        train.prepare(settled("train", workload={"export": "state_dict"}), "meta")
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "sgd"])
+def test_a_calculated_optimizer_takes_what_a_measured_one_does(
+    run: Any, settled: Any, decoder: dict[str, Any], optimizer: str
+) -> None:
+    workload = {"optimizer": optimizer, "max_grad_norm": 1.0}
+    measured = run("train", model=decoder, workload=workload)
+    found = calculated_point(settled("train", model=decoder, workload=workload), train, HOST)
+    assert found.error is None
+    assert found.peaks["tensor"] == max(line["counters"]["cpu"]["peak"]["tensor"] for line in measured.phases)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_compiled_training_is_calculated_as_eager_and_noted(settled: Any, decoder: dict[str, Any]) -> None:
+    eager, compiled = (
+        calculated_point(settled("train", model=decoder, workload={"compile": each}), train) for each in (False, True)
+    )
+    assert eager.peaks == compiled.peaks
+    assert (eager.notes, compiled.notes) == ([], [NOTE])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # of torch itself, as it compiles

@@ -103,14 +103,14 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_run_is_shown_with_all_three_kinds_and_calculated_tensors_are_the_measured_ones(tmp_path: Path) -> None:
-    words = ("model=tiny-llama", "workload=train", "context=64", "devices=[cpu,sim:cpu]", "start=warm", "name=mine")
+    words = ("model=mlp", "workload=train", "context=64", "devices=[cpu,sim:cpu]", "start=warm", "name=mine")
     assert run(*words, cwd=tmp_path).returncode == 0
     found = json.loads(run("estimate", "outputs/mine", "--json", cwd=tmp_path).stdout)
     (point,) = found["points"]
     by_kind = {(error["of"], error["counter"]): error for error in point["errors"]}
     assert set(by_kind) == {("estimate", "tensor"), ("calculated", "tensor")}
     assert by_kind["calculated", "tensor"]["bytes"] == 0
-    assert -5 < by_kind["estimate", "tensor"]["percent"] < 0
+    assert -25 < by_kind["estimate", "tensor"]["percent"] < 0  # an mlp has tensors that no term counts
     printed = run("estimate", "outputs/mine", cwd=tmp_path).stdout
     for said in ("estimate ", "calculated  sim:cpu", "measured    cpu", "of cpu tensor", "never added, never averaged"):
         assert said in printed
