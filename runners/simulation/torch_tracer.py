@@ -377,8 +377,11 @@ class MetaTracer(UnseenByDynamo):
         signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
-            if signature is None and func not in BETWEEN_DEVICES:
+            if signature is None and (self._rules.host_counts or func not in BETWEEN_DEVICES):
+                given = args
                 args, kwargs = self._on_one_device(args, kwargs)
+                if args is not given and func._schema.is_mutable and args[0] is not given[0]:
+                    self._write_without_data(given[0])
             elif func in PUTTING and not self._rules.host_counts:
                 self._on_one_device((args[0], args[2]), {})
             self._rules.check(func, args)
@@ -426,6 +429,11 @@ class MetaTracer(UnseenByDynamo):
             )
         twins = {id(leaf): self._twin(leaf) for leaf in real}
         return tree_map(lambda leaf: twins.get(id(leaf), leaf), (args, kwargs))
+
+    def _write_without_data(self, tensor: Any) -> None:
+        """What is written to data from tensors without does not reach them: they are assumed from then on."""
+        if isinstance(tensor, torch.Tensor):
+            self.numbers.taint(tensor, Level.ASSUMED)
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor without data, in a storage that counts as part of its own."""

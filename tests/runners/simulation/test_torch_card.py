@@ -200,3 +200,23 @@ def test_two_parts_of_one_tensor_are_not_the_same_numbers() -> None:
         return [kept.size(1), same.size(1)]
 
     assert calculated(program).returned == {"result": [100_000, 100_000]}
+
+
+def test_data_of_a_calculated_host_meets_numbers_without_data() -> None:
+    """Data that came from a file: what is chosen or written by a tensor without data is without, or is assumed."""
+
+    def program(**_: Any) -> list[Any]:
+        import numpy as np
+
+        data = torch.from_numpy(np.arange(1000))
+        order = torch.randperm(1000)
+        chosen = data[order[:10]]
+        mask = torch.zeros(1000, dtype=torch.uint8)
+        mask[chosen] = 1
+        data[order] = torch.randint(0, 1000, (1000,))
+        data[data > 5000] = 0
+        return [list(chosen.shape), list(mask[chosen].shape), list(data[data > 990].shape)]
+
+    found = calculated(program, HOST)
+    assert found.returned["result"][:2] == [[10], [10]]
+    assert found.returned["result"][2] == [1000], "at most all"
