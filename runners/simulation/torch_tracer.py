@@ -377,7 +377,7 @@ class MetaTracer(UnseenByDynamo):
         signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
-            if signature is None and (self._rules.host_counts or func not in BETWEEN_DEVICES):
+            if signature is None and func not in (LENGTHS_OF_HOST if self._rules.host_counts else BETWEEN_DEVICES):
                 given = args
                 args, kwargs = self._on_one_device(args, kwargs)
                 if args is not given and func._schema.is_mutable and args[0] is not given[0]:
@@ -991,15 +991,14 @@ if hasattr(aten, "_grouped_mm"):
 PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
 WITH_INDICES = PUTTING | {aten.index.Tensor}
 # Their tensors may be on several devices.
-BETWEEN_DEVICES = frozenset(
+# Operators that read lengths on the host, whatever device they run on.
+LENGTHS_OF_HOST = frozenset({aten._pack_padded_sequence.default, aten._ctc_loss.default, aten._ctc_loss.Tensor})
+BETWEEN_DEVICES = LENGTHS_OF_HOST | frozenset(
     {
         aten._to_copy.default,
         aten.copy_.default,
         *WITH_INDICES,
         aten._foreach_copy_.default,
-        aten._pack_padded_sequence.default,
-        aten._ctc_loss.default,
-        aten._ctc_loss.Tensor,
     }
 )
 OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one

@@ -109,4 +109,5 @@ def test_the_page_of_workloads_shows_the_command_that_is_tested() -> None:
 def test_every_example_is_tested_and_listed() -> None:
     listed = re.findall(r"^\| `(\w+\.py)`", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     tested = re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text())
+    tested += re.findall(r'EXAMPLES / "(\w+\.py)"', (ROOT / "tests/sweeper/test_own_script.py").read_text())
     assert sorted(listed) == sorted(tested) == sorted(file.name for file in EXAMPLES.glob("*.py"))
