@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 BARE = "import torch; print(next(line for line in open('/proc/self/status') if line.startswith('VmRSS')).split()[1])"
 
 
-def test_a_cold_child_holds_at_most_six_mib_more_than_a_bare_import_of_torch(lab: Lab) -> None:
+def test_a_cold_child_holds_at_most_seven_mib_more_than_a_bare_import_of_torch(lab: Lab) -> None:
     bare = int(subprocess.run([sys.executable, "-c", BARE], capture_output=True, check=True).stdout) * 1024
     measured = lab.measure("faulty:good", start="cold")
     assert measured.outcome.status is Status.OK
-    assert measured.outcome.process_baseline["resident"] <= bare + 6 * MIB
+    assert measured.outcome.process_baseline["resident"] <= bare + 7 * MIB
 
 
 def test_a_warm_child_measures_the_same_tensors_and_is_a_process_of_its_own(lab: Lab) -> None:
