@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from runners.phases import Unavailable
-from runners.simulation.branches import Decision, LoopTest, becomes, decides, is_data
+from runners.simulation.branches import Branch, Decision, LoopTest, becomes, decides, is_data
 from runners.simulation.levels import Level
 
 LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
@@ -140,6 +140,11 @@ class Assumptions:
         if decided.may_allocate or (is_taken and decided.skips):
             self._decided.setdefault((key[0], key[1], decided.statement), {})[way] = None
 
+    def _decide_later(self, branch: Branch | None) -> None:
+        """Note a branch that the program takes by a plain number which was an assumed one."""
+        if branch is not None:
+            self._decided.setdefault((*self.place()[:2], branch.code), {})[""] = None
+
     def notes(self) -> list[str]:
         """The branches whose other way may take other memory."""
         found = []
@@ -161,8 +166,9 @@ class Assumptions:
             return value
         frame = asking_frame()
         use = None if frame is None else becomes(frame)
-        if use is None:
+        if use is None or isinstance(use, Branch):
             self.note(operator)
+            self._decide_later(use)
         elif use.is_loop:
             raise self.unavailable(operator, f"an assumed number decides when the loop ends ({use.code})")
         elif level is Level.BOUND:
@@ -179,7 +185,9 @@ class Assumptions:
         self.note(operator)
         frame = None if self._has_bound else asking_frame()
         use = None if frame is None or level is Level.FINITE else becomes(frame, is_float=True)
-        if use is not None:
+        if use is None or isinstance(use, Branch):
+            self._decide_later(use)
+        else:
             why = "an assumed number decides when the loop ends" if use.is_loop else "an assumed number decides a size"
             raise self.unavailable(operator, f"{why} ({use.code}); without float() it is followed")
         return value

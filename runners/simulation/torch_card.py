@@ -209,9 +209,9 @@ class ProgramDevice(TorchFunctionMode):
         """A slice may end at a tensor of one number, and one may choose an element: PyTorch reads it as a known one."""
         tensor, index, *value = args
         parts = index if isinstance(index, tuple) else (index,)
-        if not any(type(each) is slice and any(map(self.is_here, (each.start, each.stop))) for each in parts):
-            if not any(map(self._is_position, parts)):
-                return func(*args)
+        ends = [end for each in parts if type(each) is slice for end in (each.start, each.stop)]
+        if not any(map(self.is_here, ends)) and not any(map(self._is_position, parts)):
+            return func(*args)
         parts = self._with_positions(tensor, tuple(map(self._with_numbers, parts)))
         found = _assumed_in(parts, None)
         args = (tensor, parts, *value)
