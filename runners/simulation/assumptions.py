@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from runners.phases import Unavailable
-from runners.simulation.branches import Branch, Decision, LoopTest, becomes, decides, is_data
+from runners.simulation.branches import Branch, Decision, LoopTest, becomes, decides, grouping, is_data
 from runners.simulation.levels import Level
 
 LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
@@ -139,6 +139,12 @@ class Assumptions:
         self._assumed[key] = self._assumed.get(key, 0) + 1
         if decided.may_allocate or (is_taken and decided.skips):
             self._decided.setdefault((key[0], key[1], decided.statement), {})[way] = None
+
+    def hashed(self, level: Level) -> None:
+        """An assumed number is a key or an element of a set: how many there are depends on it."""
+        frame = asking_frame() if level is Level.ASSUMED else None
+        if frame is not None and (grouped := grouping(frame)) is not None:
+            self._decide_later(grouped)
 
     def _decide_later(self, branch: Branch | None) -> None:
         """Note a branch that the program takes by a plain number which was an assumed one."""

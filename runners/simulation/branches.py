@@ -19,7 +19,7 @@ OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 EXITS = (ast.Break, ast.Return, ast.Raise)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-COMPARES = frozenset({"COMPARE_OP"})
+COMPARES = frozenset({"COMPARE_OP", "CONTAINS_OP"})
 JUMPS = ("POP_JUMP", "JUMP_IF", "TO_BOOL")
 WITHOUT_VALUE = frozenset({"CACHE", "EXTENDED_ARG", "COPY", "NOP", "TO_BOOL"})
 LONGEST_TEXT = 60
@@ -47,9 +47,9 @@ HARMLESS = (
     | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update", "exp", "log", "log2", "log10"}
 )
 # Methods that a container keeps what it is given by, and methods and functions that give its elements or some of them.
-ADDING = frozenset({"append", "extend", "insert", "appendleft", "clear", "sort", "reverse"})
-TAKING = frozenset({"pop", "popleft", "copy", "get", "items", "values", "tolist"})
-OF_CONTAINERS = frozenset({"list", "tuple", "sorted", "reversed", "zip", "enumerate", "iter", "next", "dict"})
+ADDING = frozenset({"append", "extend", "insert", "appendleft", "add", "clear", "sort", "reverse"})
+TAKING = frozenset({"join", "pop", "popleft", "copy", "get", "items", "values", "tolist"})
+OF_CONTAINERS = frozenset({"join", "list", "tuple", "sorted", "reversed", "zip", "enumerate", "iter", "next", "dict"})
 # Modules of the standard library that only show numbers.
 SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))
 
@@ -92,14 +92,22 @@ def _decides(code: CodeType, last: int, line: int, comparing: bool) -> LoopTest 
         return None
     tree, parents = module
     name = dis.opname[code.co_code[last]] if last >= 0 else ""
-    if comparing and name not in COMPARES:
-        return None  # min(), sorted() and the like compare too
     node = _expression(tree, code, last, line)
     if node is None:
         return None
+    if comparing and name not in COMPARES:  # sorted() and the like compare too, and choose elements by it
+        is_choice = isinstance(node, ast.Call) and isinstance(_flows(node, parents, set(), _Kind.WITHIN), Use | Branch)
+        return Decision(_text(node), True) if is_choice else None
     if name == "UNARY_NOT" and isinstance(node, ast.UnaryOp):
         node = node.operand
-    return _role(node, parents, steers=True)
+    role = _role(node, parents, steers=True)
+    is_inverted = name == "CONTAINS_OP" and isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotIn)
+    if role is None or not is_inverted:
+        return role
+    if isinstance(role, LoopTest):  # an element is equal where `not in` is false
+        return role._replace(goes_on=not role.goes_on)
+    fails, taken = (each if each is None else not each for each in (role.fails, role.taken))
+    return role._replace(fails=fails, taken=taken)
 
 
 def _role(
@@ -134,11 +142,21 @@ def _role(
         if steers and not may_allocate:
             may_allocate = any(_steers(each, parents) for branch in branches for each in ast.walk(branch))
         fails = value if any(map(_fails, parent.body)) else not value if any(map(_fails, parent.orelse)) else None
+        may_allocate = may_allocate or (fails is not None and _is_handled(parent, parents))
         return Decision(f"if {_text(node)}", may_allocate, skips, fails, taken)
     if isinstance(parent, ast.Assert) and node is parent.test:
-        return Decision(f"assert {_text(node)}", False, False, not value, taken)
+        return Decision(f"assert {_text(node)}", _is_handled(parent, parents), False, not value, taken)
+    if isinstance(parent, ast.comprehension) and node is not parent.iter:
+        return Decision(f"if {_text(node)}", True, taken=taken)
+    if isinstance(parent, ast.MatchValue):
+        match = parents[parent]
+        while not isinstance(match, ast.Match):
+            match = parents[match]
+        return Decision(f"match {_text(match.subject)}", True)
     if isinstance(parent, ast.IfExp) and node is parent.test:
         makes = any(isinstance(each, ast.Call) for way in (parent.body, parent.orelse) for each in ast.walk(way))
+        if steers and not makes:
+            makes = isinstance(_flows(parent, parents, set(), _Kind.WHOLE), Use | Branch)
         return Decision(f"if {_text(node)}", makes, taken=taken)
     if through_names and isinstance(parent, ast.Assign) and node is parent.value:
         roles = [_role(each, parents, False, steers) for each in _loads(parent.targets, parent, parents)]
@@ -149,7 +167,25 @@ def _role(
             if isinstance(role, Decision):
                 fails, taken = (each if each is None else each == value for each in (role.fails, role.taken))
                 return role._replace(fails=fails, taken=taken if is_alone else None)
+    if steers and (_makes_more(node) or isinstance(_flows(node, parents, set(), _Kind.WHOLE), Use | Branch)):
+        return Decision(_text(node), True, taken=taken)
     return None
+
+
+def _makes_more(test: ast.AST) -> bool:
+    """Whether a test has a second part that may take memory, and that is left out by the first one."""
+    more = test.values[1:] if isinstance(test, ast.BoolOp) else []
+    return any(isinstance(each, ast.Call) and not _is_of(each, HARMLESS) for part in more for each in ast.walk(part))
+
+
+def _is_handled(statement: ast.AST, parents: Parents) -> bool:
+    """Whether the function goes on after an exception that a statement raises."""
+    node = statement
+    while (parent := parents.get(node)) is not None and not isinstance(parent, SCOPES):
+        if isinstance(parent, ast.Try) and node in parent.body and parent.handlers:
+            return True
+        node = parent
+    return False
 
 
 def _text(node: ast.AST) -> str:
@@ -314,7 +350,11 @@ def _becomes(code: CodeType, last: int, line: int, is_float: bool) -> _Found:
     if is_float:  # no size, unless it is made whole
         return _flows(node, module[1], set(), _Kind.FLOAT) if isinstance(node, ast.Call) else None
     if isinstance(node, ast.Subscript):
-        return _size(node) if isinstance(node.slice, (ast.Slice, ast.Tuple)) else None
+        if isinstance(node.slice, (ast.Slice, ast.Tuple)):
+            return _size(node)
+        # Which element is chosen decides what that element decides.
+        chosen = _flows(node, module[1], set(), _Kind.WITHIN) if isinstance(node.ctx, ast.Load) else None
+        return Branch(_text(node)) if isinstance(chosen, Use | Branch) else None
     if isinstance(node, ast.BinOp):
         return None if isinstance(node.op, ast.Mod) else _size(node)  # text % number
     if not isinstance(node, ast.Call):
@@ -485,6 +525,24 @@ def _names(target: ast.AST) -> list[str]:
 
 def _is_key(node: ast.AST, parent: ast.Dict | ast.DictComp) -> bool:
     return node in parent.keys if isinstance(parent, ast.Dict) else node is parent.key
+
+
+def grouping(frame: FrameType) -> Branch | None:
+    """The code that groups by a number, or counts different ones; None if it looks something up."""
+    return _grouping(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+@lru_cache(4096)
+def _grouping(code: CodeType, last: int, line: int) -> Branch | None:
+    module = _parsed(code.co_filename)
+    node = None if module is None else _expression(module[0], code, last, line)
+    if node is None:
+        return None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return None  # a name for a number
+    if isinstance(node, ast.Call) and (_is_of(node, SHOWN) or _name_of(node) == "get"):
+        return None
+    return None if isinstance(node, ast.Compare) else Branch(_text(node))
 
 
 def is_data(frame: FrameType) -> bool:
