@@ -44,6 +44,7 @@ class Assumptions:
         self._assumed: dict[tuple[str, int, str, str], int] = {}
         self._bounds: dict[tuple[str, int, str, str, str], int] = {}
         self._tests: dict[tuple[str, int], int] = {}
+        self._library_files: set[str] = set()  # as they are named
         self._decided: dict[tuple[str, int, str], dict[str, None]] = {}  # of a place and a test, in order
 
     # --- what was asked ---
@@ -142,7 +143,7 @@ class Assumptions:
 
     def hashed(self, level: Level) -> None:
         """An assumed number is a key or an element of a set: how many there are depends on it."""
-        frame = asking_frame() if level is Level.ASSUMED else None
+        frame = asking_frame(skips_libraries=True) if level is Level.ASSUMED else None
         if frame is not None and (grouped := grouping(frame)) is not None:
             self._decide_later(grouped)
 
@@ -152,14 +153,18 @@ class Assumptions:
             self._decided.setdefault((*self.place()[:2], branch.code), {})[""] = None
 
     def notes(self) -> list[str]:
-        """The branches whose other way may take other memory."""
+        """The branches of the program whose other way may take other memory, and how many more there are."""
         found = []
-        for (file, line, statement), ways in list(self._decided.items())[:MOST_NOTES]:
+        own = [each for each in self._decided.items() if each[0][0] not in self._library_files]
+        for (file, line, statement), ways in own[:MOST_NOTES]:
             way = " and ".join(filter(None, ways))
             decides = f"an assumed number decides `{statement}`{way and f', which is {way}'}"
             found.append(f"{file}:{line}: {decides}; the other way may take other memory")
-        if (more := len(self._decided) - MOST_NOTES) > 0:
-            found.append(f"assumed numbers decide {more} more branches")
+        more, in_libraries = len(own[MOST_NOTES:]), len(self._decided) - len(own)
+        if more:
+            found.append(f"assumed numbers decide {more} more branch{'es' if more > 1 else ''} of the program")
+        if in_libraries:
+            found.append(f"assumed numbers decide {in_libraries} branch{'es' if in_libraries > 1 else ''} in libraries")
         return found
 
     def whole(self, value: int, level: Level, operator: str) -> int:
@@ -270,6 +275,7 @@ class Assumptions:
             return file
         for folder in self._libraries:
             if file.startswith(folder):
+                self._library_files.add(file[len(folder) :])
                 return file[len(folder) :]
         inside = os.path.relpath(file, self._folder)
         return file if inside.startswith(os.pardir) else inside

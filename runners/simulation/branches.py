@@ -27,6 +27,7 @@ LONGEST_TEXT = 60
 TRUTHS = frozenset({"bool", "any", "all"})  # that are true where what they are given is
 CONVERSIONS = frozenset({"int", "float", "abs", "int64", "int32", "float32", "float64"})
 ROUNDING = frozenset({"round", "ceil", "floor", "min", "max", "sum", "trunc", "sqrt"})
+CHOICES = frozenset({"max", "min"})
 FLOATS = frozenset({"float", "float32", "float64", "sqrt"})
 # Functions that show a number, by name: those that print, log or make text.
 SHOWN = frozenset(
@@ -49,7 +50,11 @@ HARMLESS = (
 # Methods that a container keeps what it is given by, and methods and functions that give its elements or some of them.
 ADDING = frozenset({"append", "extend", "insert", "appendleft", "add", "clear", "sort", "reverse"})
 TAKING = frozenset({"join", "pop", "popleft", "copy", "get", "items", "values", "tolist"})
-OF_CONTAINERS = frozenset({"join", "list", "tuple", "sorted", "reversed", "zip", "enumerate", "iter", "next", "dict"})
+OF_CONTAINERS = frozenset(
+    {"join", "list", "tuple", "sorted", "reversed", "zip", "enumerate", "iter", "next", "dict"}
+) | {
+    *("sample", "choice", "choices", "chain", "islice", "deque"),
+}
 # Modules of the standard library that only show numbers.
 SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))
 
@@ -96,7 +101,8 @@ def _decides(code: CodeType, last: int, line: int, comparing: bool) -> LoopTest 
     if node is None:
         return None
     if comparing and name not in COMPARES:  # sorted() and the like compare too, and choose elements by it
-        is_choice = isinstance(node, ast.Call) and isinstance(_flows(node, parents, set(), _Kind.WITHIN), Use | Branch)
+        is_choice = isinstance(node, ast.Call) and not _is_remembered(node)
+        is_choice = is_choice and isinstance(_flows(node, parents, set(), _Kind.WITHIN), Use | Branch)
         return Decision(_text(node), True) if is_choice else None
     if name == "UNARY_NOT" and isinstance(node, ast.UnaryOp):
         node = node.operand
@@ -156,7 +162,8 @@ def _role(
     if isinstance(parent, ast.IfExp) and node is parent.test:
         makes = any(isinstance(each, ast.Call) for way in (parent.body, parent.orelse) for each in ast.walk(way))
         if steers and not makes:
-            makes = isinstance(_flows(parent, parents, set(), _Kind.WHOLE), Use | Branch)
+            kind = _Kind.FLOAT if _is_real(parent.body) and _is_real(parent.orelse) else _Kind.WHOLE
+            makes = isinstance(_flows(parent, parents, set(), kind), Use | Branch)
         return Decision(f"if {_text(node)}", makes, taken=taken)
     if through_names and isinstance(parent, ast.Assign) and node is parent.value:
         roles = [_role(each, parents, False, steers) for each in _loads(parent.targets, parent, parents)]
@@ -170,6 +177,16 @@ def _role(
     if steers and (_makes_more(node) or isinstance(_flows(node, parents, set(), _Kind.WHOLE), Use | Branch)):
         return Decision(_text(node), True, taken=taken)
     return None
+
+
+def _is_remembered(call: ast.Call) -> bool:
+    """Whether a call gives one of the numbers that it compares, which remembers that it is assumed."""
+    return _is_of(call, CHOICES) and not any(each.arg == "key" for each in call.keywords)
+
+
+def _is_real(node: ast.expr) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, float)
 
 
 def _makes_more(test: ast.AST) -> bool:
