@@ -392,7 +392,8 @@ class MetaTracer(UnseenByDynamo):
                 return result
             temporaries = (*self._rules.temporaries(func, args, kwargs, result), *self._moved_indices(func, args))
             made = None if signature is None else shapes_of(func, args, result)
-            call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
+            uses_workspace = self._rules.uses_workspace(func) and not _is_sparse_product(args)
+            call = CachedCall(made, uses_workspace, temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
@@ -875,6 +876,11 @@ def _is_dense(value: Any) -> bool:
 def _is_on_device(values: Any) -> bool:
     """Whether there is a tensor without data among them."""
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_iter(values))
+
+
+def _is_sparse_product(args: Any) -> bool:
+    """Whether a product is of a sparse tensor: cuSPARSE computes it, without the workspace of cuBLAS."""
+    return any(isinstance(each, torch.Tensor) and each.layout is not torch.strided for each in args)
 
 
 def _needs_values(func: Any, args: Any) -> bool:

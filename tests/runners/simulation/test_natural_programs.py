@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset, random_split
 
-from tests.programs import HOST, calculated
+from tests.programs import HOST, MIB, calculated
 from tests.tracing import real_peak
 
 WIDTH, CLASSES, BATCH, WORDS = 64, 10, 128, 500
@@ -53,7 +53,7 @@ def keeps_its_losses_with_their_graphs(device: str) -> float:
         loss = model(batch(device)[0]).pow(2).mean()
         loss.backward(retain_graph=True)
         losses.append(loss)
-    return float(sum(losses))
+    return sum(losses).item()
 
 
 def trains_in_bfloat16(device: str) -> None:
@@ -369,7 +369,9 @@ def test_a_program_takes_what_it_takes_with_data(program: Callable[[str], Any]) 
 
     found = calculated(on_host, HOST)
     assert found.error is None, found.lines[-1].get("traceback")
-    assert found.peaks["tensor"] == pytest.approx(real_peak(program), rel=CLOSE)
+    counted, bounds = real_peak(program), found.assumed.get("bounds")
+    assert found.peaks["tensor"] >= counted * (1 - CLOSE)
+    assert found.peaks["tensor"] <= counted * (1 + CLOSE) or bounds
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
@@ -380,6 +382,40 @@ def test_a_program_runs_to_its_end_on_a_card(program: Callable[[str], Any]) -> N
     found = calculated(on_card)
     assert found.error is None, found.lines[-1].get("traceback")
     assert found.peaks["allocated"] > 2**14
+
+
+# --- products within other operators ---
+
+
+def workspace_of(program: Callable[[], Any]) -> int:
+    return calculated(program).peaks["allocated"] // (32 * MIB)
+
+
+def test_distances_and_affine_grids_use_the_workspace_of_products_and_sparse_products_do_not() -> None:
+    def distances() -> None:
+        torch.cdist(torch.randn(100, 8, device="cuda"), torch.randn(100, 8, device="cuda"))
+
+    def grid() -> None:
+        functional.affine_grid(torch.randn(4, 2, 3, device="cuda"), [4, 1, 8, 8], align_corners=False)
+
+    def sparse() -> None:
+        torch.sparse.mm(torch.eye(64, device="cuda").to_sparse(), torch.randn(64, 8, device="cuda").requires_grad_())
+
+    assert [workspace_of(each) for each in (distances, grid, sparse)] == [1, 1, 0]
+
+
+def test_distances_hold_both_sides_with_two_columns_more_and_a_copy_of_the_first() -> None:
+    rows, width, few = 4096, 254, 8
+
+    def program() -> None:
+        torch.cdist(torch.randn(rows, width, device="cuda"), torch.randn(few, width, device="cuda"))
+
+    first, second = rows * width * 4, few * width * 4
+    rounded = -(-second // 512) * 512
+    before_the_product = 2 * first + rounded + 2 * (rows * 4 + 512) + rows * (width + 2) * 4
+    found = calculated(program).peaks["allocated"]
+    with_product = first + rounded + 2 * (rows * 4 + 512) + (rows + few) * (width + 2) * 4 + rows * few * 4 + 32 * MIB
+    assert found == max(before_the_product, with_product)
 
 
 # --- programs whose peak depends on numbers: the row says so ---
