@@ -49,6 +49,7 @@ class _Assumed:
         return self
 
     def __hash__(self) -> int:
+        self.assumptions.hashed(self.level)
         return hash(plain_of(self))
 
     def __round__(self, digits: Any = None) -> Any:

@@ -76,7 +76,8 @@ class ProgramDevice(TorchFunctionMode):
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
             tensor.tolist: self._list,
-            tensor.__getitem__: self._get_item,
+            tensor.__getitem__: self._at_index,
+            tensor.__setitem__: self._at_index,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
             tensor.item: self._number("Tensor.item"),
@@ -204,15 +205,40 @@ class ProgramDevice(TorchFunctionMode):
         self._tracer.assumptions.bound("slice")
         return slice(None, None, index.step)
 
-    def _get_item(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A slice may end at a tensor of one number, which PyTorch would read as a known one."""
-        tensor, index = args
+    def _at_index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A slice may end at a tensor of one number, and one may choose an element: PyTorch reads it as a known one."""
+        tensor, index, *value = args
         parts = index if isinstance(index, tuple) else (index,)
-        if not any(type(each) is slice and any(map(self.is_here, (each.start, each.stop))) for each in parts):
-            return func(tensor, index)
-        parts = tuple(map(self._with_numbers, parts))
+        ends = [end for each in parts if type(each) is slice for end in (each.start, each.stop)]
+        if not any(map(self.is_here, ends)) and not any(map(self._is_position, parts)):
+            return func(*args)
+        parts = self._with_positions(tensor, tuple(map(self._with_numbers, parts)))
         found = _assumed_in(parts, None)
-        return self._with_assumed(found, func, (tensor, parts), {}) if found else func(tensor, parts)
+        args = (tensor, parts, *value)
+        return self._with_assumed(found, func, args, {}) if found else func(*args)
+
+    def _is_position(self, index: Any) -> bool:
+        """Whether an index is one whole number of the device's, which chooses an element."""
+        if not self.is_here(index) or index.ndim:
+            return False
+        return index.dtype not in (torch.bool, torch.uint8) and not index.is_floating_point()
+
+    def _with_positions(self, tensor: torch.Tensor, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """An index in which each number that is not known is a position that exists."""
+        shape, made, dim = tensor.shape, [], 0
+        for number, part in enumerate(parts):
+            if part is Ellipsis:
+                dim = len(shape) - sum(map(_dimensions, parts[number + 1 :]))
+            elif self._is_position(part) and dim < len(shape):
+                with NO_FUNCTION_MODES():
+                    read = self._tracer.numbers.answer(part)
+                    if read.level > Level.KNOWN:
+                        position = min(max(int(read.tensor.item()), 0), max(shape[dim] - 1, 0))
+                        self._tracer.assumptions.note("index")
+                        part = self._tracer.assumptions.remembering(position, read.level)
+            dim += _dimensions(part)
+            made.append(part)
+        return tuple(made)
 
     def _with_numbers(self, index: Any) -> Any:
         if type(index) is not slice:
@@ -580,6 +606,13 @@ def _deciding_sizes(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if name in ("full", "new_full", "full_like"):
         return args[: 2 if name == "new_full" else 1], {name: kwargs[name] for name in ("size",) if name in kwargs}
     return args, kwargs
+
+
+def _dimensions(index: Any) -> int:
+    """How many dimensions a part of an index takes."""
+    if index is None or isinstance(index, bool):
+        return 0
+    return index.ndim if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _assumed_in(args: Any, kwargs: Any) -> list[Any]:

@@ -92,6 +92,8 @@ class CudaRules:
             aten.dropout.default: _dropout,
             aten.embedding_sparse_backward.default: embedding_sparse_backward,
             aten.one_hot.default: one_hot,
+            aten._euclidean_dist.default: _euclidean_dist,
+            aten.affine_grid_generator.default: _affine_grid_generator,
             **dict.fromkeys(operators("ctc_loss.IntList", "ctc_loss.Tensor"), ctc_loss),
             **recurrent.composites,
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cuda"),
@@ -133,6 +135,28 @@ def all_entered(*rules: AbstractContextManager[Any]) -> Iterator[None]:
         for rule in rules:
             stack.enter_context(rule)
         yield
+
+
+# --- matrix products within other operators ---
+
+
+# aten/src/ATen/native/Distance.cpp, _euclidean_dist
+def _euclidean_dist(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The distances of torch.cdist by one product, of both sides with their norms and ones beside them."""
+    first_norm, second_norm = (each.pow(2).sum(-1, True) for each in (first, second))
+    first_ones, second_ones = torch.ones_like(first_norm), torch.ones_like(second_norm)
+    left = torch.cat([first.mul(-2), first_norm, first_ones], -1)
+    right = torch.cat([second, second_ones, second_norm], -1)
+    return left.matmul(right.mT).clamp_min_(0).sqrt_()
+
+
+# aten/src/ATen/native/AffineGridGenerator.cpp
+def _affine_grid_generator(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
+    """The grid as a product of theta with all positions, which have one dimension more."""
+    count, _, *places = size
+    positions = theta.new_empty(count, *places, len(places) + 1)
+    made = positions.view(count, -1, len(places) + 1).bmm(theta.mT)
+    return made.view(count, *places, len(places))
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

@@ -372,6 +372,8 @@ class MetaTracer(UnseenByDynamo):
         if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
             with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
+        if func is aten._pack_padded_sequence.default and args[1].is_meta and self._rules.host_counts:
+            args = args[0], self._lengths_of_host(*args), *args[2:]
         accumulated = func is aten.add.Tensor and not kwargs and self._sums.is_in_place(*args)
         signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
@@ -390,7 +392,8 @@ class MetaTracer(UnseenByDynamo):
                 return result
             temporaries = (*self._rules.temporaries(func, args, kwargs, result), *self._moved_indices(func, args))
             made = None if signature is None else shapes_of(func, args, result)
-            call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
+            uses_workspace = self._rules.uses_workspace(func) and not _is_sparse_product(args)
+            call = CachedCall(made, uses_workspace, temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
@@ -428,6 +431,13 @@ class MetaTracer(UnseenByDynamo):
             )
         twins = {id(leaf): self._twin(leaf) for leaf in real}
         return tree_map(lambda leaf: twins.get(id(leaf), leaf), (args, kwargs))
+
+    def _lengths_of_host(self, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> torch.Tensor:
+        """The lengths of sequences with data, as the operator reads them: at most all where they are not known."""
+        if self.numbers.knows(lengths):
+            return self.numbers.answer(lengths).tensor.clone()
+        self.assumptions.bound("aten._pack_padded_sequence")
+        return torch.full(lengths.shape, padded.size(1 if batch_first else 0), dtype=lengths.dtype)
 
     def _write_without_data(self, tensor: Any) -> None:
         """What is written to data from tensors without does not reach them: they are assumed from then on."""
@@ -868,6 +878,11 @@ def _is_on_device(values: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_iter(values))
 
 
+def _is_sparse_product(args: Any) -> bool:
+    """Whether a product is of a sparse tensor: cuSPARSE computes it, without the workspace of cuBLAS."""
+    return any(isinstance(each, torch.Tensor) and each.layout is not torch.strided for each in args)
+
+
 def _needs_values(func: Any, args: Any) -> bool:
     """An index of positions has a result of known shape, a mask does not."""
     return func is not aten.index.Tensor or any(map(_is_mask, args[1]))
@@ -883,9 +898,9 @@ def _tensors_of(values: Any) -> list[torch.Tensor]:
 
 PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
 WITH_INDICES = PUTTING | {aten.index.Tensor}
-# Their tensors may be on several devices.
 # Operators that read lengths on the host, whatever device they run on.
 LENGTHS_OF_HOST = frozenset({aten._pack_padded_sequence.default, aten._ctc_loss.default, aten._ctc_loss.Tensor})
+# Their tensors may be on several devices.
 BETWEEN_DEVICES = LENGTHS_OF_HOST | frozenset(
     {
         aten._to_copy.default,

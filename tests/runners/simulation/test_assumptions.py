@@ -9,12 +9,14 @@ import io
 import json
 import logging
 import math
+import os
 import pickle
 import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import pytest
 import torch
 from torch import nn
 
+from runners.simulation.assumptions import Assumptions
 from tests.programs import H100, HOST, Calculated, calculated
 
 CARDS = pytest.mark.parametrize("card", [H100, HOST], ids=["card", "host"])
@@ -556,3 +559,17 @@ def test_a_program_in_a_loop_of_loaders_reads_the_whole_data() -> None:
         return {"rows": [len(rows) for (rows,) in batches(device)]}
 
     assert calculated(program, HOST).returned == {"rows": [4, 4, 2]}
+
+
+def test_branches_of_libraries_are_counted_and_those_of_the_program_are_named(tmp_path: Path) -> None:
+    assumptions = Assumptions(folder=str(tmp_path))
+    library = assumptions.named(os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "trainer.py"))
+    for number in range(5):
+        assumptions._decided[("train.py", number, "if loss < best")] = {"taken": None}
+        assumptions._decided[(library, number, "x and y")] = {"": None}
+    notes = assumptions.notes()
+    assert [note.split(":")[0] for note in notes[:3]] == ["train.py"] * 3
+    assert notes[3:] == [
+        "assumed numbers decide 2 more branches of the program",
+        "assumed numbers decide 5 branches in libraries",
+    ]
