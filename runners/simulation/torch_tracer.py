@@ -373,6 +373,8 @@ class MetaTracer(UnseenByDynamo):
         if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
             with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
+        if func is aten._pack_padded_sequence.default and args[1].is_meta:
+            args = args[0], self._lengths(func, args[1]), *args[2:]
         accumulated = func is aten.add.Tensor and not kwargs and self._sums.is_in_place(*args)
         signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
@@ -728,6 +730,15 @@ class MetaTracer(UnseenByDynamo):
             self.numbers.taint(copy, level)
         return copy
 
+    def _lengths(self, func: Any, tensor: torch.Tensor) -> torch.Tensor:
+        """The lengths of sequences of a calculated host, which the operator reads. They decide a shape."""
+        if not self._rules.host_counts:
+            return tensor
+        if not self.numbers.knows(tensor):
+            raise self._unavailable(func, "the lengths of the sequences are not calculated")
+        with _disable_current_modes():
+            return self.numbers.answer(tensor).tensor.clone()
+
     def _known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         found = self.numbers.read(tensor)
         return None if found is None or found.level > Level.FINITE else found.tensor
@@ -990,16 +1001,11 @@ if hasattr(aten, "_grouped_mm"):
     REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
 PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
 WITH_INDICES = PUTTING | {aten.index.Tensor}
-# Their tensors may be on several devices.
 # Operators that read lengths on the host, whatever device they run on.
 LENGTHS_OF_HOST = frozenset({aten._pack_padded_sequence.default, aten._ctc_loss.default, aten._ctc_loss.Tensor})
+# Their tensors may be on several devices.
 BETWEEN_DEVICES = LENGTHS_OF_HOST | frozenset(
-    {
-        aten._to_copy.default,
-        aten.copy_.default,
-        *WITH_INDICES,
-        aten._foreach_copy_.default,
-    }
+    {aten._to_copy.default, aten.copy_.default, *WITH_INDICES, aten._foreach_copy_.default}
 )
 OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
