@@ -151,7 +151,7 @@ class AssumedInt(_Assumed, torch.SymInt):
         return np.array(self.plain, dtype)
 
     def generate_state(self, words: int, dtype: Any = None) -> Any:
-        """As numpy.random.SeedSequence does. NumPy takes no seed of another class than `int` that does not have this."""
+        """As numpy.random.SeedSequence does. A seed of another class than `int` must have this for NumPy."""
         import numpy as np
 
         self.assumptions.note("numpy.random")

@@ -261,7 +261,7 @@ def test_generators_take_numbers_of_a_shuffled_order_as_seeds() -> None:
         def __getitem__(self, index: int) -> Any:
             generator = torch.Generator().manual_seed(index)
             torch.manual_seed(index)
-            assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+            assert all(isinstance(each, torch.Generator) for each in (generator, torch.default_generator))
             drawn = [np.random.default_rng(index).random(), random.Random(index).random()]
             drawn += [np.random.RandomState(index).rand(), np.random.Generator(np.random.MT19937(index)).random()]
             assert all(0 <= each < 1 for each in drawn)
