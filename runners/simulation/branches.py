@@ -33,6 +33,8 @@ SHOWN = frozenset(
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
     *("sleep", "seed", "manual_seed", "default_rng", "RandomState", "Random"),
 }
+# Functions of a program, by name, that return a dictionary of numbers which a trainer only logs and compares.
+METRICS = frozenset({"compute_metrics"})
 # Functions that take the elements of a list as they are.
 OF_DATA = frozenset(
     {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
@@ -247,6 +249,8 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) 
         return None if node is parent.test else _flows(parent, parents, seen, is_float)
     if isinstance(parent, (ast.FormattedValue, ast.Expr)):
         return None
+    if isinstance(parent, ast.Dict) and node in parent.values and _is_of_metrics(parent, parents):
+        return None
     if isinstance(parent, ast.Compare):
         return Use(_text(parent), True) if isinstance(_role(parent, parents), LoopTest) else None
     if isinstance(parent, ast.Subscript) and node is parent.slice:
@@ -292,6 +296,15 @@ def _flows_of_list(target: ast.expr, call: ast.Call, parents: Parents, seen: set
         if found is not None:
             return found
     return None
+
+
+def _is_of_metrics(node: ast.AST, parents: Parents) -> bool:
+    """Whether the expression is what a function of METRICS returns."""
+    if not isinstance(parents.get(node), ast.Return):
+        return False
+    while (parent := parents.get(node)) is not None and not isinstance(parent, SCOPES):
+        node = parent
+    return isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and parent.name in METRICS
 
 
 def is_data(frame: FrameType) -> bool:

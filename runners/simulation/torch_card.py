@@ -99,6 +99,8 @@ class ProgramDevice(TorchFunctionMode):
         }
         if self._is_card:
             self._handlers |= self._of_transforms()
+        else:
+            self._handlers |= dict.fromkeys((torch.stft, torch.istft, tensor.stft, tensor.istft), self._together)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -524,6 +526,12 @@ class ProgramDevice(TorchFunctionMode):
             every._cufft_set_plan_cache_max_size: self._nothing,
             every._cufft_clear_plan_cache: self._nothing,
         }
+
+    def _together(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function that compares the devices of its tensors before any operator does."""
+        with NO_FUNCTION_MODES():
+            args, kwargs = self._tracer.on_one_device(func, args, kwargs)
+        return func(*args, **kwargs)
 
     # --- copies, pickles and other libraries ---
 

@@ -381,11 +381,11 @@ class MetaTracer(UnseenByDynamo):
         if call is None:
             if signature is None and func not in (LENGTHS_OF_HOST if self._rules.host_counts else BETWEEN_DEVICES):
                 given = args
-                args, kwargs = self._on_one_device(args, kwargs)
+                args, kwargs = self.on_one_device(func, args, kwargs)
                 if args is not given and func._schema.is_mutable and args[0] is not given[0]:
                     self._write_without_data(given[0])
             elif func in PUTTING and not self._rules.host_counts:
-                self._on_one_device((args[0], args[2]), {})
+                self.on_one_device(func, (args[0], args[2]), {})
             self._rules.check(func, args)
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
@@ -416,13 +416,15 @@ class MetaTracer(UnseenByDynamo):
             )
         return bool(given) and all(abstract)
 
-    def _on_one_device(self, args: Any, kwargs: Any) -> Any:
+    def on_one_device(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The arguments of an operator, of which none or all but single numbers are without data.
 
-        Raises RuntimeError as a card would. Where a host is calculated, tensors with data get twins without.
+        Raises RuntimeError as a card would. Where a host is calculated, tensors with data get twins without, and single
+        numbers as well where they are positions, or the like.
         """
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        real = [leaf for leaf in given if leaf.device == HOST and leaf.ndim]
+        takes_numbers = not self._rules.host_counts or torch.Tag.pointwise in getattr(func, "tags", ())
+        real = [leaf for leaf in given if leaf.device == HOST and (leaf.ndim or not takes_numbers)]
         if not real or not any(leaf.is_meta for leaf in given):
             return args, kwargs
         if not self._rules.host_counts:

@@ -556,3 +556,17 @@ def test_a_program_in_a_loop_of_loaders_reads_the_whole_data() -> None:
         return {"rows": [len(rows) for (rows,) in batches(device)]}
 
     assert calculated(program, HOST).returned == {"rows": [4, 4, 2]}
+
+
+def test_whole_numbers_that_a_trainer_logs_as_metrics_decide_no_size() -> None:
+    def compute_metrics(predicted: Any) -> Json:
+        return {"tokens": int((predicted != 0).sum()), "share": float((predicted == 1).mean())}
+
+    def other(predicted: Any) -> Json:
+        return {"tokens": int((predicted != 0).sum())}
+
+    def program(device: str, measure: Callable[[Any], Json]) -> Json:
+        return {name: float(each) for name, each in measure(unknown(device).argmax(1).cpu().numpy()).items()}
+
+    assert calculated(program, HOST, measure=compute_metrics).error is None
+    assert "may decide a size" in (calculated(program, HOST, measure=other).error or "")

@@ -284,3 +284,26 @@ def test_a_seed_that_is_assumed_draws_what_the_same_known_seed_draws() -> None:
 
     seed = Assumptions().remembering(7, Level.ASSUMED)
     assert np.random.default_rng(seed).random() == np.random.default_rng(7).random()
+
+
+def test_spectra_of_a_calculated_host_have_data_and_windows_without() -> None:
+    import numpy as np
+
+    def program() -> list[int]:
+        sound = torch.from_numpy(np.random.default_rng(0).random(4000, dtype=np.float32))
+        window = torch.hann_window(256)
+        spectrum = torch.stft(sound, 256, 64, window=window, return_complex=True)
+        assert sound.stft(256, 64, window=window, return_complex=True).shape == spectrum.shape
+        return [*spectrum.shape, *torch.istft(spectrum, 256, 64, window=window).shape]
+
+    assert calculated(program, HOST).returned == {"result": [129, 63, 3968]}
+
+
+def test_one_position_of_data_meets_rows_without_data_on_a_calculated_host() -> None:
+    import numpy as np
+
+    def program() -> list[int]:
+        position = torch.from_numpy(np.array(1))
+        return list(torch.zeros(3).index_copy_(0, position, torch.randn(1)).shape)
+
+    assert calculated(program, HOST).returned == {"result": [3]}
