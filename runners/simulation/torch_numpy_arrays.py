@@ -35,6 +35,8 @@ class AssumedArray(np.ndarray):
         return self.view(np.ndarray)
 
     def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, AssumedArray) and index.dtype == bool:
+            index = index._true_everywhere("numpy.index")
         found = super().__getitem__(index)
         return self._with(found.item()) if isinstance(found, np.generic) else found
 
@@ -46,6 +48,17 @@ class AssumedArray(np.ndarray):
 
     def tolist(self) -> Any:
         return tree_map(self._with, super().tolist())
+
+    def nonzero(self) -> Any:
+        """The positions of at most all elements."""
+        return self._true_everywhere("numpy.nonzero").nonzero()
+
+    def _true_everywhere(self, operator: str) -> Any:
+        """In place of a mask that is not calculated, of which at most all elements are true."""
+        if self.assumptions is None or self.level <= Level.FINITE:
+            return self._plain()
+        self.assumptions.bound(operator)
+        return np.ones(self.shape, dtype=bool)
 
     def argmax(self, *args: Any, **options: Any) -> Any:
         return self._position(super().argmax(*args, **options))

@@ -298,6 +298,8 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
+                if self.is_elsewhere and func in OF_MASKS:
+                    args = self._with_true_masks(func, args)
                 result = func(*args, **(kwargs or {}))
                 if self.is_elsewhere:
                     self.numbers.follow_host(result, args, kwargs)
@@ -788,7 +790,20 @@ class MetaTracer(UnseenByDynamo):
         return self.assumptions.truth(False, Level.ASSUMED, "torch.equal")
 
     def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
+        """The same where there are data, which may be assumed."""
+        given = self._with_true_masks(func, args)
+        if (
+            func not in OF_MASKS
+            and func is not aten.index.Tensor
+            and not all(map(self.numbers.knows, _tensors_of(args)))
+        ):
+            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+        result = func(*given, **kwargs)
+        self._trace_all(result, func, args, kwargs)
+        return result
+
+    def _with_true_masks(self, func: Any, args: Any) -> list[Any]:
+        """The arguments with masks of assumed data taken as true everywhere."""
         given = list(args)
         masks = given[1] if func is aten.index.Tensor else given[-1:] if func in OF_MASKS else []
         for position, mask in enumerate(masks):
@@ -799,15 +814,7 @@ class MetaTracer(UnseenByDynamo):
                     given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
                 else:
                     given[-1] = all_true
-        if (
-            func not in OF_MASKS
-            and func is not aten.index.Tensor
-            and not all(map(self.numbers.knows, _tensors_of(args)))
-        ):
-            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
-        result = func(*given, **kwargs)
-        self._trace_all(result, func, args, kwargs)
-        return result
+        return given
 
     def _count(self, mask: torch.Tensor, func: Any) -> int:
         """How many elements are not zero, or the most that can be."""
