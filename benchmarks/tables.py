@@ -4,7 +4,8 @@
 
 Writes plan.jsonl and an attempt folder for each point, as a cpu run leaves them (8 phases and a `between` before each,
 30 lines of journal). Then measures, each in its own process: journals to Parquet, the frontier alone, and pandas
-reading the tables. Figures include the forks of that process, and pages that both share count twice. The files have just been written, so the disk's cache holds as many as fit in it.
+reading the tables. Figures include the forks of that process, and pages that both share count twice. The files have
+just been written, so the disk's cache holds as many as fit in it.
 """
 
 from __future__ import annotations

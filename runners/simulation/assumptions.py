@@ -89,7 +89,7 @@ class Assumptions:
 
     def remembering(self, value: Any, level: Level) -> Any:
         """The Python number that remembers its level; the value itself if that is known, or is no number."""
-        from runners.simulation.torch_assumed_numbers import AssumedFloat, AssumedInt, plain_of
+        from runners.simulation.torch_assumed_numbers import AssumedFloat, AssumedInt, be_seeds_of_numpy, plain_of
 
         value = plain_of(value)
         if level is Level.KNOWN or isinstance(value, bool) or type(value).__module__ == "numpy":
@@ -100,7 +100,9 @@ class Assumptions:
             made = AssumedFloat(value)
         else:
             return value
-        self.handed_out = True
+        if not self.handed_out:
+            self.handed_out = True
+            be_seeds_of_numpy()
         made.level, made.assumptions = level, self
         return made
 

@@ -37,6 +37,8 @@ SHOWN = frozenset(
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
     *("sleep", "seed", "manual_seed", "default_rng", "RandomState", "Random"),
 }
+# Functions of a program, by name, that return a dictionary of numbers which a trainer only logs and compares.
+METRICS = frozenset({"compute_metrics"})
 # Functions that take the elements of a list as they are.
 OF_DATA = frozenset(
     {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
@@ -411,6 +413,8 @@ def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], kind: _Kind) -> 
         return None if node is parent.test else _flows(parent, parents, seen, kind)
     if isinstance(parent, (ast.FormattedValue, ast.Expr)):
         return None
+    if isinstance(parent, ast.Dict) and node in parent.values and _is_of_metrics(parent, parents):
+        return None
     if isinstance(parent, ast.Compare):
         role = _role(parent, parents)
         if isinstance(role, LoopTest):
@@ -560,6 +564,15 @@ def _grouping(code: CodeType, last: int, line: int) -> Branch | None:
     if isinstance(node, ast.Call) and (_is_of(node, SHOWN) or _name_of(node) == "get"):
         return None
     return None if isinstance(node, ast.Compare) else Branch(_text(node))
+
+
+def _is_of_metrics(node: ast.AST, parents: Parents) -> bool:
+    """Whether the expression is what a function of METRICS returns."""
+    if not isinstance(parents.get(node), ast.Return):
+        return False
+    while (parent := parents.get(node)) is not None and not isinstance(parent, SCOPES):
+        node = parent
+    return isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and parent.name in METRICS
 
 
 def is_data(frame: FrameType) -> bool:

@@ -94,12 +94,15 @@ class ProgramDevice(TorchFunctionMode):
             tensor.__cuda_array_interface__.__get__: self._array_interface,
             tensor.__dlpack_device__: self._dlpack_device,
             torch.device: self._make_device,
+            torch._C._nn._parse_to: self._parse_to,
             torch.as_tensor: self._as_tensor,
             torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
         if self._is_card:
             self._handlers |= self._of_transforms()
+        else:
+            self._handlers |= dict.fromkeys((torch.stft, torch.istft, tensor.stft, tensor.istft), self._together)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -293,6 +296,16 @@ class ProgramDevice(TorchFunctionMode):
         if self._is_card and len(args) == 1 and isinstance(args[0], int):
             return func("cuda", args[0])
         return func(*args, **kwargs)
+
+    def _parse_to(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The arguments of Module.to, with the device as the program has named it, by itself or by a tensor."""
+        if self._is_card and args and type(args[0]) is int:
+            args = torch.device("cuda", args[0]), *args[1:]
+        elif self._is_card and type(kwargs.get("device")) is int:
+            kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
+        device, *others = func(*args, **kwargs)
+        tensor = args[0] if args else kwargs.get("tensor")
+        return self._device if self.is_here(tensor) else device, *others
 
     # --- what makes and moves tensors ---
 
@@ -540,6 +553,12 @@ class ProgramDevice(TorchFunctionMode):
             every._cufft_set_plan_cache_max_size: self._nothing,
             every._cufft_clear_plan_cache: self._nothing,
         }
+
+    def _together(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function that compares the devices of its tensors before any operator does."""
+        with NO_FUNCTION_MODES():
+            args, kwargs = self._tracer.on_one_device(func, args, kwargs)
+        return func(*args, **kwargs)
 
     # --- copies, pickles and other libraries ---
 

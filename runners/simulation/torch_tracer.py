@@ -298,6 +298,8 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
+                if self.is_elsewhere and func in OF_MASKS:
+                    args = self._with_true_masks(func, args)
                 result = func(*args, **(kwargs or {}))
                 if self.is_elsewhere:
                     self.numbers.follow_host(result, args, kwargs)
@@ -380,11 +382,11 @@ class MetaTracer(UnseenByDynamo):
         if call is None:
             if signature is None and func not in (LENGTHS_OF_HOST if self._rules.host_counts else BETWEEN_DEVICES):
                 given = args
-                args, kwargs = self._on_one_device(args, kwargs)
+                args, kwargs = self.on_one_device(func, args, kwargs)
                 if args is not given and func._schema.is_mutable and args[0] is not given[0]:
                     self._write_without_data(given[0])
             elif func in PUTTING and not self._rules.host_counts:
-                self._on_one_device((args[0], args[2]), {})
+                self.on_one_device(func, (args[0], args[2]), {})
             self._rules.check(func, args)
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
@@ -416,13 +418,15 @@ class MetaTracer(UnseenByDynamo):
             )
         return bool(given) and all(abstract)
 
-    def _on_one_device(self, args: Any, kwargs: Any) -> Any:
+    def on_one_device(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The arguments of an operator, of which none or all but single numbers are without data.
 
-        Raises RuntimeError as a card would. Where a host is calculated, tensors with data get twins without.
+        Raises RuntimeError as a card would. Where a host is calculated, tensors with data get twins without, and single
+        numbers as well where they are positions, or the like.
         """
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        real = [leaf for leaf in given if leaf.device == HOST and leaf.ndim]
+        takes_numbers = not self._rules.host_counts or torch.Tag.pointwise in getattr(func, "tags", ())
+        real = [leaf for leaf in given if leaf.device == HOST and (leaf.ndim or not takes_numbers)]
         if not real or not any(leaf.is_meta for leaf in given):
             return args, kwargs
         if not self._rules.host_counts:
@@ -785,7 +789,20 @@ class MetaTracer(UnseenByDynamo):
         return self.assumptions.truth(False, Level.ASSUMED, "torch.equal")
 
     def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
+        """The same where there are data, which may be assumed."""
+        given = self._with_true_masks(func, args)
+        if (
+            func not in OF_MASKS
+            and func is not aten.index.Tensor
+            and not all(map(self.numbers.knows, _tensors_of(args)))
+        ):
+            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+        result = func(*given, **kwargs)
+        self._trace_all(result, func, args, kwargs)
+        return result
+
+    def _with_true_masks(self, func: Any, args: Any) -> list[Any]:
+        """The arguments with masks of assumed data taken as true everywhere."""
         given = list(args)
         masks = given[1] if func is aten.index.Tensor else given[-1:] if func in OF_MASKS else []
         for position, mask in enumerate(masks):
@@ -796,15 +813,7 @@ class MetaTracer(UnseenByDynamo):
                     given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
                 else:
                     given[-1] = all_true
-        if (
-            func not in OF_MASKS
-            and func is not aten.index.Tensor
-            and not all(map(self.numbers.knows, _tensors_of(args)))
-        ):
-            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
-        result = func(*given, **kwargs)
-        self._trace_all(result, func, args, kwargs)
-        return result
+        return given
 
     def _count(self, mask: torch.Tensor, func: Any) -> int:
         """How many elements are not zero, or the most that can be."""
@@ -902,12 +911,7 @@ WITH_INDICES = PUTTING | {aten.index.Tensor}
 LENGTHS_OF_HOST = frozenset({aten._pack_padded_sequence.default, aten._ctc_loss.default, aten._ctc_loss.Tensor})
 # Their tensors may be on several devices.
 BETWEEN_DEVICES = LENGTHS_OF_HOST | frozenset(
-    {
-        aten._to_copy.default,
-        aten.copy_.default,
-        *WITH_INDICES,
-        aten._foreach_copy_.default,
-    }
+    {aten._to_copy.default, aten.copy_.default, *WITH_INDICES, aten._foreach_copy_.default}
 )
 OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))

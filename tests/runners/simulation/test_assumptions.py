@@ -573,3 +573,46 @@ def test_branches_of_libraries_are_counted_and_those_of_the_program_are_named(tm
         "assumed numbers decide 2 more branches of the program",
         "assumed numbers decide 5 branches in libraries",
     ]
+
+
+def test_whole_numbers_that_a_trainer_logs_as_metrics_decide_no_size() -> None:
+    def compute_metrics(predicted: Any) -> Json:
+        return {"tokens": int((predicted != 0).sum()), "share": float((predicted == 1).mean())}
+
+    def other(predicted: Any) -> Json:
+        return {"tokens": int((predicted != 0).sum())}
+
+    def program(device: str, measure: Callable[[Any], Json]) -> Json:
+        return {name: float(each) for name, each in measure(unknown(device).argmax(1).cpu().numpy()).items()}
+
+    assert calculated(program, HOST, measure=compute_metrics).error is None
+    assert "may decide a size" in (calculated(program, HOST, measure=other).error or "")
+
+
+def test_numpys_masks_of_numbers_that_are_not_calculated_are_true_for_at_most_all() -> None:
+    def program(device: str) -> Json:
+        numbers = unknown(device).cpu().numpy()
+        mask = numbers > 2
+        return {"positions": len(np.nonzero(mask)[0]), "flat": len(np.flatnonzero(mask)), "rows": len(numbers[mask])}
+
+    found = calculated(program, HOST)
+    assert found.returned == dict.fromkeys(("positions", "flat", "rows"), ROWS * 4)
+    operators = {bound["operator"] for bound in found.assumed["bounds"]}
+    assert operators == {"numpy.nonzero", "numpy.flatnonzero", "numpy.ndarray.__getitem__"}
+
+
+def test_a_mask_of_a_loaders_worker_is_true_for_at_most_all() -> None:
+    class Cropped(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.label = torch.rand(4, 4) > 2
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.nonzero(self.label)
+
+    def program(device: str) -> Json:
+        return {"found": [list(each.shape) for each in torch.utils.data.DataLoader(Cropped(), num_workers=1)]}
+
+    assert calculated(program, HOST).returned == {"found": [[1, 16, 2]] * 2}
