@@ -52,6 +52,9 @@ class ProgramDevice(TorchFunctionMode):
         super().__init__()
         self._tracer, self._device, self._use = tracer, device, use
         self._is_card = device.type == "cuda"
+        self._draws = tracer.numbers.draws
+        if self._draws is not None:
+            self._draws.follows_state = True
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
         self._beneath = Beneath(self, self._seen, tracer)
@@ -136,6 +139,12 @@ class ProgramDevice(TorchFunctionMode):
         return self._answer(func, args, kwargs)
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._draws is not None and kwargs and (generator := kwargs.get("generator")) is not None:
+            with self._draws.by(generator):
+                return self._answer_without_generator(func, args, kwargs)
+        return self._answer_without_generator(func, args, kwargs)
+
+    def _answer_without_generator(self, func: Any, args: Any, kwargs: Any) -> Any:
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})

@@ -49,6 +49,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_draws import Draws
 from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
@@ -110,7 +111,9 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
-        self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
+        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
+        draws = Draws(self.notes.setdefault, lambda: self.is_made_on_meta) if rules.host_counts else None
+        self.numbers = Numbers(self.assumptions, draws)
         self._distinct = Distinct()
         rules.extensions.on_bound = self.assumptions.bound
         self.events = array("q")
@@ -118,7 +121,6 @@ class MetaTracer(UnseenByDynamo):
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
         self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
-        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0
