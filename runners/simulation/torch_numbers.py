@@ -286,7 +286,7 @@ class Numbers:
             return
         made = _tensors(self._computed(func, args, kwargs))
         for leaf, each in zip(leaves, made, strict=True):
-            self._keep(leaf, each, level if level < Level.BOUND else Level.ASSUMED)
+            self.keep(leaf, each, level if level < Level.BOUND else Level.ASSUMED)
 
     def _made(self, result: torch.Tensor, key: int, func: Any, args: Any, kwargs: Any) -> Value | None:
         """The numbers of one result; None if they are not known, UNCHANGED for those of its storage before."""
@@ -453,7 +453,7 @@ class Numbers:
             return Value(kept.storage, max(level, Level.KNOWN if value is None else value.level))
         made = self._computed(func, args, kwargs)
         if isinstance(made, torch.Tensor):
-            self._keep(result, made, level)
+            self.keep(result, made, level)
         return self._values.get(key)
 
     def _spread(self, tensor: torch.Tensor, value: Value | None) -> None:
@@ -484,7 +484,8 @@ class Numbers:
         assumed = self._assumed(tensor)
         return assumed.as_strided(tensor.shape, (0,) * tensor.ndim)
 
-    def _keep(self, leaf: torch.Tensor, made: torch.Tensor, level: Level) -> None:
+    def keep(self, leaf: torch.Tensor, made: torch.Tensor, level: Level) -> None:
+        """Keep the numbers of a tensor without data, of the same shape and type; others are left out."""
         storage = leaf.untyped_storage()
         if not leaf.is_meta or made.dtype != leaf.dtype or made.shape != leaf.shape:
             return

@@ -559,11 +559,15 @@ class MetaTracer(UnseenByDynamo):
             self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
-            estimates = getattr(tensor, "estimates", None)
+            sparse: Any = tensor
+            estimates = getattr(sparse, "estimates", None)
             for number, storage in enumerate(storages_of(tensor)):
                 if estimates and not self._on_host:
                     self._note_bounds(estimates[number])
                 self._registered(storage)
+            if (known := getattr(sparse, "known_indices", None)) is not None:
+                del sparse.known_indices
+                self.numbers.keep(sparse._indices(), known, Level.FINITE)
             return
         if not self._on_host:
             self._note_bounds(getattr(tensor, "estimate", 0))

@@ -45,7 +45,6 @@ DRAWS: dict[str, Callable[[], Any]] = {
     "a permutation": lambda: torch.randperm(1_100_000),
     "like another": lambda: (torch.rand_like(torch.zeros(99)), torch.randn_like(torch.zeros(99))),
     "weights": lambda: nn.TransformerEncoderLayer(32, 4),
-    "truncated normal": lambda: nn.init.trunc_normal_(torch.empty(200, 7)),
     "dropout": lambda: F.dropout(torch.ones(5000, requires_grad=True), 0.2),
     "attention with dropout": lambda: F.scaled_dot_product_attention(*[torch.ones(2, 2, 9, 8)] * 3, dropout_p=0.3),
     "a network": lambda: Recurrent()(torch.ones(5, 2, 8)),
