@@ -157,8 +157,9 @@ def _sum(args: Sequence[Any], value_of: ValueOf, narrows: bool, in_place: bool) 
 
 # aten/src/ATen/native/sparse/SparseTensorMath.cpp and cuda/SparseCUDATensorMath.cu
 def _both(first: Tensor, second: Tensor, narrows: bool, value_of: ValueOf) -> Tensor:
-    """A card joins the elements. A CPU merges those that meet, in storages for all."""
+    """A card joins the elements. A CPU merges those that meet, in storages for all, where the values are contiguous."""
     indices, values = first._indices(), first._values()
+    narrows = narrows and values.is_contiguous() and second._values().is_contiguous()
     every = indices.size(1) + second._indices().size(1)
     of_indices = indices.new_empty(indices.size(0), every)
     of_values = values.new_empty(every, *values.shape[1:], dtype=torch.result_type(first, second))

@@ -54,15 +54,18 @@ def test_a_sparse_embedding_takes_the_bytes_of_a_cpu(optimizer: str, ids: str) -
     assert real_peak(work) <= peak(work) * 1.0001 <= real_peak(work) * (1.005 if ids == "known" else 1.01)
 
 
-def test_places_that_meet_are_counted_once_where_they_are_known() -> None:
-    """Two gradients of one sparse embedding, which are added, coalesced and taken as the places of the moments."""
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_places_that_meet_are_counted_once_where_they_are_known(is_contiguous: bool) -> None:
+    """Two gradients of one sparse embedding, which are added, coalesced and taken as the places of the moments. The
+    gradient of a sum is expanded, that of a square is not."""
 
     def work(device: str) -> None:
         embedding = nn.Embedding(1000, 64, sparse=True, device=device)
         optimizer = torch.optim.SparseAdam(list(embedding.parameters()))
         ids = torch.arange(4000, device=device)
         for _ in range(2):
-            (embedding(ids % 50).sum() + embedding(ids[:2000] % 80).sum()).backward()
+            found = [embedding(ids % 50), embedding(ids[:2000] % 80)]
+            sum(each.square().sum() if is_contiguous else each.sum() for each in found).backward()  # type: ignore[union-attr]
             optimizer.step()
             optimizer.zero_grad()
 
