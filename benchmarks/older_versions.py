@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from runners.simulation.torch_tracer import replaced
+from runners.simulation.torch_replaced import replaced
 
 Version = tuple[int, ...]
 Rule = Callable[[], AbstractContextManager[None]]

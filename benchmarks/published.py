@@ -38,7 +38,7 @@ from runners.device import Card, Device  # noqa: E402
 from runners.point import Attempt, Point, canonical  # noqa: E402
 from runners.simulation.card_memory import memory_of  # noqa: E402
 from runners.simulation.replay import replay  # noqa: E402
-from runners.simulation.torch_tracer import replaced  # noqa: E402
+from runners.simulation.torch_replaced import replaced  # noqa: E402
 from runners.simulation.trace import EVENT, AllocationTrace, trace_workload  # noqa: E402
 
 MIB = 2**20

@@ -16,7 +16,7 @@ import torch
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from runners.simulation.torch_tracer import replaced
+from runners.simulation.torch_replaced import replaced
 
 aten = torch.ops.aten
 

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from runners.phases import Unavailable
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
-from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.simulation.torch_replaced import replaced
+from runners.simulation.torch_tracer import MetaTracer
 
 RAW_STREAM = "_cuda_getCurrentRawStream"  # of torch._C; a build without CUDA has none
 

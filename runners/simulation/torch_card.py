@@ -26,7 +26,8 @@ from runners.simulation.torch_assumed_numbers import is_assumed, plain_of
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
-from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.simulation.torch_replaced import replaced
+from runners.simulation.torch_tracer import MetaTracer
 from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")

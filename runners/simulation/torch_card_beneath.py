@@ -18,7 +18,8 @@ import torch.utils._python_dispatch as dispatch_modes
 import torch.utils.checkpoint
 from torch.overrides import TorchFunctionMode
 
-from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.simulation.torch_replaced import replaced
+from runners.simulation.torch_tracer import MetaTracer
 
 # Modes that PyTorch itself enters, for tensors of its own.
 OWN_MODES = ("torch._subclasses", "torch.fx", "torch._dynamo", "torch._functorch", "torch._export", "runners.")

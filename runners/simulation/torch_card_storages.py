@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.simulation.torch_replaced import members_set, replaced
+from runners.simulation.torch_tracer import MetaTracer
 
 META = torch.device("meta")
 BYTE = torch.uint8
@@ -86,8 +87,8 @@ class Storages:
         if not is_card:
             del names["cuda"]
         with ExitStack() as stack:
-            stack.enter_context(_members(storage, names))
-            stack.enter_context(_members(storage, {"__new__": staticmethod(made)}))
+            stack.enter_context(members_set(storage, names))
+            stack.enter_context(members_set(storage, {"__new__": staticmethod(made)}))
             stack.enter_context(replaced(torch, load=loaded))
             stack.enter_context(replaced(torch.Tensor, _reduce_ex_internal=reduced))
             if not is_card:
@@ -271,19 +272,3 @@ def _received(kind: Any, size: int, *described: Any) -> Any:
         token = _Token(size, torch.empty(size, dtype=BYTE, device=META).untyped_storage())
     made = _rebuilt(token, *described)
     return made if kind is torch.Tensor else kind(made, made.requires_grad)
-
-
-@contextmanager
-def _members(where: Any, names: dict[str, Any]) -> Iterator[None]:
-    """Set members of a class, some of which it inherits, until the end."""
-    before = {name: vars(where).get(name) for name in names}
-    for name, value in names.items():
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                delattr(where, name)
-            else:
-                setattr(where, name, value)

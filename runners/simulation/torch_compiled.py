@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from runners.simulation.late_imports import Adaptation
-from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.simulation.torch_replaced import replaced
+from runners.simulation.torch_tracer import MetaTracer
 
 NOTE = "torch.compile: calculated as eager; compiled code fuses operators and keeps other tensors, so its peak differs"
 CALLED_EAGER = (

@@ -31,6 +31,7 @@ from runners.simulation.torch_cuda_types import (
     event_class,
     legacy_tensors,
 )
+from runners.simulation.torch_replaced import members_set
 from runners.simulation.torch_tracer import MetaTracer
 
 CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch 2.13 has on PyPI and its own index
@@ -44,7 +45,6 @@ DTYPES = [
     *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
 ]
 RAW_ADDRESSES = 0x7000_0000_0000  # of memory that a program asks the allocator for without a tensor
-ABSENT: Any = object()
 
 # Of PyTorch's build for CUDA, in torch._C: what has no effect on memory here.
 WITHOUT_EFFECT = [
@@ -115,7 +115,7 @@ class CudaBackend:
                 (torch.version, versions),
                 (torch, classes_of_either_device(event) | {"set_default_tensor_type": _set_default_tensor_type}),
             ):
-                stack.enter_context(_attributes(where, names))
+                stack.enter_context(members_set(where, names))
             yield
 
     # --- the card itself ---
@@ -423,19 +423,3 @@ def _set_default_tensor_type(wanted: Any) -> None:
     on_card = name.startswith("torch.cuda.")
     torch.set_default_dtype(getattr(torch, name.rpartition(".")[2]).dtype)
     torch.set_default_device("cuda" if on_card else None)
-
-
-@contextmanager
-def _attributes(where: Any, names: Mapping[str, Any]) -> Iterator[None]:
-    """Set attributes, some of which are new, until the end."""
-    before = {name: vars(where).get(name, ABSENT) for name in names}
-    for name, value in names.items():
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is ABSENT:
-                delattr(where, name)
-            else:
-                setattr(where, name, value)

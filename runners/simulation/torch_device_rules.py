@@ -27,9 +27,9 @@ from runners.simulation.torch_composites import Functions, decomposed, operators
 from runners.simulation.torch_extensions import ExtensionKernels
 from runners.simulation.torch_recurrent_cpu import lstm_layer, recurrent_on_cpu
 from runners.simulation.torch_recurrent_cuda import CudnnRecurrent, flatten_parameters
+from runners.simulation.torch_replaced import body_replaced, replaced
 from runners.simulation.torch_results import ctc_loss, one_hot
 from runners.simulation.torch_sparse import embedding_sparse_backward
-from runners.simulation.torch_tracer import body_replaced, replaced
 
 aten = torch.ops.aten
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
 from runners.phases import Unavailable
+from runners.simulation import torch_sparse
 from runners.simulation.kernels.torch_sizes import Estimate
 from runners.simulation.torch_composites import Functions, decomposed, operators
 
@@ -109,7 +110,36 @@ def _geqrf(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(matrix), matrix.new_empty(*matrix.shape[:-2], min(matrix.shape[-2:]))
 
 
+def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """torch's own on `meta` accepts bfloat16 only, and devices accept more."""
+    groups = () if (a.ndim == 2) != (b.ndim == 2) else (len(offs),) if a.ndim == 2 else (len(a),)
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=out_dtype)
+
+
+def _loss_of_elements(operator: Any) -> Any:
+    """The mean of some losses keeps the storage of all their elements, on any device (aten/src/ATen/native/Loss.cpp):
+    that of a mean squared error is as large as the input."""
+
+    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        mean: torch.Tensor = operator(input, target, *args, **kwargs)
+        shape: Any = torch.broadcast_shapes(input.shape, target.shape)  # type: ignore[no-untyped-call]
+        return mean if mean.ndim else mean.new_empty(shape).as_strided((), ())
+
+    return loss
+
+
+def _int4_product(input: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
+    """torch's own on `meta` asks for an attribute that only fake tensors have. Tiles have 8 rows of the weight
+    (aten/src/ATen/native/cuda/int4mm.cu)."""
+    return input.new_empty(len(input), len(packed) * 8)
+
+
+LOSSES = ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
 RESULTS: Functions = {
+    **{loss: _loss_of_elements(loss) for loss in operators(*LOSSES)},
+    **dict.fromkeys(operators("_weight_int4pack_mm"), _int4_product),
+    **dict.fromkeys(operators("_embedding_bag_backward"), torch_sparse.embedding_bag_backward),
+    **dict.fromkeys(operators("_grouped_mm"), _grouped_mm),
     **dict.fromkeys(operators("convolution"), _convolution),
     **dict.fromkeys(operators("col2im"), _col2im),
     **dict.fromkeys(operators("_padded_dense_to_jagged_forward"), _padded_to_jagged),

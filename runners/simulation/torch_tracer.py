@@ -18,11 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from inspect import isfunction
 from typing import Any, Protocol
 
 import torch
-from torch.utils._contextlib import _DecoratorContextManager
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
@@ -51,6 +49,7 @@ from runners.simulation.torch_call_cache import (
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 from runners.simulation.torch_draws import Draws
 from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
+from runners.simulation.torch_replaced import body_replaced, new_tensor, replaced, without_inference_mode
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -146,7 +145,7 @@ class MetaTracer(UnseenByDynamo):
         self._stream = 0
         self._workspaces: dict[tuple[int, int], int] = {}  # their allocations, by handle and stream
         self._handles: dict[int, int] = {}  # of matrix products, by living thread
-        self._replacements: Functions = {**REPLACEMENTS, **RESULTS, **rules.replacements}
+        self._replacements: Functions = {**RESULTS, **rules.replacements}
 
     @contextmanager
     def around_workload(self) -> Iterator[None]:
@@ -154,11 +153,11 @@ class MetaTracer(UnseenByDynamo):
         with (
             self._rules.applied(),
             composites_replaced(self._rules.composites, self._rules.kernels),
-            _without_inference_mode(),
+            without_inference_mode(),
             self._remember_constants(),
             EnteredInThreads(self.in_thread),
             self._follow_empty_cache(),
-            replaced(torch.Tensor, new=_new),
+            replaced(torch.Tensor, new=new_tensor),
             self,
         ):
             yield
@@ -856,80 +855,6 @@ def _work_with_data() -> None:
 os.register_at_fork(after_in_child=_work_with_data)
 
 
-# --- replacements -----------------------------------------------------------------------------------------------------
-
-
-def _without_inference_mode() -> AbstractContextManager[None]:
-    """Trace inference mode as no_grad, which takes the same memory: in inference mode composite operators are not
-    decomposed, and to decompose them here takes four times as long."""
-    return replaced(torch, inference_mode=_InferenceMode)
-
-
-class _InferenceMode(_DecoratorContextManager):
-    """torch.inference_mode without inference tensors. `inference_mode(False)` lets autograd record again."""
-
-    def __new__(cls, mode: Any = True) -> Any:
-        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
-
-    def __init__(self, mode: bool = True) -> None:
-        self.mode = mode
-        self._before: list[bool] = []
-
-    def __enter__(self) -> None:
-        self._before.append(torch.is_grad_enabled())
-        torch._C._set_grad_enabled(not self.mode)
-
-    def __exit__(self, *raised: object) -> None:
-        torch._C._set_grad_enabled(self._before.pop())
-
-    def clone(self) -> _InferenceMode:
-        return type(self)(self.mode)
-
-
-@contextmanager
-def replaced(where: Any, **names: Any) -> Iterator[None]:
-    """Replace attributes of a module, class or object until the end. TorchScript takes what replaces an operator for
-    that operator, since it could not compile it."""
-    before = {name: getattr(where, name) for name in names}
-    table = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
-    operators = {
-        id(new): table[id(old)]
-        for old, new in zip(before.values(), names.values(), strict=True)
-        if isfunction(new) and id(old) in table
-    }
-    table.update(operators)
-    for name, value in names.items():
-        setattr(where, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(where, name, value)
-        for key in operators:
-            table.pop(key, None)
-
-
-@contextmanager
-def body_replaced(function: Any, by: Any) -> Iterator[None]:
-    """Replace what a Python function does, for every module that imported it, until the end."""
-    before = function.__code__
-    function.__code__ = by.__code__
-    try:
-        yield
-    finally:
-        function.__code__ = before
-
-
-def _new(like: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Tensor.new, which PyTorch lacks for a sparse tensor on `meta`: torch.optim.SparseAdam makes tensors by it."""
-    if like.layout is torch.sparse_coo and like.is_meta and len(args) == 3:
-        return torch.sparse_coo_tensor(*args)
-    return was_new(like, *args, **kwargs)
-
-
-was_new: Any = torch.Tensor.new
-
-
 def _calls_a_class_of_tensors() -> bool:
     """Whether Python code outside of PyTorch calls torch.Tensor or the like, and not an operator that fills a tensor of
     the host itself, such as ctc_loss."""
@@ -962,38 +887,6 @@ def _tensors_of(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_iter(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _grouped_mm(a: torch.Tensor, b: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
-    """torch's own on `meta` accepts bfloat16 only, and devices accept more."""
-    groups = () if (a.ndim == 2) != (b.ndim == 2) else (len(offs),) if a.ndim == 2 else (len(a),)
-    return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=out_dtype)
-
-
-def _loss_of_elements(operator: Any) -> Any:
-    """The mean of some losses keeps the storage of all their elements, on any device (aten/src/ATen/native/Loss.cpp):
-    that of a mean squared error is as large as the input."""
-
-    def loss(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        mean: torch.Tensor = operator(input, target, *args, **kwargs)
-        shape: Any = torch.broadcast_shapes(input.shape, target.shape)  # type: ignore[no-untyped-call]
-        return mean if mean.ndim else mean.new_empty(shape).as_strided((), ())
-
-    return loss
-
-
-LOSSES = (aten.mse_loss, aten.smooth_l1_loss, aten.binary_cross_entropy, aten.soft_margin_loss)
-REPLACEMENTS: dict[Any, Any] = {loss.default: _loss_of_elements(loss.default) for loss in LOSSES}
-
-
-def _int4_product(input: torch.Tensor, packed: torch.Tensor, group: int, scales: torch.Tensor) -> torch.Tensor:
-    """torch's own on `meta` asks for an attribute that only fake tensors have. Tiles have 8 rows of the weight
-    (aten/src/ATen/native/cuda/int4mm.cu)."""
-    return input.new_empty(len(input), len(packed) * 8)
-
-
-REPLACEMENTS[aten._weight_int4pack_mm.default] = _int4_product
-REPLACEMENTS[aten._embedding_bag_backward.default] = torch_sparse.embedding_bag_backward
-if hasattr(aten, "_grouped_mm"):
-    REPLACEMENTS[aten._grouped_mm.default] = _grouped_mm
 PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
 WITH_INDICES = PUTTING | {aten.index.Tensor}
 # Their tensors may be on several devices.

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from runners.simulation.torch_tracer import MetaTracer, replaced
+from runners.simulation.torch_replaced import replaced
+from runners.simulation.torch_tracer import MetaTracer
 
 BENCHMARK_BUFFER = 2**28  # bytes
 SPEED = [1.0, 1.0, 1.0]  # milliseconds of every configuration: the first of several is chosen

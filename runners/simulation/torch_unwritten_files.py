@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from runners.simulation.torch_tracer import replaced
+from runners.simulation.torch_replaced import replaced
 
 MOST_NAMED = 3  # files that were not written, by name
 FILE = 0o100644  # the mode of an ordinary file

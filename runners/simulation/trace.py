@@ -376,7 +376,7 @@ def _workload_hooks(tracer: Any) -> contextlib.AbstractContextManager[None]:
     import torch
 
     from runners.models import torch_models
-    from runners.simulation.torch_tracer import replaced
+    from runners.simulation.torch_replaced import replaced
 
     return replaced(
         torch_models,
