@@ -73,9 +73,11 @@ class Checked:
 
     @property
     def ratio(self) -> float | None:
-        if not (self.on_card.status == self.measured.status == "ok" and self.measured.peak):
+        """The card's peak over the measured one; over the calculated one of cpu where both are bounds."""
+        on_cpu = self.on_cpu if self.is_bounded and self.on_card.bounds else self.measured
+        if not (self.on_card.status == on_cpu.status == "ok" and on_cpu.peak):
             return None
-        return (self.on_card.peak or 0) / self.measured.peak
+        return (self.on_card.peak or 0) / on_cpu.peak
 
     @property
     def is_close(self) -> bool:
