@@ -14,7 +14,7 @@ class Program:
 
     The card's peak differs from the processor's: the data of a program stay on the host, a card computes in 16 bits
     where the program asks for it, and its matrix products have a workspace. `ratio` is the range in which the card's
-    peak over the processor's is expected; a peak outside of it is reported as suspect.
+    peak over the processor's is expected, that workspace aside; a peak outside of it is reported as suspect.
     """
 
     name: str
