@@ -28,6 +28,7 @@ from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
 from runners.simulation.torch_replaced import replaced
 from runners.simulation.torch_tracer import MetaTracer
+from runners.simulation.torch_truncated import NAME, draws_in_rounds, truncated
 from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -114,8 +115,10 @@ class ProgramDevice(TorchFunctionMode):
                 return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
+        of_init = {NAME: truncated(self.is_here, self._draws)} if draws_in_rounds() else {}
         with (
             replaced(torch.Tensor, _make_wrapper_subclass=make_wrapper),
+            replaced(torch.nn.init, **of_init),
             self._beneath.entered(),
             self._storages.entered(),
             EnteredInThreads(lambda: self),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
@@ -23,9 +24,11 @@ LARGEST_ALONE = 2**12  # the same where the generator's state is not followed
 MOST = 2**27  # numbers that are drawn to follow the state: about a second
 CHUNK = 2**16  # numbers that are drawn at once; PyTorch draws normal ones in blocks of 16
 MOST_OF_BLOCK = 15
+ROUNDS = 6  # about how often truncated normal numbers are drawn
+MOST_OF_ROUNDS = 2**26  # numbers that are drawn in rounds, and kept meanwhile in this machine's memory
 NOTE = (
-    f"the first {MOST} random numbers were drawn, and no more: what depends on later ones, such as the order of "
-    "shuffled data, may differ from a run with the same seed"
+    f"the program draws more than the {MOST} random numbers that are drawn: what depends on later ones, such as the "
+    "order of shuffled data, may differ from a run with the same seed"
 )
 BY_NUMBERS = "{} draws as many random numbers as its arguments' numbers demand: later ones may differ from a run's"
 NAMES_OF_DRAWN = ("randint", "randint_like", "rand", "randn", "random_", "uniform_", "normal_", "bernoulli_")
@@ -83,6 +86,26 @@ class Draws:
         """Draw what dropout draws for its result."""
         if self.follows_state and not self._is_abstract():
             self._drop(result, aten.bernoulli_, (result, 0.5))
+
+    @contextmanager
+    def for_all_rounds(
+        self, tensor: Tensor, draw: Callable[[Tensor, torch.Generator | None], Any], generator: torch.Generator | None
+    ) -> Iterator[None]:
+        """Enter around operators that draw nothing, in place of `draw`, which draws as often as its numbers demand."""
+        if self.follows_state and not self._is_abstract():
+            count = tensor.numel() * ROUNDS
+            if count > min(self._left, MOST_OF_ROUNDS):
+                self._left = 0
+                self._note(NOTE)
+            else:
+                self._left -= count
+                with _disable_current_modes(), torch._C.DisableTorchFunction():
+                    draw(torch.empty(tensor.shape, dtype=tensor.dtype), generator)
+        before, self._is_abstract = self._is_abstract, lambda: True
+        try:
+            yield
+        finally:
+            self._is_abstract = before
 
     def _options(self) -> dict[str, Any]:
         return {} if self._generator is None else {"generator": self._generator}
