@@ -28,6 +28,7 @@ from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import LegacyTensor
 from runners.simulation.torch_replaced import replaced
 from runners.simulation.torch_tracer import MetaTracer
+from runners.simulation.torch_truncated import NAME, draws_in_rounds, truncated
 from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -53,6 +54,9 @@ class ProgramDevice(TorchFunctionMode):
         super().__init__()
         self._tracer, self._device, self._use = tracer, device, use
         self._is_card = device.type == "cuda"
+        self._draws = tracer.numbers.draws
+        if self._draws is not None:
+            self._draws.follows_state = True
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
         self._beneath = Beneath(self, self._seen, tracer)
@@ -115,8 +119,10 @@ class ProgramDevice(TorchFunctionMode):
                 return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
+        of_init = {NAME: truncated(self.is_here, self._draws)} if draws_in_rounds() else {}
         with (
             replaced(torch.Tensor, _make_wrapper_subclass=make_wrapper),
+            replaced(torch.nn.init, **of_init),
             self._beneath.entered(),
             self._storages.entered(),
             EnteredInThreads(lambda: self),
@@ -141,6 +147,12 @@ class ProgramDevice(TorchFunctionMode):
         return self._answer(func, args, kwargs)
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._draws is not None and kwargs and (generator := kwargs.get("generator")) is not None:
+            with self._draws.by(generator):
+                return self._answer_without_generator(func, args, kwargs)
+        return self._answer_without_generator(func, args, kwargs)
+
+    def _answer_without_generator(self, func: Any, args: Any, kwargs: Any) -> Any:
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})

@@ -47,6 +47,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_draws import Draws
 from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
 from runners.simulation.torch_replaced import body_replaced, new_tensor, replaced, without_inference_mode
 from runners.simulation.torch_results import RESULTS
@@ -109,7 +110,9 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
-        self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
+        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
+        draws = Draws(self.notes.setdefault, lambda: self.is_made_on_meta) if rules.host_counts else None
+        self.numbers = Numbers(self.assumptions, draws)
         self._distinct = Distinct()
         rules.extensions.on_bound = self.assumptions.bound
         self.events = array("q")
@@ -117,7 +120,6 @@ class MetaTracer(UnseenByDynamo):
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
         self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
-        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0
@@ -570,11 +572,15 @@ class MetaTracer(UnseenByDynamo):
             self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
-            estimates = getattr(tensor, "estimates", None)
+            sparse: Any = tensor
+            estimates = getattr(sparse, "estimates", None)
             for number, storage in enumerate(storages_of(tensor)):
                 if estimates and not self._on_host:
                     self._note_bounds(estimates[number])
                 self._registered(storage)
+            if (known := getattr(sparse, "known_indices", None)) is not None:
+                del sparse.known_indices
+                self.numbers.keep(sparse._indices(), known, Level.FINITE)
             return
         if not self._on_host:
             self._note_bounds(getattr(tensor, "estimate", 0))
