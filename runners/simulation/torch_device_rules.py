@@ -35,6 +35,10 @@ aten = torch.ops.aten
 
 META = torch._C.DispatchKey.Meta
 
+# aten/src/ATen/native/cudnn/Conv_v8.cpp and cuda/SpectralOps.cpp: the workspaces come from PyTorch's allocator.
+CONVOLUTIONS = frozenset(operators("convolution", "convolution_backward"))
+TRANSFORMS = frozenset(operators("_fft_r2c", "_fft_c2r", "_fft_c2c"))
+
 
 class CpuRules:
     """The rules of a CPU: one attention kernel, and optimizers that update one tensor at a time.
@@ -66,6 +70,9 @@ class CpuRules:
 
     def uses_workspace(self, operator: Any) -> bool:
         return False
+
+    def left_out(self, operator: Any) -> str | None:
+        return None
 
     def check(self, operator: Any, args: Sequence[Any]) -> None:
         """Raise for an attention kernel of CUDA that is called directly."""
@@ -121,6 +128,12 @@ class CudaRules:
 
     def uses_workspace(self, operator: Any) -> bool:
         return is_matmul(operator)
+
+    def left_out(self, operator: Any) -> str | None:
+        """What a kernel takes and no rule knows: a library chooses an algorithm on the device, and it the workspace."""
+        if operator in CONVOLUTIONS:
+            return "workspaces of convolutions are not in the peak"
+        return "workspaces of Fourier transforms are not in the peak" if operator in TRANSFORMS else None
 
     def check(self, operator: Any, args: Sequence[Any]) -> None:
         """Raise as CUDA would for a kernel that the card does not have."""

@@ -95,6 +95,10 @@ class Rules(Protocol):
         """Raise for an operator that the device has no kernel for."""
         ...
 
+    def left_out(self, operator: Any) -> str | None:
+        """What the peak lacks of an operator's memory."""
+        ...
+
     def uses_workspace(self, operator: Any) -> bool:
         """Whether it is a matrix product, for which the library keeps a workspace."""
         ...
@@ -390,6 +394,8 @@ class MetaTracer(UnseenByDynamo):
             elif func in PUTTING and not self._rules.host_counts:
                 self.on_one_device(func, (args[0], args[2]), {})
             self._rules.check(func, args)
+            if (left_out := self._rules.left_out(func)) is not None:
+                self.notes[left_out] = None
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
                 self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card

@@ -307,3 +307,20 @@ def test_one_position_of_data_meets_rows_without_data_on_a_calculated_host() -> 
         return list(torch.zeros(3).index_copy_(0, position, torch.randn(1)).shape)
 
     assert calculated(program, HOST).returned == {"result": [3]}
+
+
+@pytest.mark.parametrize(
+    ("work", "notes"),
+    [
+        (lambda x: torch.nn.functional.conv2d(x, x), ["workspaces of convolutions are not in the peak"]),
+        (lambda x: torch.fft.rfft2(x), ["workspaces of Fourier transforms are not in the peak"]),
+        (lambda x: x.relu(), []),
+    ],
+    ids=["convolution", "transform", "neither"],
+)
+def test_the_row_names_the_workspaces_that_no_rule_knows(work: Any, notes: list[str]) -> None:
+    def program(device: str) -> None:
+        work(torch.ones(1, 1, 8, 8, device=device))
+
+    assert calculated(program).notes == notes
+    assert calculated(program, HOST).notes == []
