@@ -13,6 +13,7 @@ from runners.simulation.assumptions import Assumptions
 from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
 from runners.simulation.levels import Level
 
+AcceleratorError: Any = getattr(torch, "AcceleratorError", RuntimeError)  # PyTorch 2.5 raises the second
 DEVICE = torch.device("cuda", 0)
 DEVICE_TYPE_CUDA = 1  # c10/core/DeviceType.h
 STREAMS_OF_A_PRIORITY = 32  # made in turn: the next one is the first again (c10/cuda/CUDAStream.cpp)
