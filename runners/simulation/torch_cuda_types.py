@@ -141,6 +141,12 @@ def event_class(assumptions: Assumptions) -> type[Event]:
     return type("Event", (Event,), {"__module__": "torch.cuda", "assumptions": assumptions})
 
 
+# The classes of PyTorch's that its compiler wants these to be, where it has them (2.4 and 2.5).
+for base, kind in (("_StreamBase", Stream), ("_EventBase", Event)):
+    if hasattr(getattr(torch, "_streambase", None), base):
+        getattr(torch._streambase, base).register(kind)
+
+
 class Generator(torch.Generator):
     """A generator of random numbers on the card: a seed and an offset, from which nothing is drawn."""
 
