@@ -25,7 +25,7 @@ from runners.simulation.levels import Level
 from runners.simulation.torch_assumed_numbers import is_assumed, plain_of
 from runners.simulation.torch_card_beneath import Beneath, of_program
 from runners.simulation.torch_card_storages import Storages
-from runners.simulation.torch_cuda_types import LegacyTensor
+from runners.simulation.torch_cuda_types import AcceleratorError, LegacyTensor
 from runners.simulation.torch_replaced import replaced
 from runners.simulation.torch_tracer import MetaTracer
 from runners.simulation.torch_truncated import NAME, draws_in_rounds, truncated
@@ -298,7 +298,7 @@ class ProgramDevice(TorchFunctionMode):
         real = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
         if real.type == self._device.type:
             if self._is_card and real.index not in (None, 0):
-                raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+                raise AcceleratorError("CUDA error: invalid device ordinal")
             if not self._use():
                 raise RuntimeError("No CUDA GPUs are available")
             return META
@@ -592,7 +592,10 @@ class ProgramDevice(TorchFunctionMode):
     def _dlpack_device(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.is_here(args[0]):
             return func(*args)
-        return torch.utils.dlpack.DLDeviceType.kDLCUDA if self._is_card else torch.utils.dlpack.DLDeviceType.kDLCPU, 0
+        kinds: Any = torch.utils.dlpack.DLDeviceType
+        if not self._is_card:
+            return kinds.kDLCPU, 0
+        return kinds.kDLCUDA if hasattr(kinds, "kDLCUDA") else kinds.kDLGPU, 0  # the second in PyTorch 2.5
 
     def _array_interface(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_card and self.is_here(args[0]):

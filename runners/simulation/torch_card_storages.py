@@ -97,7 +97,7 @@ class Storages:
                 stack.enter_context(self._sent_to_processes())
             for where in (torch, torch.utils.dlpack):
                 stack.enter_context(replaced(where, **self._capsules(where)))
-            stack.enter_context(torch.serialization.safe_globals([_Token, _rebuilt]))
+            stack.enter_context(_safe_to_load([_Token, _rebuilt]))
             _Token.made = self._unpickled
             try:
                 yield
@@ -234,6 +234,23 @@ class _Capsule:
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
+
+
+@contextmanager
+def _safe_to_load(kinds: list[Any]) -> Iterator[None]:
+    """Allow these in files that torch.load reads with weights_only."""
+    serialization: Any = torch.serialization
+    if hasattr(serialization, "safe_globals"):
+        with serialization.safe_globals(kinds):
+            yield
+        return
+    before = list(serialization.get_safe_globals())  # before PyTorch 2.5, which has the context manager
+    serialization.add_safe_globals(kinds)
+    try:
+        yield
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(before)
 
 
 class _Token:

@@ -62,7 +62,7 @@ def _attention_of(tracer: MetaTracer) -> Any:
     """In place of flex_attention's operator, with its arguments."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        if torch._C._dynamo.eval_frame.get_eval_frame_callback() is RUN_ONLY:
+        if _callback() is RUN_ONLY:
             compiled: tuple[Tensor, Tensor, Tensor] = CompiledAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
             return compiled
         if torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)):
@@ -73,6 +73,16 @@ def _attention_of(tracer: MetaTracer) -> Any:
         return in_parts
 
     return attention
+
+
+def _callback() -> Any:
+    """What Dynamo calls back in the code that runs now."""
+    eval_frame: Any = torch._C._dynamo.eval_frame
+    if hasattr(eval_frame, "get_eval_frame_callback"):
+        return eval_frame.get_eval_frame_callback()
+    callback = eval_frame.set_eval_frame(None)  # PyTorch 2.5 only returns it when another is set
+    eval_frame.set_eval_frame(callback)
+    return callback
 
 
 class CompiledAttention(torch.autograd.Function):

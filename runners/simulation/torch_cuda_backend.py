@@ -23,6 +23,7 @@ from runners.simulation.live_memory import LiveMemory
 from runners.simulation.torch_cuda_types import (
     DEVICE,
     DEVICE_TYPE_CUDA,
+    AcceleratorError,
     DeviceProperties,
     ExternalStream,
     Generator,
@@ -156,7 +157,7 @@ class CudaBackend:
 
     def _check(self, device: Any) -> None:
         if device not in (0, -1, None):
-            raise torch.AcceleratorError("CUDA error: invalid device ordinal")
+            raise AcceleratorError("CUDA error: invalid device ordinal")
 
     def _exchange(self, device: int) -> int:
         self._check(device)

@@ -14,6 +14,7 @@ from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
 from runners.simulation.levels import Level
 from runners.simulation.torch_assumed_numbers import SeededGenerator
 
+AcceleratorError: Any = getattr(torch, "AcceleratorError", RuntimeError)  # PyTorch 2.5 raises the second
 DEVICE = torch.device("cuda", 0)
 DEVICE_TYPE_CUDA = 1  # c10/core/DeviceType.h
 STREAMS_OF_A_PRIORITY = 32  # made in turn: the next one is the first again (c10/cuda/CUDAStream.cpp)
@@ -139,6 +140,12 @@ class Event:
 def event_class(assumptions: Assumptions) -> type[Event]:
     """The class of the events of one attempt, which counts the times that it assumes."""
     return type("Event", (Event,), {"__module__": "torch.cuda", "assumptions": assumptions})
+
+
+# The classes of PyTorch's that its compiler wants these to be, where it has them (2.4 and 2.5).
+for base, kind in (("_StreamBase", Stream), ("_EventBase", Event)):
+    if hasattr(getattr(torch, "_streambase", None), base):
+        getattr(torch._streambase, base).register(kind)
 
 
 class Generator(torch.Generator):

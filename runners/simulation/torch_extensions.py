@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
-from torch._library.fake_impl import set_ctx_getter
 from torch.utils._pytree import tree_iter
 
 from runners.meters.torch_tensors import is_composite
@@ -28,6 +27,11 @@ from runners.simulation.torch_bitsandbytes import bitsandbytes_kernels, without_
 from runners.simulation.torch_compiled import compiled_as_eager
 from runners.simulation.torch_tracer import MetaTracer
 from runners.simulation.torch_unknown_shapes import MOST_OF_EXTENSIONS
+
+try:
+    from torch._library.fake_impl import set_ctx_getter
+except ImportError:  # before PyTorch 2.5
+    from torch._library.abstract_impl import set_ctx_getter  # type: ignore[import-not-found,no-redef]
 
 Kernel = Callable[..., Any]
 ANY_DEVICE, META = torch._C.DispatchKey.CompositeExplicitAutograd, torch._C.DispatchKey.Meta
@@ -68,7 +72,8 @@ class ExtensionKernels:
 
     def _rule(self, operator: Any) -> Kernel | None:
         """The function that was registered with register_fake. What it makes beside its results counts as well."""
-        rule = simple_registry.singleton.find(_name(operator)).fake_impl.kernel
+        registered: Any = simple_registry.singleton.find(_name(operator))
+        rule = (registered.fake_impl if hasattr(registered, "fake_impl") else registered.abstract_impl).kernel
         if rule is None or _without_rule(operator):
             return None
         most = MOST_OF_EXTENSIONS.get(_name(operator))

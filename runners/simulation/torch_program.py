@@ -117,8 +117,9 @@ class FollowedProgram:
             intercept(sys.modules[torch.optim.LBFGS.__module__]._strong_wolfe, _line_search)
             if not self._tracer.counts_host:
                 intercept(torch.autograd.graph.save_on_cpu.__init__, self._offload)
-            for export in (torch.export.export, torch.export.draft_export):
-                intercept(export, self._refuse_export)
+            for name in ("export", "draft_export"):  # PyTorch 2.5 lacks the second
+                if hasattr(torch.export, name):
+                    intercept(getattr(torch.export, name), self._refuse_export)
             if torch.distributed.is_available():
                 intercept(torch.distributed.init_process_group, self._refuse_ranks)
             intercept(start_processes, self._refuse_ranks)

@@ -326,7 +326,8 @@ def attention_in_parts(
     dtype, mask = query.dtype, attn_mask
     if mask is not None and mask.dtype == torch.bool:
         mask = _added(mask, dtype)
-    if not torch._C._get_math_sdp_allow_fp16_bf16_reduction() and dtype in HALVES:
+    in_halves = getattr(torch._C, "_get_math_sdp_allow_fp16_bf16_reduction", lambda: True)()  # since PyTorch 2.5
+    if not in_halves and dtype in HALVES:
         query, key, value = query.float(), key.float(), value.float()
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     root = math.sqrt(abs(scale))
@@ -341,7 +342,7 @@ def attention_in_parts(
     scores = torch.matmul(query, aten.mul.Scalar(key.transpose(-2, -1), root))
     if mask is not None:
         scores.add_(mask)
-    scores = aten._safe_softmax(scores, -1)
+    scores = (aten._safe_softmax if hasattr(aten, "_safe_softmax") else torch.softmax)(scores, -1)  # since PyTorch 2.5
     if dropout_mask is not None:
         scores = scores.masked_fill(dropout_mask.logical_not(), 0.0)
         value = value * (1 / (1 - dropout_p))
