@@ -143,9 +143,10 @@ def event_class(assumptions: Assumptions) -> type[Event]:
 
 
 # The classes of PyTorch's that its compiler wants these to be, where it has them (2.4 and 2.5).
+_streambase: Any = getattr(torch, "_streambase", None)
 for base, kind in (("_StreamBase", Stream), ("_EventBase", Event)):
-    if hasattr(getattr(torch, "_streambase", None), base):
-        getattr(torch._streambase, base).register(kind)
+    if hasattr(_streambase, base):
+        getattr(_streambase, base).register(kind)
 
 
 class Generator(torch.Generator):
