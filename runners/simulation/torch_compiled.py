@@ -43,8 +43,10 @@ def compiled_as_eager(tracer: MetaTracer) -> Mapping[str, Adaptation]:
         if hasattr(module, "_callback_from_stance"):
             stance = module.DynamoStance("force_eager")  # with fullgraph=True others ask whether anything was compiled
             return replaced(module, _callback_from_stance=eager, _stance=stance)
-        set_callback = module.set_eval_frame  # before PyTorch 2.6
-        return replaced(module, set_eval_frame=lambda callback: set_callback(eager(callback)))
+        # before PyTorch 2.6: the first in 2.5, the second in 2.4
+        name = "_maybe_set_eval_frame" if hasattr(module, "_maybe_set_eval_frame") else "set_eval_frame"
+        set_callback = getattr(module, name)
+        return replaced(module, **{name: lambda callback: set_callback(eager(callback))})
 
     def attention(module: ModuleType) -> AbstractContextManager[Any]:
         names = {"flex_attention_hop": _attention_of(tracer)}

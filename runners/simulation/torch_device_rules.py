@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.utils.backend_registration
+import torch.utils.checkpoint
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -59,7 +60,7 @@ class CpuRules:
         self.replacements: Functions = {aten.mkldnn_rnn_layer.default: lstm_layer}
 
     def applied(self) -> AbstractContextManager[Any]:
-        return all_entered(autocast_replaced("cpu"), foreach_norms(), fused_optimizers(), fused_layers())
+        return all_entered(autocast_replaced("cpu"), foreach_norms(), fused_optimizers(), fused_layers(), checkpoints())
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
@@ -110,6 +111,7 @@ class CudaRules:
             autocast_replaced("cuda"),
             foreach_optimizers(),
             fused_layers(),
+            checkpoints(),
             replaced(torch.nn.RNNBase, flatten_parameters=flatten_parameters),
         )
 
@@ -234,6 +236,19 @@ def fused_layers() -> AbstractContextManager[None]:
     """Without gradients nn.MultiheadAttention and nn.TransformerEncoderLayer are one operator each on a CPU, on CUDA
     and on the device of an extension, whose name their modules read here."""
     return replaced(torch.utils.backend_registration, _privateuse1_backend_name="meta")
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def checkpoints() -> AbstractContextManager[None]:
+    """torch.utils.checkpoint looks for the random state of a device in a module of its name. PyTorch 2.4 and 2.5 end
+    with an error where that is `meta`, which has none."""
+    module_of: Any = torch.utils.checkpoint._get_device_module
+    return replaced(
+        torch.utils.checkpoint,
+        _get_device_module=lambda device="cuda": torch.device("meta") if device == "meta" else module_of(device),
+    )
 
 
 # --- autocast in TorchScript ------------------------------------------------------------------------------------------
