@@ -64,6 +64,8 @@ def _attention_of(tracer: MetaTracer) -> Any:
     """In place of flex_attention's operator, with its arguments."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if not hasattr(torch.compiler, "set_stance"):  # since PyTorch 2.6
+            raise tracer.unavailable(f"flex_attention of PyTorch {torch.__version__}: its operator keeps other tensors")
         if _callback() is RUN_ONLY:
             compiled: tuple[Tensor, Tensor, Tensor] = CompiledAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
             return compiled

@@ -405,7 +405,8 @@ def _of_host(config: Any) -> Any:
 def _without_real_cards(answered: set[str]) -> Iterator[None]:
     """Remove what a build of PyTorch for CUDA has of real cards, except for these names: it would look for a driver."""
     names = [each for each in vars(torch._C) if each.startswith(("_cuda_", "_nccl_")) and each not in answered]
-    before = {name: getattr(torch._C, name) for name in names if torch.backends.cuda.is_built()}
+    is_built: Any = torch.backends.cuda.is_built
+    before = {name: getattr(torch._C, name) for name in names if is_built()}
     for name in before:
         delattr(torch._C, name)
     try:

@@ -143,8 +143,8 @@ def event_class(assumptions: Assumptions) -> type[Event]:
 
 # The classes of PyTorch's that its compiler wants these to be, where it has them (2.4 and 2.5).
 for base, kind in (("_StreamBase", Stream), ("_EventBase", Event)):
-    if hasattr(getattr(torch, "_streambase", None), base):
-        getattr(torch._streambase, base).register(kind)
+    if (found := getattr(getattr(torch, "_streambase", None), base, None)) is not None:
+        found.register(kind)
 
 
 class Generator(torch.Generator):

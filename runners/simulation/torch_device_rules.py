@@ -7,7 +7,7 @@ are context managers that are entered while a workload is traced.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -245,9 +245,16 @@ def checkpoints() -> AbstractContextManager[None]:
     """torch.utils.checkpoint looks for the random state of a device in a module of its name. PyTorch 2.4 and 2.5 end
     with an error where that is `meta`, which has none."""
     module_of: Any = torch.utils.checkpoint._get_device_module
-    return replaced(
-        torch.utils.checkpoint,
-        _get_device_module=lambda device="cuda": torch.device("meta") if device == "meta" else module_of(device),
+    fork: Any = torch.random.fork_rng
+
+    def module(device: str = "cuda") -> Any:
+        return torch.device("meta") if device == "meta" else module_of(device)
+
+    def forked(*args: Any, **kwargs: Any) -> Any:
+        return nullcontext() if kwargs.get("device_type") == "meta" else fork(*args, **kwargs)
+
+    return all_entered(
+        replaced(torch.utils.checkpoint, _get_device_module=module), replaced(torch.random, fork_rng=forked)
     )
 
 

@@ -123,7 +123,7 @@ def _keeps_this_workspace() -> bool:
     with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad():
         weights = [torch.zeros(4 * size, size), torch.zeros(4 * size, size), *(torch.zeros(4 * size) for _ in "ih")]
         state = torch.zeros(2, size)
-        options = (False, [], LSTM, size, 1, True, False, False, True)
+        options: Any = (False, [], LSTM, size, 1, True, False, False, True)
         *_, workspace = aten.mkldnn_rnn_layer(torch.zeros(2, 2, size), *weights, state, state, *options)
         made: int = workspace.numel()
     return made == lstm_workspace_bytes(2, 2, size, size, 4)
