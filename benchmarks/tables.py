@@ -4,7 +4,8 @@
 
 Writes plan.jsonl and an attempt folder for each point, as a cpu run leaves them (8 phases and a `between` before each,
 30 lines of journal). Then measures, each in its own process: journals to Parquet, the frontier alone, and pandas
-reading the tables. The files have just been written, so the disk's cache holds as many as fit in it.
+reading the tables. Figures include the forks of that process, and pages that both share count twice. The files have
+just been written, so the disk's cache holds as many as fit in it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ LIMIT = 5000  # batch x context units that still fit
 TARGETS = {"journals to Parquet, frontier included": (60.0, 2 * GIB), "points.parquet read by pandas": (1.0, None)}
 
 MEASURE = """
-import json, sys, time
+import json, resource, sys, time
 sys.path.insert(0, {root!r})
 folder = {folder!r}
 {prepare}
@@ -43,6 +44,8 @@ began, busy = time.perf_counter(), time.process_time()
 {work}
 seconds, busy = time.perf_counter() - began, time.process_time() - busy
 peak = next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+forked = resource.getrusage(resource.RUSAGE_CHILDREN)
+busy, peak = busy + forked.ru_utime + forked.ru_stime, peak + forked.ru_maxrss * 1024
 print(json.dumps({{"seconds": seconds, "busy": busy, "peak": peak}}))
 """
 STEPS = {

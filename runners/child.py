@@ -217,6 +217,16 @@ def import_libraries(attempt: Attempt) -> None:
             raise Unavailable(libraries.why_not_imported(module, error, failure.root_cause(error))) from error
 
 
+def import_meters(attempt: Attempt) -> None:
+    """Import what measures an attempt in a fork of this process, which would take 10 ms for it each time."""
+    if "torch" not in sys.modules or attempt.device.is_calculated:
+        return
+    from runners import torch_fingerprint  # noqa: F401
+
+    if attempt.device.is_cpu and attempt.point.get("tensors"):
+        from runners.meters import torch_tensors  # noqa: F401
+
+
 def _measure(
     attempt: Attempt, journal: Journal, trace: FailureTrace, ready: Ready | None, keeper: CopyKeeper | None
 ) -> dict[str, Any] | None:

@@ -151,7 +151,7 @@ class Supervisor:
                 elif key.data == "signals":
                     self._read_signals()
                 elif key.data == "output" and self._running and self._running.output:
-                    self._running.output.drain()
+                    self._read_output(self._running.output)
             self._check_time()
 
     def _be_a_supervisor(self) -> None:
@@ -199,6 +199,10 @@ class Supervisor:
                 self._kill(self._running)
         self._start_next()
         return bool(data)
+
+    def _read_output(self, output: Output) -> None:
+        if not output.drain():
+            self._selector.unregister(output.descriptor)  # else each wait would end at once
 
     def _read_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -371,6 +375,7 @@ class Supervisor:
         # The measured process reports libraries that cannot be imported.
         with contextlib.suppress(Exception), quiet_stderr(), collecting:
             child.import_libraries(attempt)
+            child.import_meters(attempt)
         if ask_nvml is None:
             os.environ.pop(gpu_driver.ASK_NVML, None)  # the workload decides for itself
 
@@ -473,7 +478,8 @@ class Supervisor:
         if running.process is not None:
             running.process.returncode = code  # we reaped it ourselves, for its resource usage
         running.killed |= processes.end_descendants(self._spared())
-        self._selector.unregister(running.output.descriptor)
+        if running.output.descriptor in self._selector.get_map():
+            self._selector.unregister(running.output.descriptor)
         running.output.close()
         exit = Exit(
             pid=running.pid,
@@ -617,15 +623,18 @@ class Output:
             return f"{crash[1]}{', ' + where[1] if where else ''}"[:500]
         return next((line.strip()[:500] for line in reversed(text.splitlines()) if line.strip()), None)
 
-    def drain(self, most: int = 2**22) -> None:
-        """Read what is there, at most `most` bytes, so that the deadline is checked during a flood."""
+    def drain(self, most: int = 2**22) -> bool:
+        """Read what is there, at most `most` bytes, so that the deadline is checked during a flood.
+
+        Returns False once every writer has closed its end: a process that ends, or a workload that closes its output.
+        """
         while most > 0:
             try:
                 data = os.read(self.descriptor, 2**16)
             except BlockingIOError:
-                return
+                return True
             if not data:
-                return
+                return False
             most -= len(data)
             room = LONGEST_OUTPUT - len(self._start)
             self._start += data[:room]
@@ -633,6 +642,7 @@ class Output:
             if len(self._end) > 2 * LAST_OUTPUT:
                 self._dropped += len(self._end) - LAST_OUTPUT
                 del self._end[:-LAST_OUTPUT]
+        return True
 
     def close(self) -> None:
         self.drain()

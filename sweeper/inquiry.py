@@ -44,6 +44,7 @@ class Inquiry:
             raise Mistake(f"python={python}: cannot be started: {processes.why_refused(error)}") from None
         self._until = time.monotonic() + TIMEOUT_SECONDS
         self._answer: Mapping[str, Any] | None = None
+        self._has_failed = False
 
     def __enter__(self) -> Inquiry:
         return self
@@ -51,13 +52,20 @@ class Inquiry:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.end()
 
+    @property
+    def has_answered(self) -> bool:
+        """Whether `answer` has read the answer, or found that there is none."""
+        return self._answer is not None or self._has_failed
+
     def answer(self) -> Mapping[str, Any]:
         """The first line of its output that is a JSON object. Raises Unanswered.
 
         Waits for no end of a pipe: a process that the user's module started can hold it.
         """
         if self._answer is None:
+            self._has_failed = True
             self._answer = self._read()
+            self._has_failed = False
         return self._answer
 
     def end(self) -> None:

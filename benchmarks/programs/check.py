@@ -9,7 +9,7 @@ measured is kept in FOLDER/measured under the hash of the program's code, so tha
 Programs whose libraries the measured interpreter lacks are listed and skipped.
 
 The targets: 90 % of the programs are answered on the card; each calculated peak on cpu is within 0.5 % of the measured
-one; none is wrong without saying so.
+one, or above it where the row has a bound (`assumed_bounds`) as its reason; none is wrong without saying so.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from catalogue import PROGRAMS, Program  # noqa: E402
 CARD = "sim:h100-80gb"
 MIB = 2**20
 CLOSE, ANSWERED = 0.005, 0.9
+WORKSPACES = 2 * 32 * MIB  # that matrix products of the program's thread and of autograd's take of this card
 OWN_COUNT = re.compile(r"(?:max|peak)[\w ]*mem[\w ]*?[:=]? *([\d.]+) *(MiB|MB|GiB|GB)", re.IGNORECASE)
 UNITS = {"mib": 2**20, "mb": 2**20, "gib": 2**30, "gb": 2**30}  # programs write MB for what they divided by 2**20
 
@@ -54,6 +55,7 @@ class Answer:
     peak: int | None = None  # bytes: live tensors on cpu, allocated on a card
     own_count: float | None = None  # bytes that the program printed itself
     reason: str = ""
+    bounds: tuple[str, ...] = ()  # where a size is at most what it was taken as
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,39 @@ class Checked:
 
     @property
     def ratio(self) -> float | None:
-        if not (self.on_card.status == self.measured.status == "ok" and self.measured.peak):
+        """The card's peak over that of cpu."""
+        if not (self.on_card.status == "ok" and self._peak_of_cpu):
             return None
-        return (self.on_card.peak or 0) / self.measured.peak
+        return (self.on_card.peak or 0) / self._peak_of_cpu
+
+    @property
+    def _peak_of_cpu(self) -> int | None:
+        """The measured peak; the calculated one where both devices have bounds."""
+        answer = self.on_cpu if self.is_bounded and self.on_card.bounds else self.measured
+        return answer.peak if answer.status == "ok" else None
+
+    @property
+    def is_close(self) -> bool:
+        return self.difference is not None and abs(self.difference) <= CLOSE
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the peak on cpu is larger than the measured one, and its row says where sizes are at most so large.
+
+        A bound is none for a peak that is smaller.
+        """
+        return self.difference is not None and self.difference > CLOSE and bool(self.on_cpu.bounds)
 
     @property
     def wrong(self) -> str:
         """Why an answer of this program is wrong, or looks so; empty if none is."""
         found = []
-        if self.difference is not None and abs(self.difference) > CLOSE:
+        if self.difference is not None and not self.is_close and not self.is_bounded:
             found.append(f"sim:cpu is {self.difference:+.2%} off")
         least, most = self.program.ratio
-        if self.ratio is not None and not least <= self.ratio <= most:
-            found.append(f"the card's peak is {self.ratio:.2f} of cpu's, expected {least:g} to {most:g}")
+        allowed = most + WORKSPACES / (self._peak_of_cpu or 1)
+        if self.ratio is not None and not least <= self.ratio <= allowed:
+            found.append(f"the card's peak is {self.ratio:.2f} of cpu's, expected {least:g} to {allowed:.2f}")
         own, peak = self.on_card.own_count, self.on_card.peak
         if self.on_card.status == "ok" and own is not None and abs(own - (peak or 0)) > 0.01 * MIB:
             found.append(f"the program itself counted {own / MIB:.2f} MiB on the card")
@@ -98,6 +120,8 @@ class Checked:
             f"{self.program.name:34}{_mib(self.measured)}{_mib(self.on_cpu)}{difference:>10}"
             f"{_mib(self.on_card)}{ratio:>6}  {'; '.join(dict.fromkeys(reasons))}"
         )
+        if self.is_bounded:
+            line = f"{line.rstrip()}  bounded: {self.on_cpu.bounds[0]}"
         return line.rstrip() + (f"  <- SUSPECT: {self.wrong}" if self.wrong else "")
 
     def failures(self) -> Iterable[tuple[str, Answer]]:
@@ -138,12 +162,14 @@ def summary(checked: Sequence[Checked], measuring: float, calculating: float) ->
     answered = sum(each.on_card.status == "ok" for each in checked)
     answered_on_cpu = sum(each.on_cpu.status == "ok" for each in checked)
     compared = [each for each in checked if each.difference is not None]
-    close = [each for each in compared if abs(each.difference or 0) <= CLOSE]
+    close = [each for each in compared if each.is_close]
+    bounded = [each for each in compared if each.is_bounded]
     wrong = [each for each in checked if each.wrong]
     print(
         f"\nanswered on {CARD[4:]}: {answered} of {len(checked)} (at least {ANSWERED:.0%}), "
         f"on sim:cpu: {answered_on_cpu}\n"
-        f"sim:cpu within {CLOSE:.1%} of what was measured: {len(close)} of {len(compared)}\n"
+        f"sim:cpu within {CLOSE:.1%} of what was measured: {len(close)} of {len(compared)}, "
+        f"above it by a bound that the row names: {len(bounded)}\n"
         f"wrong without saying so, or suspect: {len(wrong)} (none)\n"
         f"measured in {measuring:.0f} s, calculated in {calculating:.0f} s"
     )
@@ -182,6 +208,7 @@ class Check:
             f"devices=[sim:cpu,{CARD}]",
             f"workload={'command' if script else 'custom'}",
             f"workload.{key}={','.join(each.calculated_as for each in programs)}",
+            *(("workload.steps=null",) if script else ()),  # to its own end, as it is measured
             "start=warm",
             "timeout=120",
             f"outputs={outputs}",
@@ -236,7 +263,15 @@ def _answer(row: Mapping[Any, Any], run: Path) -> Answer:
         peak=None if pd.isna(peak) else int(peak),
         own_count=_own_count(run, row),
         reason=" ".join(reason.split())[:300],
+        bounds=_bounds(row["assumed_bounds"]),
     )
+
+
+def _bounds(given: Any) -> tuple[str, ...]:
+    """The bounds of a row, the one that was met most often first."""
+    found = json.loads(given) if isinstance(given, str) else []
+    often = sorted(found, key=lambda each: -int(each["times"]))
+    return tuple(f"{each['operator']} {each['bound']} at {each['file']}:{each['line']}" for each in often)
 
 
 def _own_count(run: Path, row: Mapping[Any, Any]) -> float | None:

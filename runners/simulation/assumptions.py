@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from runners.phases import Unavailable
-from runners.simulation.branches import Decision, LoopTest, becomes, decides, is_data
+from runners.simulation.branches import Branch, Decision, LoopTest, becomes, decides, grouping, is_data
 from runners.simulation.levels import Level
 
 LIBRARIES = (f"{os.sep}torch{os.sep}", f"{os.sep}numpy{os.sep}")
@@ -44,6 +44,7 @@ class Assumptions:
         self._assumed: dict[tuple[str, int, str, str], int] = {}
         self._bounds: dict[tuple[str, int, str, str, str], int] = {}
         self._tests: dict[tuple[str, int], int] = {}
+        self._library_files: set[str] = set()  # as they are named
         self._decided: dict[tuple[str, int, str], dict[str, None]] = {}  # of a place and a test, in order
 
     # --- what was asked ---
@@ -88,7 +89,7 @@ class Assumptions:
 
     def remembering(self, value: Any, level: Level) -> Any:
         """The Python number that remembers its level; the value itself if that is known, or is no number."""
-        from runners.simulation.torch_assumed_numbers import AssumedFloat, AssumedInt, plain_of
+        from runners.simulation.torch_assumed_numbers import AssumedFloat, AssumedInt, be_seeds_of_numpy, plain_of
 
         value = plain_of(value)
         if level is Level.KNOWN or isinstance(value, bool) or type(value).__module__ == "numpy":
@@ -99,7 +100,9 @@ class Assumptions:
             made = AssumedFloat(value)
         else:
             return value
-        self.handed_out = True
+        if not self.handed_out:
+            self.handed_out = True
+            be_seeds_of_numpy()
         made.level, made.assumptions = level, self
         return made
 
@@ -140,15 +143,30 @@ class Assumptions:
         if decided.may_allocate or (is_taken and decided.skips):
             self._decided.setdefault((key[0], key[1], decided.statement), {})[way] = None
 
+    def hashed(self, level: Level) -> None:
+        """An assumed number is a key or an element of a set: how many there are depends on it."""
+        frame = asking_frame(skips_libraries=True) if level is Level.ASSUMED else None
+        if frame is not None and (grouped := grouping(frame)) is not None:
+            self._decide_later(grouped)
+
+    def _decide_later(self, branch: Branch | None) -> None:
+        """Note a branch that the program takes by a plain number which was an assumed one."""
+        if branch is not None:
+            self._decided.setdefault((*self.place()[:2], branch.code), {})[""] = None
+
     def notes(self) -> list[str]:
-        """The branches whose other way may take other memory."""
+        """The branches of the program whose other way may take other memory, and how many more there are."""
         found = []
-        for (file, line, statement), ways in list(self._decided.items())[:MOST_NOTES]:
+        own = [each for each in self._decided.items() if each[0][0] not in self._library_files]
+        for (file, line, statement), ways in own[:MOST_NOTES]:
             way = " and ".join(filter(None, ways))
             decides = f"an assumed number decides `{statement}`{way and f', which is {way}'}"
             found.append(f"{file}:{line}: {decides}; the other way may take other memory")
-        if (more := len(self._decided) - MOST_NOTES) > 0:
-            found.append(f"assumed numbers decide {more} more branches")
+        more, in_libraries = len(own[MOST_NOTES:]), len(self._decided) - len(own)
+        if more:
+            found.append(f"assumed numbers decide {more} more branch{'es' if more > 1 else ''} of the program")
+        if in_libraries:
+            found.append(f"assumed numbers decide {in_libraries} branch{'es' if in_libraries > 1 else ''} in libraries")
         return found
 
     def whole(self, value: int, level: Level, operator: str) -> int:
@@ -161,8 +179,9 @@ class Assumptions:
             return value
         frame = asking_frame()
         use = None if frame is None else becomes(frame)
-        if use is None:
+        if use is None or isinstance(use, Branch):
             self.note(operator)
+            self._decide_later(use)
         elif use.is_loop:
             raise self.unavailable(operator, f"an assumed number decides when the loop ends ({use.code})")
         elif level is Level.BOUND:
@@ -179,7 +198,9 @@ class Assumptions:
         self.note(operator)
         frame = None if self._has_bound else asking_frame()
         use = None if frame is None or level is Level.FINITE else becomes(frame, is_float=True)
-        if use is not None:
+        if use is None or isinstance(use, Branch):
+            self._decide_later(use)
+        else:
             why = "an assumed number decides when the loop ends" if use.is_loop else "an assumed number decides a size"
             raise self.unavailable(operator, f"{why} ({use.code}); without float() it is followed")
         return value
@@ -256,6 +277,7 @@ class Assumptions:
             return file
         for folder in self._libraries:
             if file.startswith(folder):
+                self._library_files.add(file[len(folder) :])
                 return file[len(folder) :]
         inside = os.path.relpath(file, self._folder)
         return file if inside.startswith(os.pardir) else inside

@@ -9,14 +9,17 @@ import json
 import linecache
 import logging
 import os
+from collections.abc import Iterable
+from enum import Enum, auto
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 EXITS = (ast.Break, ast.Return, ast.Raise)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-COMPARES = frozenset({"COMPARE_OP"})
+COMPARES = frozenset({"COMPARE_OP", "CONTAINS_OP"})
 JUMPS = ("POP_JUMP", "JUMP_IF", "TO_BOOL")
 WITHOUT_VALUE = frozenset({"CACHE", "EXTENDED_ARG", "COPY", "NOP", "TO_BOOL"})
 LONGEST_TEXT = 60
@@ -24,6 +27,7 @@ LONGEST_TEXT = 60
 TRUTHS = frozenset({"bool", "any", "all"})  # that are true where what they are given is
 CONVERSIONS = frozenset({"int", "float", "abs", "int64", "int32", "float32", "float64"})
 ROUNDING = frozenset({"round", "ceil", "floor", "min", "max", "sum", "trunc", "sqrt"})
+CHOICES = frozenset({"max", "min"})
 FLOATS = frozenset({"float", "float32", "float64", "sqrt"})
 # Functions that show a number, by name: those that print, log or make text.
 SHOWN = frozenset(
@@ -33,6 +37,8 @@ SHOWN = frozenset(
     *("set_description", "set_postfix_str", "dumps", "dump", "write"),
     *("sleep", "seed", "manual_seed", "default_rng", "RandomState", "Random"),
 }
+# Functions of a program, by name, that return a dictionary of numbers which a trainer only logs and compares.
+METRICS = frozenset({"compute_metrics"})
 # Functions that take the elements of a list as they are.
 OF_DATA = frozenset(
     {"tensor", "as_tensor", "LongTensor", "IntTensor", "FloatTensor", "array", "asarray", "len", "decode"}
@@ -43,6 +49,14 @@ HARMLESS = (
     | ROUNDING
     | {"item", "append", "len", "bool", "tolist", "isnan", "isfinite", "exit", "update", "exp", "log", "log2", "log10"}
 )
+# Methods that a container keeps what it is given by, and methods and functions that give its elements or some of them.
+ADDING = frozenset({"append", "extend", "insert", "appendleft", "add", "clear", "sort", "reverse"})
+TAKING = frozenset({"join", "pop", "popleft", "copy", "get", "items", "values", "tolist"})
+OF_CONTAINERS = frozenset(
+    {"join", "list", "tuple", "sorted", "reversed", "zip", "enumerate", "iter", "next", "dict"}
+) | {
+    *("sample", "choice", "choices", "chain", "islice", "deque"),
+}
 # Modules of the standard library that only show numbers.
 SHOWING = tuple(os.path.join(os.path.dirname(inspect.getfile(module)), "") for module in (logging, json))
 
@@ -85,17 +99,29 @@ def _decides(code: CodeType, last: int, line: int, comparing: bool) -> LoopTest 
         return None
     tree, parents = module
     name = dis.opname[code.co_code[last]] if last >= 0 else ""
-    if comparing and name not in COMPARES:
-        return None  # min(), sorted() and the like compare too
     node = _expression(tree, code, last, line)
     if node is None:
         return None
+    if comparing and name not in COMPARES:  # sorted() and the like compare too, and choose elements by it
+        is_choice = isinstance(node, ast.Call) and not _is_remembered(node)
+        is_choice = is_choice and isinstance(_flows(node, parents, set(), _Kind.WITHIN), Use | Branch)
+        return Decision(_text(node), True) if is_choice else None
     if name == "UNARY_NOT" and isinstance(node, ast.UnaryOp):
         node = node.operand
-    return _role(node, parents)
+    role = _role(node, parents, steers=True)
+    is_inverted = name == "CONTAINS_OP" and isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.NotIn)
+    if role is None or not is_inverted:
+        return role
+    if isinstance(role, LoopTest):  # an element is equal where `not in` is false
+        return role._replace(goes_on=not role.goes_on)
+    fails, taken = (each if each is None else not each for each in (role.fails, role.taken))
+    return role._replace(fails=fails, taken=taken)
 
 
-def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTest | Decision | None:
+def _role(
+    node: ast.AST, parents: Parents, through_names: bool = True, steers: bool = False
+) -> LoopTest | Decision | None:
+    """What a truth value decides. `steers`: also by the constants and counters that its branches set."""
     value, has_other = True, False  # of the test, where the expression is true
     is_alone = not (isinstance(node, ast.Compare) and len(node.ops) > 1)
     while True:
@@ -119,16 +145,30 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
                 statement = "break" if isinstance(exits[0], ast.Break) else "return"
                 return LoopTest(goes_on, _ends_without(loop, exits[0]), statement)
         skips = any(isinstance(each, (ast.Continue, ast.Return)) for each in parent.body)
-        may_allocate = any(map(_may_allocate, (*parent.body, *parent.orelse)))
+        branches = *parent.body, *parent.orelse
+        may_allocate = any(map(_may_allocate, branches))
+        if steers and not may_allocate:
+            may_allocate = any(_steers(each, parents) for branch in branches for each in ast.walk(branch))
         fails = value if any(map(_fails, parent.body)) else not value if any(map(_fails, parent.orelse)) else None
+        may_allocate = may_allocate or (fails is not None and _is_handled(parent, parents))
         return Decision(f"if {_text(node)}", may_allocate, skips, fails, taken)
     if isinstance(parent, ast.Assert) and node is parent.test:
-        return Decision(f"assert {_text(node)}", False, False, not value, taken)
+        return Decision(f"assert {_text(node)}", _is_handled(parent, parents), False, not value, taken)
+    if isinstance(parent, ast.comprehension) and node is not parent.iter:
+        return Decision(f"if {_text(node)}", True, taken=taken)
+    if isinstance(parent, ast.MatchValue):
+        match = parents[parent]
+        while not isinstance(match, ast.Match):
+            match = parents[match]
+        return Decision(f"match {_text(match.subject)}", True)
     if isinstance(parent, ast.IfExp) and node is parent.test:
         makes = any(isinstance(each, ast.Call) for way in (parent.body, parent.orelse) for each in ast.walk(way))
+        if steers and not makes:
+            kind = _Kind.FLOAT if _is_real(parent.body) and _is_real(parent.orelse) else _Kind.WHOLE
+            makes = isinstance(_flows(parent, parents, set(), kind), Use | Branch)
         return Decision(f"if {_text(node)}", makes, taken=taken)
     if through_names and isinstance(parent, ast.Assign) and node is parent.value:
-        roles = [_role(each, parents, False) for each in _loads(parent.targets, parent, parents)]
+        roles = [_role(each, parents, False, steers) for each in _loads(parent.targets, parent, parents)]
         for role in roles:
             if isinstance(role, LoopTest):
                 return role._replace(goes_on=role.goes_on == value)
@@ -136,7 +176,35 @@ def _role(node: ast.AST, parents: Parents, through_names: bool = True) -> LoopTe
             if isinstance(role, Decision):
                 fails, taken = (each if each is None else each == value for each in (role.fails, role.taken))
                 return role._replace(fails=fails, taken=taken if is_alone else None)
+    if steers and (_makes_more(node) or isinstance(_flows(node, parents, set(), _Kind.WHOLE), Use | Branch)):
+        return Decision(_text(node), True, taken=taken)
     return None
+
+
+def _is_remembered(call: ast.Call) -> bool:
+    """Whether a call gives one of the numbers that it compares, which remembers that it is assumed."""
+    return _is_of(call, CHOICES) and not any(each.arg == "key" for each in call.keywords)
+
+
+def _is_real(node: ast.expr) -> bool:
+    node = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(node, ast.Constant) and isinstance(node.value, float)
+
+
+def _makes_more(test: ast.AST) -> bool:
+    """Whether a test has a second part that may take memory, and that is left out by the first one."""
+    more = test.values[1:] if isinstance(test, ast.BoolOp) else []
+    return any(isinstance(each, ast.Call) and not _is_of(each, HARMLESS) for part in more for each in ast.walk(part))
+
+
+def _is_handled(statement: ast.AST, parents: Parents) -> bool:
+    """Whether the function goes on after an exception that a statement raises."""
+    node = statement
+    while (parent := parents.get(node)) is not None and not isinstance(parent, SCOPES):
+        if isinstance(parent, ast.Try) and node in parent.body and parent.handlers:
+            return True
+        node = parent
+    return False
 
 
 def _text(node: ast.AST) -> str:
@@ -145,15 +213,55 @@ def _text(node: ast.AST) -> str:
 
 
 def _may_allocate(statement: ast.stmt) -> bool:
-    """Whether a statement may take memory or keep it: it calls something, or gives a name to something."""
+    """Whether a statement may take memory, keep it or free it: it calls something, or gives a name to something."""
     if isinstance(statement, ast.Raise):
         return False
     for node in ast.walk(statement):
-        if isinstance(node, ast.Call) and not _is_of(node, HARMLESS):
+        if isinstance(node, ast.Delete) or (isinstance(node, ast.Call) and not _is_of(node, HARMLESS)):
             return True
-        if isinstance(node, ast.Assign) and not isinstance(node.value, (ast.Constant, ast.Call)):
+        if isinstance(node, ast.Call) and _is_of(node, ADDING) and any(map(_may_be_tensor, node.args)):
+            return True
+        if isinstance(node, ast.Assign) and not isinstance(node.value, (ast.Call, ast.Constant)):
+            return True
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None:
             return True
     return False
+
+
+def _may_be_tensor(node: ast.expr) -> bool:
+    """Whether a list that keeps this may keep memory: it is no constant, and no number or text that a call makes."""
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return any(map(_may_be_tensor, node.elts))
+    return isinstance(node, (ast.Name, ast.Attribute, ast.Subscript, ast.BinOp))
+
+
+def _steers(node: ast.AST, parents: Parents) -> bool:
+    """Whether a constant or a counter that a statement sets decides a size, another branch or the end of a loop."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+        is_float = isinstance(node.value.value, float)
+    elif isinstance(node, ast.AugAssign):
+        is_float = isinstance(node.op, ast.Div) or isinstance(getattr(node.value, "value", None), float)
+    else:
+        return False
+    kind = _Kind.FLOAT if is_float else _Kind.WHOLE
+    found: list[_Found] = []
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Attribute):
+            loads = [
+                each
+                for each in ast.walk(_root(node, parents))
+                if isinstance(each, ast.Attribute) and each.attr == target.attr and isinstance(each.ctx, ast.Load)
+            ]
+            found += [_flows(each, parents, set(), kind) for each in loads]
+        elif names := _names(target):
+            found.append(_flows_of_names(names, node, parents, set(), kind))
+    return any(isinstance(each, (Use, Branch)) for each in found)
+
+
+def _root(node: ast.AST, parents: Parents) -> ast.AST:
+    while node in parents:
+        node = parents[node]
+    return node
 
 
 def _fails(statement: ast.stmt) -> bool:
@@ -207,13 +315,51 @@ class Use(NamedTuple):
     is_loop: bool  # it decides when a loop ends, and otherwise a size, as far as that is seen
 
 
-def becomes(frame: FrameType, is_float: bool = False) -> Use | None:
-    """The use of a number that an instruction of the frame takes; None if it is only shown, compared or a position."""
-    return _becomes(frame.f_code, frame.f_lasti, frame.f_lineno, is_float)
+class Branch(NamedTuple):
+    """A test that a plain number decides, of which one way may take other memory."""
+
+    code: str
+
+
+class _Returned(NamedTuple):
+    """A function returns the number, and its caller has it."""
+
+    function: str
+    kind: _Kind
+
+
+class _Kind(Enum):
+    FLOAT = auto()  # decides no size unless it is made whole
+    WHOLE = auto()
+    WITHIN = auto()  # a container of numbers, or one of its elements
+
+
+_Found = Use | Branch | _Returned | None
+SEVERITY = (None, Branch, _Returned, Use)
+
+
+def becomes(frame: FrameType, is_float: bool = False) -> Use | Branch | None:
+    """The use of a number that an instruction of the frame takes; None if it is only shown, compared or a position.
+
+    A number that a function returns is followed to the callers that wait for it now. What the workload returns is
+    only reported.
+    """
+    found = _becomes(frame.f_code, frame.f_lasti, frame.f_lineno, is_float)
+    caller: FrameType | None = frame
+    while isinstance(found, _Returned):
+        while caller is not None and caller.f_code.co_name != found.function:  # out of its comprehensions
+            caller = caller.f_back
+        if caller is None:
+            return Use(f"return of {found.function}", False)
+        caller = caller.f_back
+        if caller is None or caller.f_code.co_filename.startswith(OWN):
+            return None
+        found = _received(caller.f_code, caller.f_lasti, caller.f_lineno, found.kind)
+    return found
 
 
 @lru_cache(4096)
-def _becomes(code: CodeType, last: int, line: int, is_float: bool) -> Use | None:
+def _becomes(code: CodeType, last: int, line: int, is_float: bool) -> _Found:
     if any(code.co_filename.startswith(folder) for folder in SHOWING):
         return None
     module = _parsed(code.co_filename)
@@ -221,77 +367,212 @@ def _becomes(code: CodeType, last: int, line: int, is_float: bool) -> Use | None
     if module is None or node is None or not hasattr(code, "co_positions"):
         return None if is_float else Use(f"line {line}", False)
     if is_float:  # no size, unless it is made whole
-        return _flows(node, module[1], set(), True) if isinstance(node, ast.Call) else None
+        return _flows(node, module[1], set(), _Kind.FLOAT) if isinstance(node, ast.Call) else None
     if isinstance(node, ast.Subscript):
-        return _size(node) if isinstance(node.slice, (ast.Slice, ast.Tuple)) else None
+        if isinstance(node.slice, (ast.Slice, ast.Tuple)):
+            return _size(node)
+        # Which element is chosen decides what that element decides.
+        chosen = _flows(node, module[1], set(), _Kind.WITHIN) if isinstance(node.ctx, ast.Load) else None
+        return Branch(_text(node)) if isinstance(chosen, Use | Branch) else None
     if isinstance(node, ast.BinOp):
         return None if isinstance(node.op, ast.Mod) else _size(node)  # text % number
     if not isinstance(node, ast.Call):
         return _size(node)
     if _is_of(node, SHOWN | OF_DATA):
         return None
-    return _flows(node, module[1], set(), False) if _is_of(node, CONVERSIONS) else _size(node)
+    return _flows(node, module[1], set(), _Kind.WHOLE) if _is_of(node, CONVERSIONS) else _size(node)
 
 
-def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], is_float: bool) -> Use | None:
-    """Where an expression's number may decide a size; None if nowhere. A floating-point number does not decide one."""
+@lru_cache(4096)
+def _received(code: CodeType, last: int, line: int, kind: _Kind) -> _Found:
+    """What becomes of the result of the call that a frame waits for."""
+    module = _parsed(code.co_filename)
+    node = None if module is None else _expression(module[0], code, last, line)
+    if module is None or not isinstance(node, ast.Call):
+        return None if kind is _Kind.FLOAT else Use(f"line {line}", False)
+    return _flows(node, module[1], set(), kind)
+
+
+def _worst(found: Iterable[_Found]) -> _Found:
+    return max(found, key=lambda each: SEVERITY.index(None if each is None else type(each)), default=None)
+
+
+def _flows(node: ast.AST, parents: Parents, seen: set[ast.AST], kind: _Kind) -> _Found:
+    """Where an expression's number may decide a size; None if nowhere."""
     if node in seen:
         return None
     seen.add(node)
     parent = parents.get(node)
+    is_float = kind is _Kind.FLOAT
     if isinstance(parent, ast.BinOp):
-        return _flows(parent, parents, seen, is_float or isinstance(parent.op, ast.Div))
-    if isinstance(parent, (ast.UnaryOp, ast.BoolOp, ast.Starred, ast.keyword)):
-        return _flows(parent, parents, seen, is_float)
+        is_ratio = kind is _Kind.WHOLE and isinstance(parent.op, ast.Div)
+        return _flows(parent, parents, seen, _Kind.FLOAT if is_ratio else kind)
+    if isinstance(parent, (ast.UnaryOp, ast.BoolOp, ast.Starred)):
+        return _flows(parent, parents, seen, kind)
     if isinstance(parent, ast.IfExp):
-        return None if node is parent.test else _flows(parent, parents, seen, is_float)
+        return None if node is parent.test else _flows(parent, parents, seen, kind)
     if isinstance(parent, (ast.FormattedValue, ast.Expr)):
         return None
-    if isinstance(parent, ast.Compare):
-        return Use(_text(parent), True) if isinstance(_role(parent, parents), LoopTest) else None
-    if isinstance(parent, ast.Subscript) and node is parent.slice:
+    if isinstance(parent, ast.Dict) and node in parent.values and _is_of_metrics(parent, parents):
         return None
-    if isinstance(parent, ast.Call):
-        if _is_of(parent, SHOWN):
+    if isinstance(parent, ast.Compare):
+        role = _role(parent, parents)
+        if isinstance(role, LoopTest):
+            return Use(_text(parent), True)
+        return Branch(role.statement) if isinstance(role, Decision) and role.may_allocate else None
+    if isinstance(parent, ast.Subscript):
+        return None if node is parent.slice else _flows(parent, parents, seen, kind)
+    if isinstance(parent, (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp)):
+        return _flows(parent, parents, seen, kind if is_float else _Kind.WITHIN)
+    if isinstance(parent, (ast.Dict, ast.DictComp)) and not _is_key(node, parent):
+        return _flows(parent, parents, seen, kind if is_float else _Kind.WITHIN)
+    if isinstance(parent, (ast.For, ast.comprehension)) and node is parent.iter:
+        inside = parent if isinstance(parent, ast.For) else parents[parent]
+        return _flows_of_names(_names(parent.target), inside, parents, seen, kind)
+    if isinstance(parent, ast.Return) or (isinstance(parent, ast.Lambda) and node is parent.body):
+        scope = _scope(parent, parents) if isinstance(parent, ast.Return) else parent
+        return _Returned(getattr(scope, "name", "<lambda>"), kind)
+    if isinstance(parent, ast.Attribute) and kind is _Kind.WITHIN:
+        if parent.attr in ADDING:
             return None
-        if isinstance(function := parent.func, ast.Attribute) and function.attr == "append":
-            return None if is_float else _flows_of_list(function.value, parent, parents, seen)
-        if _is_of(parent, CONVERSIONS | ROUNDING):
-            return _flows(parent, parents, seen, _is_of(parent, FLOATS))
-        return None if is_float else _size(parent)
+        call = parents.get(parent)
+        if parent.attr in TAKING and isinstance(call, ast.Call):
+            return _flows(call, parents, seen, kind)
+    if isinstance(parent, (ast.Call, ast.keyword)):
+        return _flows_into(node, parent, parents, seen, kind)
     if isinstance(parent, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+        if node is not parent.value:
+            return None
         targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-        if len(targets) == 1 and isinstance(targets[0], ast.Name):
-            is_float = is_float or (isinstance(parent, ast.AugAssign) and isinstance(parent.op, ast.Div))
-            read = [*_loads(targets, parent, parents), *([parent] if isinstance(parent, ast.NamedExpr) else [])]
-            found = (_flows(each, parents, seen, is_float) for each in read)
-            return next((each for each in found if each is not None), None)
-    if isinstance(role := _role(node, parents), LoopTest):
+        if len(targets) == 1 and isinstance(targets[0], ast.Subscript) and isinstance(targets[0].value, ast.Name):
+            return None if is_float else _flows_of_names([targets[0].value.id], parent, parents, seen, _Kind.WITHIN)
+        if len(targets) == 1 and (names := _names(targets[0])):
+            if isinstance(parent, ast.AugAssign) and isinstance(parent.op, ast.Div) and kind is _Kind.WHOLE:
+                kind = _Kind.FLOAT
+            found = _flows_of_names(names, parent, parents, seen, kind)
+            itself = _flows(parent, parents, seen, kind) if isinstance(parent, ast.NamedExpr) else None
+            return _worst((found, itself))
+    role = _role(node, parents)
+    if isinstance(role, LoopTest):
         return Use(_text(node), True)
+    if isinstance(role, Decision) and role.may_allocate:
+        return Branch(role.statement)
     if is_float or isinstance(role, Decision):
         return None
     return _size(parent if isinstance(parent, ast.expr) else node)
 
 
-def _flows_of_list(target: ast.expr, call: ast.Call, parents: Parents, seen: set[ast.AST]) -> Use | None:
-    """Where the numbers of a list may decide a size, to which the call adds one."""
-    if not isinstance(target, ast.Name):
+def _flows_into(node: ast.AST, parent: ast.AST, parents: Parents, seen: set[ast.AST], kind: _Kind) -> _Found:
+    """What a call does with an argument."""
+    name = parent.arg if isinstance(parent, ast.keyword) else None
+    call = parents[parent] if isinstance(parent, ast.keyword) else parent
+    if not isinstance(call, ast.Call) or node is call.func:
+        return _size(parent if isinstance(parent, ast.expr) else node)
+    if _is_of(call, SHOWN) or (kind is _Kind.WITHIN and _is_of(call, OF_DATA)):
+        return None
+    if isinstance(function := call.func, ast.Attribute) and function.attr in ADDING:
+        if kind is _Kind.FLOAT:
+            return None
+        if not isinstance(function.value, ast.Name):
+            return _size(call)
+        return _flows_of_names([function.value.id], call, parents, seen, _Kind.WITHIN)
+    if kind is _Kind.WITHIN and _is_of(call, OF_CONTAINERS):
+        return _flows(call, parents, seen, kind)
+    if _is_of(call, CONVERSIONS | ROUNDING):
+        is_made_float = _is_of(call, FLOATS)
+        return _flows(call, parents, seen, _Kind.FLOAT if is_made_float else _Kind.WHOLE)
+    if kind is _Kind.FLOAT:
+        return None
+    return _flows_through(node, call, name, parents, seen, kind)
+
+
+def _flows_through(
+    node: ast.AST, call: ast.Call, name: str | None, parents: Parents, seen: set[ast.AST], kind: _Kind
+) -> _Found:
+    """What functions of the same file that have the called name do with an argument."""
+    functions = [
+        each
+        for each in ast.walk(_root(call, parents))
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.name == _name_of(call)
+    ]
+    if not functions or any(isinstance(each, ast.Starred) for each in call.args):
         return _size(call)
-    for each in _loads([target], call, parents):
-        parent = parents.get(each)
-        found: Use | None = _size(parent if isinstance(parent, ast.expr) else call)
-        if isinstance(parent, ast.Attribute) and parent.attr in ("append", "extend", "clear"):
-            found = None
-        elif isinstance(parent, ast.Subscript) and each is parent.value:
-            found = _flows(parent, parents, seen, False)
+    found: list[_Found] = []
+    for function in functions:
+        parameters = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+        if isinstance(parents.get(function), ast.ClassDef):
+            parameters = parameters[1:]
+        if name is None:
+            place = next((number for number, each in enumerate(call.args) if each is node), len(parameters))
+            parameter = parameters[place] if place < len(parameters) else None
         else:
-            while isinstance(parent, (ast.List, ast.Tuple)):
-                parent = parents.get(parent)
-            if isinstance(parent, ast.Call) and _is_of(parent, SHOWN | OF_DATA):
-                found = None
-        if found is not None:
-            return found
-    return None
+            parameter = name if name in (*parameters, *(each.arg for each in function.args.kwonlyargs)) else None
+        if parameter is None or any(isinstance(each, (ast.Yield, ast.YieldFrom)) for each in ast.walk(function)):
+            return _size(call)
+        inside = _flows_of_names([parameter], function.body[0], parents, seen, kind)
+        if isinstance(inside, _Returned) and inside.function == function.name:
+            found.append(_flows(call, parents, seen, inside.kind))
+        else:
+            found.append(inside)
+    return _worst(found)
+
+
+def _flows_of_names(names: list[str], place: ast.AST, parents: Parents, seen: set[ast.AST], kind: _Kind) -> _Found:
+    """What becomes of a number or a container where the names that are bound at a place are read."""
+    scope = place
+    while not isinstance(scope, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        scope = parents[scope]
+    for each in ast.walk(scope):
+        if isinstance(each, (ast.Global, ast.Nonlocal)) and set(names) & set(each.names):
+            scope = _root(scope, parents)
+            break
+    loads = [
+        each
+        for each in ast.walk(scope)
+        if isinstance(each, ast.Name) and each.id in names and isinstance(each.ctx, ast.Load)
+    ]
+    return _worst([_flows(each, parents, seen, kind) for each in loads])
+
+
+def _names(target: ast.AST) -> list[str]:
+    """The names that a target binds; none if it binds anything else."""
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, (ast.Tuple, ast.List)):
+        found = [_names(each) for each in target.elts]
+        return [name for names in found for name in names] if all(found) else []
+    return []
+
+
+def _is_key(node: ast.AST, parent: ast.Dict | ast.DictComp) -> bool:
+    return node in parent.keys if isinstance(parent, ast.Dict) else node is parent.key
+
+
+def grouping(frame: FrameType) -> Branch | None:
+    """The code that groups by a number, or counts different ones; None if it looks something up."""
+    return _grouping(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+@lru_cache(4096)
+def _grouping(code: CodeType, last: int, line: int) -> Branch | None:
+    module = _parsed(code.co_filename)
+    node = None if module is None else _expression(module[0], code, last, line)
+    if node is None:
+        return None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+        return None  # a name for a number
+    if isinstance(node, ast.Call) and (_is_of(node, SHOWN) or _name_of(node) == "get"):
+        return None
+    return None if isinstance(node, ast.Compare) else Branch(_text(node))
+
+
+def _is_of_metrics(node: ast.AST, parents: Parents) -> bool:
+    """Whether the expression is what a function of METRICS returns."""
+    if not isinstance(parents.get(node), ast.Return):
+        return False
+    while (parent := parents.get(node)) is not None and not isinstance(parent, SCOPES):
+        node = parent
+    return isinstance(parent, (ast.FunctionDef, ast.AsyncFunctionDef)) and parent.name in METRICS
 
 
 def is_data(frame: FrameType) -> bool:

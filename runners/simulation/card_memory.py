@@ -12,6 +12,7 @@ from runners.simulation.allocator_counts import CountingAllocator
 
 CALCULATED = "(calculated)"  # in the message of a refusal of HostMemory
 ALIGNMENT = 64  # bytes, of tensors on a host: c10/core/alignment.h
+COUNTERS = ("allocated", "reserved", "requested", "active")
 
 
 class Memory(Protocol):
@@ -46,6 +47,10 @@ class Memory(Protocol):
 
     def set_fraction(self, fraction: float) -> None:
         """Refuse what goes beyond this share of the whole memory."""
+        ...
+
+    def held(self) -> dict[str, int]:
+        """The counters now."""
         ...
 
     def boundary(self) -> Reading:
@@ -107,13 +112,14 @@ class CardMemory:
     def num_ooms(self) -> int:
         return self.allocator.num_ooms
 
+    def held(self) -> dict[str, int]:
+        now = {name: getattr(self.allocator, name) for name in COUNTERS}
+        return now | {"used": self._outside + now["reserved"]}
+
     def boundary(self) -> Reading:
-        allocator = self.allocator
-        now = {name: getattr(allocator, name) for name in ("allocated", "reserved", "requested", "active")}
-        peak = {name: getattr(allocator, f"peak_{name}") for name in now}
-        allocator.reset_peaks()
-        used = {"used": self._outside + now["reserved"]}
-        return Reading(now=now | used, peak=peak | {"used": self._outside + peak["reserved"]})
+        peak = {name: getattr(self.allocator, f"peak_{name}") for name in COUNTERS}
+        self.allocator.reset_peaks()
+        return Reading(now=self.held(), peak=peak | {"used": self._outside + peak["reserved"]})
 
 
 class HostMemory:
@@ -161,7 +167,10 @@ class HostMemory:
     def set_fraction(self, fraction: float) -> None:
         pass
 
+    def held(self) -> dict[str, int]:
+        return {"tensor": self._allocated}
+
     def boundary(self) -> Reading:
-        reading = Reading(now={"tensor": self._allocated}, peak={"tensor": self._peak})
+        reading = Reading(now=self.held(), peak={"tensor": self._peak})
         self._peak = self._allocated
         return reading

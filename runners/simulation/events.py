@@ -12,6 +12,7 @@ REFUSED + size  an allocation of so many bytes that the card refused, and that h
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 
 from runners.simulation.allocator import Refused
 from runners.simulation.card_memory import Memory
@@ -29,8 +30,8 @@ class Player:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        self.refused: Refused | None = None  # the last refusal that the trace has
-        self.refusals = 0  # that the trace has
+        # Of the refusals that the trace has, since the last `take_refusals`: each with what was held at that moment.
+        self._refusals: list[tuple[Refused, Mapping[str, int]]] = []
         self._handles: list[int] = []
         self._stream = 0
 
@@ -60,11 +61,14 @@ class Player:
         """Where the allocation of this number is."""
         return self.memory.address(self._handles[number])
 
+    def take_refusals(self) -> list[tuple[Refused, Mapping[str, int]]]:
+        taken, self._refusals = self._refusals, []
+        return taken
+
     def _refuse(self, size: int) -> None:
         try:
             self.memory.allocate(size, self._stream)
         except Refused as refused:
-            self.refused = refused
-            self.refusals += 1
+            self._refusals.append((refused, self.memory.held()))
         else:
             raise ValueError("a refusal of another card is in this trace")

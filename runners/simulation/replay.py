@@ -20,7 +20,7 @@ def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict
     done, before = 0, memory.boundary()
     phase: dict[str, Any] = {"phase": BETWEEN, "run_index": None}
     for line in trace.lines:
-        retries, ooms, refusals = memory.alloc_retries, memory.num_ooms, player.refusals
+        retries, ooms = memory.alloc_retries, memory.num_ooms
         line = dict(line)
         until = line.pop(EVENT)
         try:
@@ -40,11 +40,10 @@ def replay(trace: AllocationTrace, device: str, memory: Memory) -> Iterator[dict
         if line["kind"] == "ended":
             after = memory.boundary()
             counters = _counters(before, after, memory, retries, ooms)
-            if player.refusals > refusals:  # the program learnt of them
-                assert player.refused is not None
-                counters["refusals"] = player.refusals - refusals
-                counters["refused"] = _as_fact(player.refused, counters["end"])._asdict()
-                counters["refused_bytes"] = player.refused.requested
+            if refusals := player.take_refusals():  # the program learnt of them
+                counters["refusals"] = len(refusals)
+                counters["refused"] = _as_fact(*refusals[-1])._asdict()
+                counters["refused_bytes"] = max(refused.requested for refused, _ in refusals)
             line |= {"counters": {device: counters}, "elapsed_s": None}
             before, phase = after, {"phase": BETWEEN, "run_index": None}
         elif line["kind"] == "began":

@@ -49,6 +49,7 @@ class _Assumed:
         return self
 
     def __hash__(self) -> int:
+        self.assumptions.hashed(self.level)
         return hash(plain_of(self))
 
     def __round__(self, digits: Any = None) -> Any:
@@ -149,6 +150,13 @@ class AssumedInt(_Assumed, torch.SymInt):
 
         self.assumptions.note("numpy.array")
         return np.array(self.plain, dtype)
+
+    def generate_state(self, words: int, dtype: Any = None) -> Any:
+        """As numpy.random.SeedSequence does. A seed of another class than `int` must have this for NumPy."""
+        import numpy as np
+
+        self.assumptions.note("numpy.random")
+        return np.random.SeedSequence(self.plain).generate_state(words, np.uint32 if dtype is None else dtype)
 
     def bit_length(self) -> Any:
         return self._with(self.plain.bit_length())
@@ -299,9 +307,44 @@ for _kind, _names in ((AssumedInt, (*BINARY, "divmod", *OF_WHOLE)), (AssumedFloa
 UNTRACED = frozenset({"isfinite", "isnan", "isinf", "isclose"})
 
 
+class _Generators(type(torch._C.Generator)):  # type: ignore[misc]
+    """Generators that PyTorch has made itself are of the class too."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, torch._C.Generator)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, torch._C.Generator)
+
+
+class SeededGenerator(torch._C.Generator, metaclass=_Generators):
+    """torch.Generator, whose seed may be an assumed number."""
+
+    __module__ = "torch"
+
+    def manual_seed(self, seed: Any) -> Any:
+        return super().manual_seed(_seed(seed))
+
+
+def _seed(number: Any) -> Any:
+    if not is_assumed(number):
+        return number
+    number.assumptions.note("manual_seed")
+    return plain_of(number)
+
+
+def be_seeds_of_numpy() -> None:
+    """Have NumPy's generators take assumed numbers as seeds, where the program has NumPy."""
+    if "numpy" in sys.modules:
+        from numpy.random.bit_generator import ISeedSequence
+
+        ISeedSequence.register(AssumedInt)
+
+
 @contextmanager
 def followed_in_library() -> Iterator[None]:
-    """Until the end, `math` remembers what it calculates from an assumed number, and `json` writes whole ones."""
+    """Until the end, `math` remembers what it calculates from an assumed number, and `json` writes whole ones. One may
+    be a seed of generators."""
     import json.encoder
 
     functions = {
@@ -312,12 +355,16 @@ def followed_in_library() -> Iterator[None]:
     def encoded(encoder: Any, value: Any) -> Any:
         return value.plain if type(value) is AssumedInt else encode(encoder, value)
 
+    generator = torch.Generator
+    if generator is torch._C.Generator:  # on a card there are two kinds of generators, which know this one
+        torch.Generator = SeededGenerator  # type: ignore[misc]
     for name, function in functions.items():
         setattr(math, name, _remembering(function))
     setattr(json.encoder.JSONEncoder, "default", encoded)  # noqa: B010 (its parameter has another name)
     try:
         yield
     finally:
+        torch.Generator = generator  # type: ignore[misc]
         json.encoder.JSONEncoder.default = encode  # type: ignore[method-assign]
         for name, function in functions.items():
             setattr(math, name, function)

@@ -28,6 +28,7 @@ from runners.simulation.torch_card_storages import Storages
 from runners.simulation.torch_cuda_types import AcceleratorError, LegacyTensor
 from runners.simulation.torch_replaced import replaced
 from runners.simulation.torch_tracer import MetaTracer
+from runners.simulation.torch_truncated import NAME, draws_in_rounds, truncated
 from runners.threads import EnteredInThreads
 
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -53,6 +54,9 @@ class ProgramDevice(TorchFunctionMode):
         super().__init__()
         self._tracer, self._device, self._use = tracer, device, use
         self._is_card = device.type == "cuda"
+        self._draws = tracer.numbers.draws
+        if self._draws is not None:
+            self._draws.follows_state = True
         self._constructors: frozenset[Any] = frozenset(_device_constructors())
         self._pinned: dict[int, Any] = {}  # by the address of a live storage on the host
         self._beneath = Beneath(self, self._seen, tracer)
@@ -76,7 +80,8 @@ class ProgramDevice(TorchFunctionMode):
             tensor.numpy: self._numpy,
             tensor.__array__: self._array,
             tensor.tolist: self._list,
-            tensor.__getitem__: self._get_item,
+            tensor.__getitem__: self._at_index,
+            tensor.__setitem__: self._at_index,
             tensor.__repr__: self._text,
             tensor.__format__: self._formatted,
             tensor.item: self._number("Tensor.item"),
@@ -93,12 +98,15 @@ class ProgramDevice(TorchFunctionMode):
             tensor.__cuda_array_interface__.__get__: self._array_interface,
             tensor.__dlpack_device__: self._dlpack_device,
             torch.device: self._make_device,
+            torch._C._nn._parse_to: self._parse_to,
             torch.as_tensor: self._as_tensor,
             torch.tensor: self._tensor,
             torch._has_compatible_shallow_copy_type: self._may_take_data,
         }
         if self._is_card:
             self._handlers |= self._of_transforms()
+        else:
+            self._handlers |= dict.fromkeys((torch.stft, torch.istft, tensor.stft, tensor.istft), self._together)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -111,8 +119,10 @@ class ProgramDevice(TorchFunctionMode):
                 return make(kind, size, *before, self._real(device), *after, **kwargs)
             return make(kind, size, *args, **{**kwargs, "device": self._real(kwargs.get("device"))})
 
+        of_init = {NAME: truncated(self.is_here, self._draws)} if draws_in_rounds() else {}
         with (
             replaced(torch.Tensor, _make_wrapper_subclass=make_wrapper),
+            replaced(torch.nn.init, **of_init),
             self._beneath.entered(),
             self._storages.entered(),
             EnteredInThreads(lambda: self),
@@ -137,6 +147,12 @@ class ProgramDevice(TorchFunctionMode):
         return self._answer(func, args, kwargs)
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._draws is not None and kwargs and (generator := kwargs.get("generator")) is not None:
+            with self._draws.by(generator):
+                return self._answer_without_generator(func, args, kwargs)
+        return self._answer_without_generator(func, args, kwargs)
+
+    def _answer_without_generator(self, func: Any, args: Any, kwargs: Any) -> Any:
         handler = self._handlers.get(func)
         if handler is not None:
             return handler(func, args, kwargs or {})
@@ -204,15 +220,40 @@ class ProgramDevice(TorchFunctionMode):
         self._tracer.assumptions.bound("slice")
         return slice(None, None, index.step)
 
-    def _get_item(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A slice may end at a tensor of one number, which PyTorch would read as a known one."""
-        tensor, index = args
+    def _at_index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A slice may end at a tensor of one number, and one may choose an element: PyTorch reads it as a known one."""
+        tensor, index, *value = args
         parts = index if isinstance(index, tuple) else (index,)
-        if not any(type(each) is slice and any(map(self.is_here, (each.start, each.stop))) for each in parts):
-            return func(tensor, index)
-        parts = tuple(map(self._with_numbers, parts))
+        ends = [end for each in parts if type(each) is slice for end in (each.start, each.stop)]
+        if not any(map(self.is_here, ends)) and not any(map(self._is_position, parts)):
+            return func(*args)
+        parts = self._with_positions(tensor, tuple(map(self._with_numbers, parts)))
         found = _assumed_in(parts, None)
-        return self._with_assumed(found, func, (tensor, parts), {}) if found else func(tensor, parts)
+        args = (tensor, parts, *value)
+        return self._with_assumed(found, func, args, {}) if found else func(*args)
+
+    def _is_position(self, index: Any) -> bool:
+        """Whether an index is one whole number of the device's, which chooses an element."""
+        if not self.is_here(index) or index.ndim:
+            return False
+        return index.dtype not in (torch.bool, torch.uint8) and not index.is_floating_point()
+
+    def _with_positions(self, tensor: torch.Tensor, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """An index in which each number that is not known is a position that exists."""
+        shape, made, dim = tensor.shape, [], 0
+        for number, part in enumerate(parts):
+            if part is Ellipsis:
+                dim = len(shape) - sum(map(_dimensions, parts[number + 1 :]))
+            elif self._is_position(part) and dim < len(shape):
+                with NO_FUNCTION_MODES():
+                    read = self._tracer.numbers.answer(part)
+                    if read.level > Level.KNOWN:
+                        position = min(max(int(read.tensor.item()), 0), max(shape[dim] - 1, 0))
+                        self._tracer.assumptions.note("index")
+                        part = self._tracer.assumptions.remembering(position, read.level)
+            dim += _dimensions(part)
+            made.append(part)
+        return tuple(made)
 
     def _with_numbers(self, index: Any) -> Any:
         if type(index) is not slice:
@@ -267,6 +308,16 @@ class ProgramDevice(TorchFunctionMode):
         if self._is_card and len(args) == 1 and isinstance(args[0], int):
             return func("cuda", args[0])
         return func(*args, **kwargs)
+
+    def _parse_to(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The arguments of Module.to, with the device as the program has named it, by itself or by a tensor."""
+        if self._is_card and args and type(args[0]) is int:
+            args = torch.device("cuda", args[0]), *args[1:]
+        elif self._is_card and type(kwargs.get("device")) is int:
+            kwargs = {**kwargs, "device": torch.device("cuda", kwargs["device"])}
+        device, *others = func(*args, **kwargs)
+        tensor = args[0] if args else kwargs.get("tensor")
+        return self._device if self.is_here(tensor) else device, *others
 
     # --- what makes and moves tensors ---
 
@@ -515,6 +566,12 @@ class ProgramDevice(TorchFunctionMode):
             every._cufft_clear_plan_cache: self._nothing,
         }
 
+    def _together(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function that compares the devices of its tensors before any operator does."""
+        with NO_FUNCTION_MODES():
+            args, kwargs = self._tracer.on_one_device(func, args, kwargs)
+        return func(*args, **kwargs)
+
     # --- copies, pickles and other libraries ---
 
     def _deep_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -583,6 +640,13 @@ def _deciding_sizes(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if name in ("full", "new_full", "full_like"):
         return args[: 2 if name == "new_full" else 1], {name: kwargs[name] for name in ("size",) if name in kwargs}
     return args, kwargs
+
+
+def _dimensions(index: Any) -> int:
+    """How many dimensions a part of an index takes."""
+    if index is None or isinstance(index, bool):
+        return 0
+    return index.ndim if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _assumed_in(args: Any, kwargs: Any) -> list[Any]:

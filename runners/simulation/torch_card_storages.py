@@ -59,7 +59,9 @@ class Storages:
                 raise self._tracer.unavailable("torch.load(map_location='meta') is not followed")
             before, self._location = self._location, map_location
             try:
-                return load(f, map_location, *args, **kwargs)
+                # An assumed number is pickled as a call of its plain type, which a plain number is not.
+                with torch.serialization.safe_globals([int, float]):
+                    return load(f, map_location, *args, **kwargs)
             finally:
                 self._location = before
 

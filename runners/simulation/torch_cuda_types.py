@@ -12,6 +12,7 @@ from runners.device import Card
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.kernels.torch_gpu_architecture import gpu_architecture
 from runners.simulation.levels import Level
+from runners.simulation.torch_assumed_numbers import SeededGenerator
 
 AcceleratorError: Any = getattr(torch, "AcceleratorError", RuntimeError)  # PyTorch 2.5 raises the second
 DEVICE = torch.device("cuda", 0)
@@ -228,7 +229,7 @@ class EitherDevice(type):
 
 def classes_of_either_device(event: type[Event]) -> dict[str, Any]:
     """By the names that they have in torch."""
-    pairs = (torch.Generator, Generator, "cpu"), (torch.Stream, Stream, "cuda"), (torch.Event, event, "cuda")
+    pairs = (SeededGenerator, Generator, "cpu"), (torch.Stream, Stream, "cuda"), (torch.Event, event, "cuda")
     return {
         card.__name__: EitherDevice(card.__name__, (), {"host": host, "card": card, "default": default})
         for host, card, default in pairs

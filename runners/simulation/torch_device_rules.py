@@ -36,6 +36,10 @@ aten = torch.ops.aten
 
 META = torch._C.DispatchKey.Meta
 
+# aten/src/ATen/native/cudnn/Conv_v8.cpp and cuda/SpectralOps.cpp: the workspaces come from PyTorch's allocator.
+CONVOLUTIONS = frozenset(operators("convolution", "convolution_backward"))
+TRANSFORMS = frozenset(operators("_fft_r2c", "_fft_c2r", "_fft_c2c"))
+
 
 class CpuRules:
     """The rules of a CPU: one attention kernel, and optimizers that update one tensor at a time.
@@ -68,6 +72,9 @@ class CpuRules:
     def uses_workspace(self, operator: Any) -> bool:
         return False
 
+    def left_out(self, operator: Any) -> str | None:
+        return None
+
     def check(self, operator: Any, args: Sequence[Any]) -> None:
         """Raise for an attention kernel of CUDA that is called directly."""
         name = operator._schema.name.removeprefix("aten::")
@@ -93,6 +100,8 @@ class CudaRules:
             aten.dropout.default: _dropout,
             aten.embedding_sparse_backward.default: embedding_sparse_backward,
             aten.one_hot.default: one_hot,
+            aten._euclidean_dist.default: _euclidean_dist,
+            aten.affine_grid_generator.default: _affine_grid_generator,
             **dict.fromkeys(operators("ctc_loss.IntList", "ctc_loss.Tensor"), ctc_loss),
             **recurrent.composites,
             aten._autocast_to_reduced_precision.default: partial(_scripted_cast_down, "cuda"),
@@ -122,6 +131,12 @@ class CudaRules:
     def uses_workspace(self, operator: Any) -> bool:
         return is_matmul(operator)
 
+    def left_out(self, operator: Any) -> str | None:
+        """What a kernel takes and no rule knows: a library chooses an algorithm on the device, and it the workspace."""
+        if operator in CONVOLUTIONS:
+            return "workspaces of convolutions are not in the peak"
+        return "workspaces of Fourier transforms are not in the peak" if operator in TRANSFORMS else None
+
     def check(self, operator: Any, args: Sequence[Any]) -> None:
         """Raise as CUDA would for a kernel that the card does not have."""
         first = next((each for each in args if isinstance(each, torch.Tensor)), None)
@@ -135,6 +150,28 @@ def all_entered(*rules: AbstractContextManager[Any]) -> Iterator[None]:
         for rule in rules:
             stack.enter_context(rule)
         yield
+
+
+# --- matrix products within other operators ---
+
+
+# aten/src/ATen/native/Distance.cpp, _euclidean_dist
+def _euclidean_dist(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """The distances of torch.cdist by one product, of both sides with their norms and ones beside them."""
+    first_norm, second_norm = (each.pow(2).sum(-1, True) for each in (first, second))
+    first_ones, second_ones = torch.ones_like(first_norm), torch.ones_like(second_norm)
+    left = torch.cat([first.mul(-2), first_norm, first_ones], -1)
+    right = torch.cat([second, second_ones, second_norm], -1)
+    return left.matmul(right.mT).clamp_min_(0).sqrt_()
+
+
+# aten/src/ATen/native/AffineGridGenerator.cpp
+def _affine_grid_generator(theta: torch.Tensor, size: Sequence[int], align_corners: bool) -> torch.Tensor:
+    """The grid as a product of theta with all positions, which have one dimension more."""
+    count, _, *places = size
+    positions = theta.new_empty(count, *places, len(places) + 1)
+    made = positions.view(count, -1, len(places) + 1).bmm(theta.mT)
+    return made.view(count, *places, len(places))
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
+from torch.utils._pytree import tree_iter
 
 from runners.meters.torch_tensors import is_composite
 from runners.phases import Unavailable
@@ -80,9 +81,23 @@ class ExtensionKernels:
         def followed(*args: Any, **kwargs: Any) -> Any:
             sizes = _Sizes(operator, None if most is None else most(*args, **kwargs), self.on_bound)
             with set_ctx_getter(lambda: sizes), _triton_followed():
-                return rule(*args, **kwargs)
+                made = rule(*args, **kwargs)
+            _define(made, (args, kwargs))
+            return made
 
         return followed
+
+
+def _define(made: Any, given: Any) -> None:
+    """Zeros in place of what a rule leaves undefined in tensors with data: a position of 0 exists where any does."""
+    storages = {each.untyped_storage()._cdata for each in tree_iter(given) if _has_data(each)}
+    for each in tree_iter(made):
+        if _has_data(each) and each.untyped_storage()._cdata not in storages:
+            each.zero_()
+
+
+def _has_data(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_meta
 
 
 class _Sizes:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_map
 
 from runners.simulation.assumptions import Assumptions
 from runners.simulation.levels import Level
+from runners.simulation.torch_draws import RANDOM_WHOLE, Draws
 
 aten = torch.ops.aten
 HOST = torch.device("cpu")
@@ -36,11 +37,7 @@ UNDEFINED = frozenset({aten.empty, aten.empty_strided, aten.empty_like, aten.new
 # Gradients of float16 are assumed to be finite: a step with others skips the update and takes no more memory.
 FINITE_GRADIENTS = frozenset({aten._amp_foreach_non_finite_check_and_unscale_.default})
 OVERWRITING = frozenset({aten.copy_, aten.fill_, aten.zero_})
-RANDOM_WHOLE = frozenset({aten.randint, aten.randint_like})
 ARG_EXTREMES = frozenset({aten.argmax, aten.argmin})
-LARGEST_DRAWN = 2**12  # bytes up to which a host that is calculated draws whole numbers; other ones one by one
-# Without those that draw by a tensor's numbers, and dropout.
-DRAWN = RANDOM_WHOLE | {aten.rand, aten.randn, aten.random_, aten.uniform_, aten.normal_, aten.bernoulli_}
 FOR_EACH_ELEMENT = frozenset({aten._to_copy, aten.copy_, aten.fill_, aten.zero_, aten.isin, aten.masked_fill_})
 EXTREMES = frozenset({aten.all, aten.any, aten.max, aten.min, aten.amax, aten.amin, aten.mean})
 SUMS = frozenset({aten.sum, aten.count_nonzero})
@@ -89,10 +86,10 @@ class Read(NamedTuple):
 class Numbers:
     """The numbers of storages without data by their address, and what the program may assume of those on the host."""
 
-    def __init__(self, assumptions: Assumptions, draws: bool = False) -> None:
-        """`draws`: random numbers of the device are drawn, where they are few, as those of a host with data are."""
+    def __init__(self, assumptions: Assumptions, draws: Draws | None = None) -> None:
+        """`draws` has the generators of a host that is calculated; None for a card, which draws nothing."""
         self.assumptions = assumptions
-        self._draws = draws
+        self.draws = draws
         self._values: dict[int, Value] = {}
         self._shared: dict[int, tuple[Any, Level]] = {}  # of twins of storages with data
         self._materialised: dict[int, torch.UntypedStorage] = {}  # storages with data, in a process that has them
@@ -276,6 +273,8 @@ class Numbers:
         if not leaves or not leaves[0].is_meta:
             self.follow_host(result, args, kwargs)
             return
+        if func is aten.native_dropout.default and args[2] is not False and self.draws is not None:
+            self.draws.drop_mask(leaves[0])
         if func.is_view or _is_undefined(func) or any(map(_is_large, leaves)):
             return
         level = Level.KNOWN
@@ -287,7 +286,7 @@ class Numbers:
             return
         made = _tensors(self._computed(func, args, kwargs))
         for leaf, each in zip(leaves, made, strict=True):
-            self._keep(leaf, each, level if level < Level.BOUND else Level.ASSUMED)
+            self.keep(leaf, each, level if level < Level.BOUND else Level.ASSUMED)
 
     def _made(self, result: torch.Tensor, key: int, func: Any, args: Any, kwargs: Any) -> Value | None:
         """The numbers of one result; None if they are not known, UNCHANGED for those of its storage before."""
@@ -363,16 +362,8 @@ class Numbers:
     def _drawn(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> Value | None:
         """Numbers that were drawn. Whole ones are assumed to be within the range that they are drawn from."""
         packet, dtype = func.overloadpacket, result.dtype
-        if self._draws and _is_whole(result):
-            size = result.untyped_storage().nbytes()
-            if packet is aten.randperm and size <= LARGEST:
-                return Value(torch.randperm(args[0], dtype=dtype).untyped_storage(), Level.FINITE)
-            largest = SINGLE if result.is_floating_point() or result.is_complex() else LARGEST_DRAWN
-            if size <= largest and not _tensors((args[1:], kwargs)) and packet in DRAWN:
-                known = [torch.empty(each.shape, dtype=each.dtype) for each in _tensors(args[:1])]
-                options = {name: each for name, each in kwargs.items() if name != "device"}
-                made = func(*(known or args[:1]), *args[1:], **options)
-                return Value(made.to(dtype).untyped_storage(), Level.FINITE)
+        if self.draws is not None and (made := self.draws.draw(result, func, args, kwargs)) is not None:
+            return Value(made.untyped_storage(), Level.FINITE)
         if packet is aten.multinomial:
             return self._position(args[0], result, -1)
         if packet not in RANDOM_WHOLE:
@@ -462,7 +453,7 @@ class Numbers:
             return Value(kept.storage, max(level, Level.KNOWN if value is None else value.level))
         made = self._computed(func, args, kwargs)
         if isinstance(made, torch.Tensor):
-            self._keep(result, made, level)
+            self.keep(result, made, level)
         return self._values.get(key)
 
     def _spread(self, tensor: torch.Tensor, value: Value | None) -> None:
@@ -493,7 +484,8 @@ class Numbers:
         assumed = self._assumed(tensor)
         return assumed.as_strided(tensor.shape, (0,) * tensor.ndim)
 
-    def _keep(self, leaf: torch.Tensor, made: torch.Tensor, level: Level) -> None:
+    def keep(self, leaf: torch.Tensor, made: torch.Tensor, level: Level) -> None:
+        """Keep the numbers of a tensor without data, of the same shape and type; others are left out."""
         storage = leaf.untyped_storage()
         if not leaf.is_meta or made.dtype != leaf.dtype or made.shape != leaf.shape:
             return

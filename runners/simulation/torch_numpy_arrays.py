@@ -35,8 +35,22 @@ class AssumedArray(np.ndarray):
         return self.view(np.ndarray)
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
+        found = super().__getitem__(_at_most_all(index))
         return self._with(found.item()) if isinstance(found, np.generic) else found
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """What a condition chooses is at most all. Raises Unavailable for functions that have no such bound."""
+        if self.assumptions is not None and self.level is Level.ASSUMED:
+            name = f"numpy.{func.__name__}"
+            if func in CHOOSING and len(args) == 1 and not kwargs:
+                self.assumptions.bound(name)
+                args = (np.ones(np.shape(args[0]), bool),)
+            elif func in DIFFERENT:
+                raise self.assumptions.unavailable(name, "numbers that are not calculated decide a size")
+        return super().__array_function__(func, types, args, kwargs)
+
+    def nonzero(self) -> Any:
+        return np.nonzero(self)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[each] for each in range(len(self)))
@@ -75,6 +89,21 @@ class AssumedArray(np.ndarray):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._plain().__reduce_ex__(protocol)
+
+
+CHOOSING = frozenset({np.where, np.nonzero, np.flatnonzero, np.argwhere})
+DIFFERENT = frozenset({np.unique, np.extract, np.compress, np.intersect1d, np.setdiff1d, np.union1d, np.trim_zeros})
+
+
+def _at_most_all(index: Any) -> Any:
+    """An index in which a mask of assumed numbers takes all."""
+    if isinstance(index, tuple):
+        return tuple(map(_at_most_all, index))
+    if not isinstance(index, AssumedArray) or index.dtype != bool or index.level is not Level.ASSUMED:
+        return index
+    if index.assumptions is not None:
+        index.assumptions.bound("numpy.ndarray.__getitem__")
+    return np.ones(index.shape, bool)
 
 
 def assumed(array: Any, level: Level, assumptions: Assumptions) -> Any:

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from inspect import isfunction
 from pathlib import Path
 from tempfile import mkdtemp
@@ -27,6 +27,7 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from runners.simulation.torch_saved_models import SavedModels, write_holes
 from runners.simulation.torch_tracer import MetaTracer
 from runners.simulation.torch_unwritten_files import UnwrittenFiles, lacks_data
 from runners.workloads import python_program
@@ -37,7 +38,7 @@ CHILDREN = "SWEEPER_PROGRAM_CHILDREN"  # the hook reads it
 META = torch.device("meta")
 NEVER_REACHED = {"tolerance_grad": -1.0, "tolerance_change": -math.inf}
 LAUNCHES = "accelerate.commands.launch"
-# Methods that write a model as a folder, and clear what an earlier one left there.
+# Methods that write a model as a folder.
 SAVES_A_MODEL = {
     "transformers.modeling_utils": "PreTrainedModel.save_pretrained",
     "peft.peft_model": "PeftModel.save_pretrained",
@@ -83,6 +84,7 @@ class FollowedProgram:
     def __init__(self, tracer: MetaTracer) -> None:
         self._tracer = tracer
         self._unwritten = UnwrittenFiles()
+        self._models = SavedModels()
         self._offloaded = _BytesAtOnce()
         self._processes = 0  # of multiprocessing, that import the program anew
         self._children = ""  # the folder of their reports
@@ -132,7 +134,7 @@ class FollowedProgram:
                     _Imported("safetensors.torch", partial(self._intercept_method, intercept, name, by))
                 )
             for name, method in SAVES_A_MODEL.items():
-                by = self._save_elsewhere
+                by = self._save_model
                 stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method, by)))
             yield
 
@@ -167,6 +169,7 @@ class FollowedProgram:
             yield
         finally:
             if os.getpid() == owner:
+                self._models.remove()
                 self._read_reports(Path(folder))
                 shutil.rmtree(folder, ignore_errors=True)
                 for name, value in before.items():
@@ -239,6 +242,8 @@ class FollowedProgram:
     def _save(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(file, io.BytesIO) or not lacks_data(what):  # what is in memory replaces nothing
             return save(what, file, *args, **kwargs)
+        if self._models.takes(file):
+            return save(what, file, *args, **kwargs)
         self._unwritten.save(save, what, file, *args, **kwargs)
         return None
 
@@ -248,9 +253,12 @@ class FollowedProgram:
             kwargs.pop("mmap", None)
         return load(file, partial(_located, map_location), *args, **kwargs)
 
-    def _save_safetensors(self, save: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+    def _save_safetensors(self, save: Any, tensors: Any, filename: Any, metadata: Any = None) -> Any:
         if not lacks_data(tensors):
-            return save(tensors, filename, *args, **kwargs)
+            return save(tensors, filename, metadata)
+        if self._models.takes(filename):
+            write_holes(tensors, filename, metadata)
+            return None
         self._unwritten.save(torch.save, dict(tensors), filename)
         return None
 
@@ -259,8 +267,23 @@ class FollowedProgram:
             return load(filename, device)
         return torch.load(filename, map_location=torch.device(device), weights_only=True)
 
+    def _save_model(self, save: Any, what: Any, *args: Any, **kwargs: Any) -> Any:
+        name = next((each for each in ("save_directory", "path") if each in kwargs), None)
+        folder = args[0] if args else kwargs[name] if name else None
+        if not isinstance(folder, (str, os.PathLike)) or os.path.isfile(folder) or not lacks_data(what):
+            return save(what, *args, **kwargs)
+        if not self._models.takes(folder):
+            self._unwritten.name(folder)
+
+        def save_to(other: str) -> Any:
+            if args:
+                return save(what, other, *args[1:], **kwargs)
+            return save(what, **{**kwargs, str(name): other})
+
+        return self._models.save(save_to, os.fspath(folder))
+
     def _save_elsewhere(self, save: Any, what: Any, file: Any, *args: Any, **kwargs: Any) -> Any:
-        """Into a folder, or by a library that loads it with code of its own."""
+        """By a library that loads it with code of its own."""
         if not lacks_data(what):
             return save(what, file, *args, **kwargs)
         self._unwritten.name(file)
@@ -370,7 +393,8 @@ class _Imported:
         if name != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(name, path)
+        specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))  # of others that wait for it
+        spec = next((each for each in specs if each is not None), None)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module

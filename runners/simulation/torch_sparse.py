@@ -1,8 +1,10 @@
 """Operators on sparse tensors without data: how many elements their results have, and which storages.
 
 PyTorch has few kernels for sparse tensors on `meta`, and some of those share storages that a device copies. A sparse
-tensor's bytes are those of its indices and its values. Where the number of elements depends on values it is computed
-from whole numbers that are known; else it is at most that of all elements, if there is such a bound.
+tensor's bytes are those of its indices and its values. Indices that are known stay known in what is made of them: a
+result has them as `known_indices`. Where the number of elements depends on values it is computed from whole numbers
+that are known; else it is at most that of all elements, if there is such a bound, and a result has the bytes that its
+storages can have as `estimates`.
 """
 
 from __future__ import annotations
@@ -57,13 +59,14 @@ def call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value_of
     if name in ("_to_sparse", "_to_sparse_csr"):
         return _to_sparse(name, args, kwargs, value_of, narrows)
     if name == "sparse_mask":
-        return _copy(args[1], dtype=args[0].dtype)
+        return _same_places(_copy(args[1], dtype=args[0].dtype), args[1], value_of)
     if name in ("t", "transpose", "permute"):
         return _turned(name, args)
     if name in ("add", "add_", "sub", "sub_"):
-        return _sum(args, in_place=name.endswith("_"))
+        return _sum(args, value_of, narrows, in_place=name.endswith("_"))
     if name in ("clone", "_to_copy", "_sparse_softmax", "_sparse_log_softmax"):
-        return _copy(args[0], dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+        made = _copy(args[0], dtype=kwargs.get("dtype"), device=kwargs.get("device"))
+        return _same_places(made, args[0], value_of)
     if name in ("zeros_like", "empty_like", "zero_"):
         return args[0].zero_() if name == "zero_" else _copy(args[0], count=0)
     if name == "cat":
@@ -71,10 +74,10 @@ def call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value_of
     if name == "_sparse_sum":
         return _sum_over(args[0], args[1])
     if torch.Tag.pointwise in operator.tags:
-        first = next(each for each in args if is_sparse(each))
+        first, *others = (each for each in args if is_sparse(each))
         if operator._schema.is_mutable:
             return args[0]
-        return _copy(first)
+        return _copy(first) if others else _same_places(_copy(first), first, value_of)
     raise NotImplementedError("it has a sparse tensor, and no rule says how large its result is")
 
 
@@ -105,26 +108,37 @@ def _copy(
     )
 
 
+def _same_places(made: Any, source: Tensor, value_of: ValueOf) -> Any:
+    """A copy of a sparse tensor, with the numbers of its indices where they are known."""
+    if source.layout is torch.sparse_coo and (known := value_of(source._indices())) is not None:
+        made.known_indices = known.clone()
+    return made
+
+
 def _coalesced(tensor: Tensor, value_of: ValueOf, narrows: bool) -> Tensor:
     """Elements of the same place added up. On a CPU the result is a part of storages for all."""
     indices, values = tensor._indices(), tensor._values()
     every = indices.size(1)
     known = value_of(indices)
-    count = every if known is None else torch.unique(known, dim=1).size(1)
+    places = None if known is None else torch.unique(known, dim=1)
+    count = every if places is None else places.size(1)
     if narrows:
         of_indices = indices.new_empty(indices.size(0), every).narrow(1, 0, count)
-        return _made(tensor.shape, of_indices, torch.empty_like(values).narrow(0, 0, count), True)
-    of_indices = indices.new_empty(indices.size(0), count)
-    of_values = values.new_empty(count, *values.shape[1:])
-    made = _made(tensor.shape, of_indices, of_values, True)
+        of_values = torch.empty_like(values).narrow(0, 0, count)
+    else:
+        of_indices = indices.new_empty(indices.size(0), count)
+        of_values = values.new_empty(count, *values.shape[1:])
+    made: Any = _made(tensor.shape, of_indices, of_values, True)
+    if places is not None:
+        made.known_indices = places
+    if narrows:
+        return made  # type: ignore[no-any-return]
     if known is None and every:
-        made.estimates = [  # type: ignore[attr-defined]
-            Estimate(each.nbytes, each.nbytes // every, each.nbytes) for each in (of_indices, of_values)
-        ]
-    return made
+        made.estimates = [Estimate(each.nbytes, each.nbytes // every, each.nbytes) for each in (of_indices, of_values)]
+    return made  # type: ignore[no-any-return]
 
 
-def _sum(args: Sequence[Any], in_place: bool) -> Any:
+def _sum(args: Sequence[Any], value_of: ValueOf, narrows: bool, in_place: bool) -> Any:
     """Of two sparse tensors: the elements of both. With a dense tensor: dense."""
     first, second = args[:2]
     if not is_sparse(first) or not is_sparse(second):
@@ -132,11 +146,41 @@ def _sum(args: Sequence[Any], in_place: bool) -> Any:
         return dense if in_place else torch.empty_like(dense)
     if first.layout in COMPRESSED or second.layout in COMPRESSED:
         raise NotImplementedError("the sum of compressed sparse tensors has no rule")
-    both = _copy(first, torch.result_type(first, second), first._indices().size(1) + second._indices().size(1))
+    both: Any = _both(first, second, narrows, value_of)
     if not in_place:
         return both
-    aten.copy_sparse_to_sparse_(first, both)
+    first.data = both  # the storages of the sum themselves, which a copy would narrow
+    if (known := getattr(both, "known_indices", None)) is not None:
+        first.known_indices = known
     return first
+
+
+# aten/src/ATen/native/sparse/SparseTensorMath.cpp and cuda/SparseCUDATensorMath.cu
+def _both(first: Tensor, second: Tensor, narrows: bool, value_of: ValueOf) -> Tensor:
+    """A card joins the elements. A CPU merges those that meet, in storages for all, where the values are contiguous."""
+    indices, values = first._indices(), first._values()
+    narrows = narrows and values.is_contiguous() and second._values().is_contiguous()
+    every = indices.size(1) + second._indices().size(1)
+    of_indices = indices.new_empty(indices.size(0), every)
+    of_values = values.new_empty(every, *values.shape[1:], dtype=torch.result_type(first, second))
+    places = [value_of(each._indices()) for each in (first, second)]
+    known = [each for each in places if each is not None]
+    if len(known) < len(places):
+        return _made(first.shape, of_indices, of_values, narrows and first.is_coalesced() and second.is_coalesced())
+    if not narrows:
+        joined: Any = _made(first.shape, of_indices, of_values, False)
+        joined.known_indices = torch.cat(known, 1)
+        return joined  # type: ignore[no-any-return]
+    shape = first.shape[: indices.size(0)]
+    ones = [
+        torch.sparse_coo_tensor(place, torch.ones(place.size(1)), shape, is_coalesced=each.is_coalesced())
+        for place, each in zip(known, (first, second), strict=True)
+    ]
+    merged = ones[0] + ones[1]
+    count = merged._indices().size(1)
+    made: Any = _made(first.shape, of_indices.narrow(1, 0, count), of_values.narrow(0, 0, count), merged.is_coalesced())
+    made.known_indices = merged._indices()
+    return made  # type: ignore[no-any-return]
 
 
 def _sum_over(tensor: Tensor, dims: Sequence[int]) -> Tensor:

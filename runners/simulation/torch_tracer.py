@@ -47,6 +47,7 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_draws import Draws
 from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
 from runners.simulation.torch_replaced import body_replaced, new_tensor, replaced, without_inference_mode
 from runners.simulation.torch_results import RESULTS
@@ -94,6 +95,10 @@ class Rules(Protocol):
         """Raise for an operator that the device has no kernel for."""
         ...
 
+    def left_out(self, operator: Any) -> str | None:
+        """What the peak lacks of an operator's memory."""
+        ...
+
     def uses_workspace(self, operator: Any) -> bool:
         """Whether it is a matrix product, for which the library keeps a workspace."""
         ...
@@ -109,7 +114,9 @@ class MetaTracer(UnseenByDynamo):
         super().__init__()
         self.assumptions = assumptions or Assumptions()
         self.assumptions.on_failure = self._fail
-        self.numbers = Numbers(self.assumptions, draws=rules.host_counts)
+        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
+        draws = Draws(self.notes.setdefault, lambda: self.is_made_on_meta) if rules.host_counts else None
+        self.numbers = Numbers(self.assumptions, draws)
         self._distinct = Distinct()
         rules.extensions.on_bound = self.assumptions.bound
         self.events = array("q")
@@ -117,7 +124,6 @@ class MetaTracer(UnseenByDynamo):
         # Of each event whose bytes a library decides: its number, and the least and the most bytes.
         self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
-        self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         self.failure_event = 0  # the number of events before that point
         self._rules = rules
         self._allocations = 0
@@ -298,6 +304,8 @@ class MetaTracer(UnseenByDynamo):
             return NotImplemented  # a tensor made of others: its class calls operators on them, which come back here
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
+                if self.is_elsewhere and func in OF_MASKS:
+                    args = self._with_true_masks(func, args)
                 result = func(*args, **(kwargs or {}))
                 if self.is_elsewhere:
                     self.numbers.follow_host(result, args, kwargs)
@@ -372,25 +380,30 @@ class MetaTracer(UnseenByDynamo):
         if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
             with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
+        if func is aten._pack_padded_sequence.default and args[1].is_meta and self._rules.host_counts:
+            args = args[0], self._lengths_of_host(*args), *args[2:]
         accumulated = func is aten.add.Tensor and not kwargs and self._sums.is_in_place(*args)
         signature = None if func in self._rules.replacements else signature_of(func, args, kwargs)
         call = self._calls.get(signature) if signature is not None else None
         if call is None:
             if signature is None and func not in (LENGTHS_OF_HOST if self._rules.host_counts else BETWEEN_DEVICES):
                 given = args
-                args, kwargs = self._on_one_device(args, kwargs)
+                args, kwargs = self.on_one_device(func, args, kwargs)
                 if args is not given and func._schema.is_mutable and args[0] is not given[0]:
                     self._write_without_data(given[0])
             elif func in PUTTING and not self._rules.host_counts:
-                self._on_one_device((args[0], args[2]), {})
+                self.on_one_device(func, (args[0], args[2]), {})
             self._rules.check(func, args)
+            if (left_out := self._rules.left_out(func)) is not None:
+                self.notes[left_out] = None
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
             if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
                 self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card
                 return result
             temporaries = (*self._rules.temporaries(func, args, kwargs, result), *self._moved_indices(func, args))
             made = None if signature is None else shapes_of(func, args, result)
-            call = CachedCall(made, self._rules.uses_workspace(func), temporaries)
+            uses_workspace = self._rules.uses_workspace(func) and not _is_sparse_product(args)
+            call = CachedCall(made, uses_workspace, temporaries)
             if signature is not None and call.made is not None:
                 self._calls[signature] = call
         else:
@@ -413,13 +426,15 @@ class MetaTracer(UnseenByDynamo):
             )
         return bool(given) and all(abstract)
 
-    def _on_one_device(self, args: Any, kwargs: Any) -> Any:
+    def on_one_device(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The arguments of an operator, of which none or all but single numbers are without data.
 
-        Raises RuntimeError as a card would. Where a host is calculated, tensors with data get twins without.
+        Raises RuntimeError as a card would. Where a host is calculated, tensors with data get twins without, and single
+        numbers as well where they are positions, or the like.
         """
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        real = [leaf for leaf in given if leaf.device == HOST and leaf.ndim]
+        takes_numbers = not self._rules.host_counts or torch.Tag.pointwise in getattr(func, "tags", ())
+        real = [leaf for leaf in given if leaf.device == HOST and (leaf.ndim or not takes_numbers)]
         if not real or not any(leaf.is_meta for leaf in given):
             return args, kwargs
         if not self._rules.host_counts:
@@ -428,6 +443,13 @@ class MetaTracer(UnseenByDynamo):
             )
         twins = {id(leaf): self._twin(leaf) for leaf in real}
         return tree_map(lambda leaf: twins.get(id(leaf), leaf), (args, kwargs))
+
+    def _lengths_of_host(self, padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> torch.Tensor:
+        """The lengths of sequences with data, as the operator reads them: at most all where they are not known."""
+        if self.numbers.knows(lengths):
+            return self.numbers.answer(lengths).tensor.clone()
+        self.assumptions.bound("aten._pack_padded_sequence")
+        return torch.full(lengths.shape, padded.size(1 if batch_first else 0), dtype=lengths.dtype)
 
     def _write_without_data(self, tensor: Any) -> None:
         """What is written to data from tensors without does not reach them: they are assumed from then on."""
@@ -556,11 +578,15 @@ class MetaTracer(UnseenByDynamo):
             self.host_tensors.track(tensor)
             return
         if tensor.layout is not torch.strided:
-            estimates = getattr(tensor, "estimates", None)
+            sparse: Any = tensor
+            estimates = getattr(sparse, "estimates", None)
             for number, storage in enumerate(storages_of(tensor)):
                 if estimates and not self._on_host:
                     self._note_bounds(estimates[number])
                 self._registered(storage)
+            if (known := getattr(sparse, "known_indices", None)) is not None:
+                del sparse.known_indices
+                self.numbers.keep(sparse._indices(), known, Level.FINITE)
             return
         if not self._on_host:
             self._note_bounds(getattr(tensor, "estimate", 0))
@@ -775,7 +801,20 @@ class MetaTracer(UnseenByDynamo):
         return self.assumptions.truth(False, Level.ASSUMED, "torch.equal")
 
     def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The same where there are data, which may be assumed: then a mask is taken as true everywhere."""
+        """The same where there are data, which may be assumed."""
+        given = self._with_true_masks(func, args)
+        if (
+            func not in OF_MASKS
+            and func is not aten.index.Tensor
+            and not all(map(self.numbers.knows, _tensors_of(args)))
+        ):
+            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
+        result = func(*given, **kwargs)
+        self._trace_all(result, func, args, kwargs)
+        return result
+
+    def _with_true_masks(self, func: Any, args: Any) -> list[Any]:
+        """The arguments with masks of assumed data taken as true everywhere."""
         given = list(args)
         masks = given[1] if func is aten.index.Tensor else given[-1:] if func in OF_MASKS else []
         for position, mask in enumerate(masks):
@@ -786,15 +825,7 @@ class MetaTracer(UnseenByDynamo):
                     given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
                 else:
                     given[-1] = all_true
-        if (
-            func not in OF_MASKS
-            and func is not aten.index.Tensor
-            and not all(map(self.numbers.knows, _tensors_of(args)))
-        ):
-            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
-        result = func(*given, **kwargs)
-        self._trace_all(result, func, args, kwargs)
-        return result
+        return given
 
     def _count(self, mask: torch.Tensor, func: Any) -> int:
         """How many elements are not zero, or the most that can be."""
@@ -868,6 +899,11 @@ def _is_on_device(values: Any) -> bool:
     return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_iter(values))
 
 
+def _is_sparse_product(args: Any) -> bool:
+    """Whether a product is of a sparse tensor: cuSPARSE computes it, without the workspace of cuBLAS."""
+    return any(isinstance(each, torch.Tensor) and each.layout is not torch.strided for each in args)
+
+
 def _needs_values(func: Any, args: Any) -> bool:
     """An index of positions has a result of known shape, a mask does not."""
     return func is not aten.index.Tensor or any(map(_is_mask, args[1]))
@@ -883,16 +919,11 @@ def _tensors_of(values: Any) -> list[torch.Tensor]:
 
 PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
 WITH_INDICES = PUTTING | {aten.index.Tensor}
-# Their tensors may be on several devices.
 # Operators that read lengths on the host, whatever device they run on.
 LENGTHS_OF_HOST = frozenset({aten._pack_padded_sequence.default, aten._ctc_loss.default, aten._ctc_loss.Tensor})
+# Their tensors may be on several devices.
 BETWEEN_DEVICES = LENGTHS_OF_HOST | frozenset(
-    {
-        aten._to_copy.default,
-        aten.copy_.default,
-        *WITH_INDICES,
-        aten._foreach_copy_.default,
-    }
+    {aten._to_copy.default, aten.copy_.default, *WITH_INDICES, aten._foreach_copy_.default}
 )
 OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))

@@ -211,7 +211,8 @@ def trace_workload(
         assumptions.on_end()
         journal.add({"kind": "finished", **finished})
         if attempt.point["workload"] == "command" and (steps := finished["metrics"].get(ENDED_AFTER)):
-            tracer.notes[f"ended after {steps} steps of its optimizer"] = None
+            ended = f"ended after {steps} steps of its optimizer (workload.steps)"
+            tracer.notes[f"{ended}; what comes later is not in the peak"] = None
     except BaseException as error:
         assumptions.on_end()
         own = workload_block.raised or error  # contexts around the workload may have replaced its own

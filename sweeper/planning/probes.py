@@ -6,6 +6,7 @@ A probe takes as long as importing torch or the user's module, so it is started 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,8 @@ from sweeper.interpreter import interpreter
 from sweeper.plan import typed
 from sweeper.planning import devices
 from sweeper.planning.point_checks import Signature
+
+TARGET = r"[\w.]+:[\w.]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Probes:
 
     def __init__(self) -> None:
         self._started: list[Probe] = []
+        self._foreseen: list[tuple[str, str]] = []  # interpreters and targets whose probes have to wait for a core
 
     def __enter__(self) -> Probes:
         return self
@@ -48,13 +52,17 @@ class Probes:
     def foresee(self, arguments: Sequence[str]) -> None:
         """Start the probes that unparsed arguments will need. A wrong guess costs a process and nothing else."""
         given = dict(argument.split("=", 1) for argument in arguments if re.match(r"[a-z.]+=.", argument))
-        target = given.get("workload.target", "")
+        targets = [each for each in given.get("workload.target", "").split(",") if re.fullmatch(TARGET, each)]
         wanted = given.get("devices", "auto").strip("[]")
         needs_devices = devices.gpu_driver() if wanted in ("auto", "all") else "cuda" in wanted
-        needs_target = re.fullmatch(r"[\w.]+:[\w.]+", target) is not None
+        if not (needs_devices or targets):
+            return
+        first, *others = dict.fromkeys(targets) or [None]
         with suppress(Mistake):  # reported when the answer is needed
-            if needs_devices or needs_target:
-                self._start(interpreter(given.get("python")), needs_devices, target if needs_target else None)
+            python = interpreter(given.get("python"))
+            self._start(python, needs_devices, first)
+            self._foreseen = [(python, each) for each in others if each is not None]
+            self._start_foreseen()
 
     def devices(self, python: str) -> Mapping[str, Any]:
         """The devices of an interpreter, as runners.probe reports them. Raises Mistake if it gives no answer."""
@@ -67,7 +75,12 @@ class Probes:
             raise Mistake(f"{key}={typed(target)}: must name a function, as in {key}=mywork:run")
         probe = next((each for each in self._started if each.python == python and each.target == target), None)
         slow = f"{key}={target}: {target.partition(':')[0]} was not imported"
-        found = _answer(probe or self._start(python, False, target), slow)["target"]
+        self._foreseen = [each for each in self._foreseen if each != (python, target)]
+        try:
+            found = _answer(probe or self._start(python, False, target), slow)["target"]
+        finally:
+            with suppress(Mistake):
+                self._start_foreseen()
         if "error" in found:
             as_module = re.fullmatch(r"(?:\./)?([\w/]+)\.py:(\w+)", target)
             instead = f"; write {key}={as_module[1].replace('/', '.')}:{as_module[2]}" if as_module else ""
@@ -77,6 +90,14 @@ class Probes:
             required=tuple(found.get("required", ())),
             takes_any=bool(found["takes_any"]),
         )
+
+    def _start_foreseen(self) -> None:
+        """Start probes of further targets: as many beside each other as there are cores, since each imports torch."""
+        under_way = sum(not probe.inquiry.has_answered for probe in self._started)
+        while self._foreseen and under_way < (os.cpu_count() or 1):
+            python, target = self._foreseen.pop(0)
+            self._start(python, False, target)
+            under_way += 1
 
     def _start(self, python: str, needs_devices: bool, target: str | None) -> Probe:
         question = json.dumps({"devices": needs_devices, "target": target})

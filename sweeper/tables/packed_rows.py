@@ -79,10 +79,21 @@ class PackedRows:
         self._pending = []
         sink = pa.BufferOutputStream()
         # Most counters of a device are null in every row and the others change little: lz4 leaves a tenth.
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         with pa.ipc.new_stream(sink, self._schema, options=options) as stream:
             stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._packed.append(sink.getvalue())
+
+    def packed(self) -> list[bytes]:
+        """All rows, for `extend` of the same table in another process."""
+        self.pack()
+        return [buffer.to_pybytes() for buffer in self._packed]
+
+    def extend(self, packed: Sequence[bytes], count: int) -> None:
+        """Add the rows that another table of the same columns has packed."""
+        self.pack()
+        self._packed += map(pa.py_buffer, packed)
+        self._count += count
 
     def _taken(self, sources: Sequence[Any]) -> Iterator[Sequence[Any]]:
         """The values, column by column."""

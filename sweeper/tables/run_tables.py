@@ -53,12 +53,14 @@ from sweeper.plan_lines import (
 )
 from sweeper.rows import EstimatedTerm, MeasuredPhase, PlannedRow, Row, SettledAttempt
 from sweeper.screen import warn
+from sweeper.tables import other_core
 from sweeper.tables.loss_check import Trained, compared, trained
 from sweeper.tables.packed_rows import SLICE, PackedRows, as_array, table_of
 from sweeper.units import format_count
 
 PENDING_ATTEMPTS = 64  # attempts that wait to be packed: each holds its whole outcome
 PENDING_BYTES = 2**24  # of the journals of attempts that wait: as objects they take six times as much
+WORTH_A_FORK = 250  # attempts: read in 0.2 s
 ALLOCATORS = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes")  # these repeat exactly
 REST = 9  # pause between writes, in durations of the last one: a small run grows by a tenth with every attempt
 # Keys in the metadata of every file: the writing it belongs to, the size of plan.jsonl that it was written from, and
@@ -100,10 +102,7 @@ class Tables:
             for line in read_plan(self.folder):
                 self.planned(line)
             planned = len(self._plan)
-            for path in attempt_folders(self.folder / run_folder.POINTS):
-                found = AttemptFolder(path)
-                if found.began() if unsettled else found.is_settled:
-                    self._read(found)
+            self._read_all(list(attempt_folders(self.folder / run_folder.POINTS)), unsettled)
         _report_damage(Path(folder), len(self._plan) - planned)
 
     def planned(self, line: PlanLine) -> None:
@@ -140,7 +139,7 @@ class Tables:
             self._plan_point(PlannedLine(id=id, device=attempt.device.name, values=attempt.point.values))
         environment = self._environment(outcome.environment)
         attempts.append(AttemptRow(attempt.number, len(self._results), outcome.fits, environment))
-        self._keep_losses(trained(attempt.device.name, attempt.point, outcome))
+        self._keep_losses(trained(attempt.device.name, attempt.point, outcome), len(self._results))
         self._results.add(SettledAttempt(attempt, outcome, environment))
         for position, phase in enumerate(outcome.phases):
             self._phases.add(MeasuredPhase(id, attempt, position, phase))
@@ -213,6 +212,60 @@ class Tables:
 
     # Adding
 
+    def _read_all(self, paths: Sequence[Path], unsettled: bool) -> None:
+        """Add the attempts on disk, the later half of many on another core."""
+        half = len(paths) // 2
+        if half < WORTH_A_FORK or not other_core.is_free():
+            self._read_each(paths, unsettled)
+            return
+        try:
+            with other_core.computing(lambda: self._read_apart(paths[half:], unsettled)) as later:
+                self._read_each(paths[:half], unsettled)
+                found = later.result()
+        except OSError:  # no process; what was added stays
+            found = None
+        if found is None:
+            self._read_each(paths, unsettled)
+        else:
+            self._add(found)
+
+    def _read_each(self, paths: Iterable[Path], unsettled: bool) -> None:
+        for path in paths:
+            found = AttemptFolder(path)
+            if found.began() if unsettled else found.is_settled:
+                self._read(found)
+
+    def _read_apart(self, paths: Sequence[Path], unsettled: bool) -> ReadApart:
+        """What these attempts add, in a process that has added no other."""
+        planned = set(self._plan_rows)
+        self._read_each(paths, unsettled)
+        configs = self._plan.table()["config"] if len(self._plan_rows) > len(planned) else ()
+        return ReadApart(
+            results=self._results.packed(),
+            phases=self._phases.packed(),
+            phase_count=len(self._phases),
+            attempts=dict(self._attempts),
+            losses=self._losses,
+            environments=self._environments,
+            unplanned=[
+                (*key, json.loads(configs[row].as_py())) for key, row in self._plan_rows.items() if key not in planned
+            ],
+        )
+
+    def _add(self, read: ReadApart) -> None:
+        """Add attempts that were read in another process, as `settled` adds each."""
+        for id, device, values in read.unplanned:
+            self._plan_point(PlannedLine(id=id, device=device, values=values))
+        first = len(self._results)
+        for key, attempts in read.attempts.items():
+            self._attempts[key] += [each._replace(row=first + each.row) for each in attempts]
+        for row, losses in read.losses.items():
+            self._keep_losses(losses, first + row)
+        for environment, record in read.environments.items():
+            self._environments.setdefault(environment, record)
+        self._results.extend(read.results, sum(map(len, read.attempts.values())))
+        self._phases.extend(read.phases, read.phase_count)
+
     def _read(self, folder: AttemptFolder) -> None:
         """Add an attempt on disk. One without a request that can be read is known by its name, if it was planned."""
         try:
@@ -262,11 +315,11 @@ class Tables:
         configs = (config for table in self._plan.slices() for config in table["config"].to_pylist())
         self._set[key] = [_shared(Point(values=json.loads(config)).get(key)) for config in configs]
 
-    def _keep_losses(self, losses: Trained | None) -> None:
-        """Keep the losses of the attempt that becomes the next row of results."""
+    def _keep_losses(self, losses: Trained | None, row: int) -> None:
+        """Keep the losses of the attempt that has a row of results."""
         if losses is None:
             return
-        self._losses[len(self._results)] = losses
+        self._losses[row] = losses
         if losses.is_plain:  # the smallest id, so that the order in which attempts are added does not matter
             self._plain[losses.alike] = min(self._plain.get(losses.alike, losses), losses, key=attrgetter("point_id"))
 
@@ -467,6 +520,18 @@ class AttemptRow(NamedTuple):
     row: int
     fits: bool | None
     environment: str | None  # attempts in different environments do not contradict each other
+
+
+class ReadApart(NamedTuple):
+    """Attempts that another process has read, with everything that they add to the tables."""
+
+    results: list[bytes]
+    phases: list[bytes]
+    phase_count: int
+    attempts: Mapping[tuple[str, str], list[AttemptRow]]
+    losses: Mapping[int, Trained]
+    environments: Mapping[str, Mapping[str, Any]]
+    unplanned: list[tuple[str, str | None, Mapping[str, Any]]]  # points that the plan does not have
 
 
 class PointRow(NamedTuple):

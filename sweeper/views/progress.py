@@ -226,13 +226,19 @@ def assumed_text(values: int | None, places: Sequence[Mapping[str, Any]], bounds
     """In a few words, what a calculated result assumes; empty if it assumes nothing."""
     text = ""
     if bounds:
-        text += f", {bounds[0]['bound']} at {_at(bounds)} ({bounds[0]['operator']})"
+        at = _at(bounds)
+        text += f", {bounds[0]['bound']}{at and f' at {at}'} ({bounds[0]['operator']})"
     if values:
-        text += f", {values} assumed value{'s' if values > 1 else ''}, {_at(places)}"
+        at = _at(places)
+        text += f", {values} assumed value{'s' if values > 1 else ''}{f', {at}' if at else ' in the built-in workload'}"
     return text
 
 
 def _at(places: Sequence[Mapping[str, Any]]) -> str:
+    """Where it was, in the program's or a library's code; empty if a workload of sweeper's own asked."""
+    places = [each for each in places if each["line"]]
+    if not places:
+        return ""
     more = f" and {len(places) - 1} more place{'s' if len(places) > 2 else ''}" if len(places) > 1 else ""
     return f"{places[0]['file']}:{places[0]['line']}{more}"
 

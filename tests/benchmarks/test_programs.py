@@ -100,6 +100,19 @@ def test_a_difference_or_a_wrong_count_makes_a_program_suspect() -> None:
     assert not check.Checked(program, ok(100 * mib), refused, refused).wrong
 
 
+def test_a_larger_peak_is_bounded_only_where_its_row_names_a_bound_and_a_smaller_one_never_is() -> None:
+    program = catalogue.Program(name="vision/x", entry="main")
+    mib, bound = check.MIB, ("aten.nonzero at most all at a.py:3",)
+    measured, card = check.Answer("ok", 100 * mib), check.Answer("ok", 230 * mib, bounds=bound)
+    larger = check.Checked(program, measured, check.Answer("ok", 200 * mib, bounds=bound), card)
+    assert (larger.is_bounded, larger.wrong) == (True, "")  # the card's is 1.15 of the calculated one
+    assert "bounded: aten.nonzero at most all at a.py:3" in str(larger)
+    without = check.Checked(program, measured, check.Answer("ok", 200 * mib), check.Answer("ok", 100 * mib))
+    assert (without.is_bounded, without.wrong) == (False, "sim:cpu is +100.00% off")
+    smaller = check.Checked(program, measured, check.Answer("ok", 99 * mib, bounds=bound), measured)
+    assert (smaller.is_bounded, smaller.wrong) == (False, "sim:cpu is -1.00% off")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_calculated_as_it_is_measured_or_refused_by_name(

@@ -155,6 +155,12 @@ def test_facts_reach_the_journal_whatever_a_workload_does_to_its_process(lab: La
     assert measured.outcome.metrics == {"bytes": 64 * MIB}
 
 
+def test_a_workload_that_closes_its_output_does_not_keep_its_supervisor_busy(lab: Lab) -> None:
+    outcome = lab.measure("faulty:closes_its_output").outcome
+    assert outcome.status is Status.OK
+    assert outcome.metrics["supervisor"] < 0.1  # of 0.3 s
+
+
 def test_an_attempt_whose_facts_cannot_be_written_is_lost_and_not_finished_without_them(lab: Lab) -> None:
     outcome = lab.measure("faulty:fills_its_disk").outcome
     assert (outcome.status, outcome.void, outcome.metrics) == (Status.LOST, True, {})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -89,3 +91,27 @@ def sweep(tmp_path: Path) -> Command:
 def sweep_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Command]:
     """Run a sweep once for several tests."""
     return lambda name: Command(tmp_path_factory.mktemp(name))
+
+
+@pytest.fixture(scope="session")
+def own_card() -> Callable[[Path], list[str]]:
+    """Describe the card found here as `sim:this`, in a folder. Returns the words of a sweep that find it."""
+
+    def described(folder: Path) -> list[str]:
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        amd = torch.version.hip is not None
+        capability = f"sm_{properties.major}{properties.minor}"
+        card: dict[str, Any] = {
+            "name": properties.name,
+            "vendor": "amd" if amd else "nvidia",
+            "architecture": properties.gcnArchName.partition(":")[0] if amd else capability,
+            "total_bytes": properties.total_memory,
+            "context_bytes": 512 * 2**20,
+        }
+        (folder / "own" / "card").mkdir(parents=True)
+        (folder / "own" / "card" / "this.yaml").write_text(json.dumps(card))
+        return ["--config-dir", str(folder / "own")]
+
+    return described

@@ -7,8 +7,8 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -84,21 +84,10 @@ def test_the_simulated_allocator_has_the_counters_of_the_real_one_at_every_event
     ],
     ids=" ".join,
 )
-def test_a_measured_point_has_the_calculated_peaks_of_its_card(words: list[str], tmp_path: Path) -> None:
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    amd = torch.version.hip is not None
-    card: dict[str, Any] = {
-        "name": properties.name,
-        "vendor": "amd" if amd else "nvidia",
-        "architecture": properties.gcnArchName.partition(":")[0] if amd else f"sm_{properties.major}{properties.minor}",
-        "total_bytes": properties.total_memory,
-        "context_bytes": 512 * MIB,
-    }
-    (tmp_path / "own" / "card").mkdir(parents=True)
-    (tmp_path / "own" / "card" / "this.yaml").write_text(json.dumps(card))
-    own = ["--config-dir", str(tmp_path / "own"), f"outputs={tmp_path}", "name=run"]
+def test_a_measured_point_has_the_calculated_peaks_of_its_card(
+    words: list[str], own_card: Callable[[Path], list[str]], tmp_path: Path
+) -> None:
+    own = [*own_card(tmp_path), f"outputs={tmp_path}", "name=run"]
     command = [sys.executable, "-m", "sweeper", "model=smollm2-135m", *words, "devices=[cuda:0,sim:this]", *own]
     subprocess.run(command, cwd=ROOT, check=True)
     import pandas as pd

@@ -37,7 +37,7 @@ def test_an_untouched_script_is_calculated_by_one_command(folder: Path) -> None:
     assert (fits["kind"], fits["steps"], json.loads(fits["metrics"])["ended_after_steps"]) == ("calculated", 2, 2)
     assert fits["host_tensor_peak_bytes"] > 0
     assert json.loads(fits["notes"]) == [
-        "ended after 2 steps of its optimizer",
+        "ended after 2 steps of its optimizer (workload.steps); what comes later is not in the peak",
         "tensors have no data here, and were not written to checkpoint.pt",
     ]
     assert (folder / "checkpoint.pt").read_bytes() == b"of weeks"

@@ -9,12 +9,14 @@ import io
 import json
 import logging
 import math
+import os
 import pickle
 import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ import pytest
 import torch
 from torch import nn
 
+from runners.simulation.assumptions import Assumptions
 from tests.programs import H100, HOST, Calculated, calculated
 
 CARDS = pytest.mark.parametrize("card", [H100, HOST], ids=["card", "host"])
@@ -556,3 +559,60 @@ def test_a_program_in_a_loop_of_loaders_reads_the_whole_data() -> None:
         return {"rows": [len(rows) for (rows,) in batches(device)]}
 
     assert calculated(program, HOST).returned == {"rows": [4, 4, 2]}
+
+
+def test_branches_of_libraries_are_counted_and_those_of_the_program_are_named(tmp_path: Path) -> None:
+    assumptions = Assumptions(folder=str(tmp_path))
+    library = assumptions.named(os.path.join(os.path.dirname(os.path.dirname(torch.__file__)), "trainer.py"))
+    for number in range(5):
+        assumptions._decided[("train.py", number, "if loss < best")] = {"taken": None}
+        assumptions._decided[(library, number, "x and y")] = {"": None}
+    notes = assumptions.notes()
+    assert [note.split(":")[0] for note in notes[:3]] == ["train.py"] * 3
+    assert notes[3:] == [
+        "assumed numbers decide 2 more branches of the program",
+        "assumed numbers decide 5 branches in libraries",
+    ]
+
+
+def test_whole_numbers_that_a_trainer_logs_as_metrics_decide_no_size() -> None:
+    def compute_metrics(predicted: Any) -> Json:
+        return {"tokens": int((predicted != 0).sum()), "share": float((predicted == 1).mean())}
+
+    def other(predicted: Any) -> Json:
+        return {"tokens": int((predicted != 0).sum())}
+
+    def program(device: str, measure: Callable[[Any], Json]) -> Json:
+        return {name: float(each) for name, each in measure(unknown(device).argmax(1).cpu().numpy()).items()}
+
+    assert calculated(program, HOST, measure=compute_metrics).error is None
+    assert "may decide a size" in (calculated(program, HOST, measure=other).error or "")
+
+
+def test_numpys_masks_of_numbers_that_are_not_calculated_are_true_for_at_most_all() -> None:
+    def program(device: str) -> Json:
+        numbers = unknown(device).cpu().numpy()
+        mask = numbers > 2
+        return {"positions": len(np.nonzero(mask)[0]), "flat": len(np.flatnonzero(mask)), "rows": len(numbers[mask])}
+
+    found = calculated(program, HOST)
+    assert found.returned == dict.fromkeys(("positions", "flat", "rows"), ROWS * 4)
+    operators = {bound["operator"] for bound in found.assumed["bounds"]}
+    assert operators == {"numpy.nonzero", "numpy.flatnonzero", "numpy.ndarray.__getitem__"}
+
+
+def test_a_mask_of_a_loaders_worker_is_true_for_at_most_all() -> None:
+    class Cropped(torch.utils.data.Dataset[Any]):
+        def __init__(self) -> None:
+            self.label = torch.rand(4, 4) > 2
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.nonzero(self.label)
+
+    def program(device: str) -> Json:
+        return {"found": [list(each.shape) for each in torch.utils.data.DataLoader(Cropped(), num_workers=1)]}
+
+    assert calculated(program, HOST).returned == {"found": [[1, 16, 2]] * 2}

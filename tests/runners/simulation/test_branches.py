@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runners.simulation.branches import Decision, LoopTest, Use, becomes, decides
+from runners.simulation.branches import Branch, Decision, LoopTest, Use, becomes, decides
 
 
 class Asked:
@@ -241,6 +241,10 @@ def is_returned(x: Any) -> int:
     return int(x)
 
 
+def is_returned_and_is_a_size(x: Any) -> None:
+    range(is_returned(x))
+
+
 def is_the_length_of_a_list(x: Any) -> None:
     sizes = []
     sizes.append(int(x))
@@ -254,12 +258,115 @@ def is_the_length_of_a_list(x: Any) -> None:
         (repeats, "range(x)"),
         (is_named_before, "np.zeros(number + 1)"),
         (is_halved_and_rounded, "np.zeros(int(int(x) / 2))"),
-        (is_returned, "int(x)"),
+        (is_returned_and_is_a_size, "range(is_returned(x))"),
         (is_the_length_of_a_list, "np.split(np.arange(2), sizes)"),
     ],
 )
 def test_a_number_that_may_decide_a_size_is_found_with_the_code(program: Callable[[Any], Any], code: str) -> None:
     assert use_in(program) == Use(code, is_loop=False)
+
+
+def is_returned_and_is_shown(x: Any) -> None:
+    print(is_returned(x))
+
+
+def is_collected_and_returned(x: Any) -> list[int]:
+    ids = []
+    for _ in range(2):
+        ids.append(int(x))
+    return ids
+
+
+def is_given_to_a_function_that_compares_it(x: Any) -> None:
+    is_below(int(x), 3)
+
+
+def is_below(number: int, limit: int) -> bool:
+    return number < limit
+
+
+@pytest.mark.parametrize(
+    "program", [is_returned_and_is_shown, is_collected_and_returned, is_given_to_a_function_that_compares_it]
+)
+def test_a_number_is_followed_out_of_and_into_functions(program: Callable[[Any], Any]) -> None:
+    def calls(x: Any) -> None:
+        print(program(x))
+
+    assert use_in(calls) is None
+
+
+def test_a_plain_number_that_decides_a_branch_with_memory_is_found() -> None:
+    def program(x: Any) -> None:
+        if int(x) == 3:
+            np.zeros(2)
+
+    assert use_in(program) == Branch("if int(x) == 3")
+
+
+def grows_a_size(x: Any) -> None:
+    size = 8
+    if x:
+        size *= 2
+    np.zeros(size)
+
+
+def waits(x: Any) -> None:
+    waited = 0
+    for _ in range(3):
+        if x:
+            waited += 1
+        if waited >= 2:
+            break
+
+
+def sets_a_switch(x: Any) -> None:
+    is_large = False
+    if x:
+        is_large = True
+    if is_large:
+        np.zeros(2)
+
+
+def lets_go(x: Any) -> None:
+    buffer: Any = np.zeros(2)
+    if x:
+        buffer = None
+    print(buffer)
+
+
+def keeps(x: Any) -> None:
+    kept, value = [], np.zeros(2)
+    if x:
+        kept.append(value)
+    print(len(kept))
+
+
+@pytest.mark.parametrize("program", [grows_a_size, waits, sets_a_switch, lets_go, keeps])
+def test_a_branch_that_sets_what_decides_memory_later_may_allocate(program: Callable[[Any], Any]) -> None:
+    role = role_in(program, *[True] * 3)
+    assert isinstance(role, Decision)
+    assert role.may_allocate
+
+
+def counts_and_shows(x: Any) -> None:
+    count = 0
+    if x:
+        count += 1
+    print(count)
+
+
+def lowers_a_rate(x: Any) -> None:
+    rate = 0.1
+    if x:
+        rate *= 0.5
+    np.random.default_rng(0).normal(rate)
+
+
+@pytest.mark.parametrize("program", [counts_and_shows, lowers_a_rate])
+def test_a_branch_that_counts_what_is_shown_does_not(program: Callable[[Any], Any]) -> None:
+    role = role_in(program, True)
+    assert isinstance(role, Decision)
+    assert not role.may_allocate
 
 
 def test_a_number_that_decides_when_a_loop_ends_is_no_size() -> None:

@@ -841,6 +841,22 @@ def test_a_refusal_within_a_step_frees_what_the_step_held_when_the_program_goes_
     assert whole.returned["rows"] == 32 * 1024
 
 
+def test_the_largest_of_several_refusals_is_counted_and_the_last_with_what_was_held_then() -> None:
+    def program() -> None:
+        kept = mib(8)
+        for size in (256, 64, 128):
+            with contextlib.suppress(torch.OutOfMemoryError):
+                mib(size)
+        del kept
+
+    found = calculated(program, total=40 * MIB)
+    ends = [line["counters"]["sim:card"] for line in found.lines if line["kind"] == "ended"]
+    (counters,) = [each for each in ends if each["refusals"]]
+    assert (counters["refusals"], counters["refused_bytes"]) == (3, 256 * MIB)
+    assert counters["refused"]["requested_bytes"] == 128 * MIB
+    assert (counters["refused"]["held"]["allocated"], counters["end"]["allocated"]) == (8 * MIB, 0)
+
+
 def test_an_absurd_request_is_refused_in_torchs_words() -> None:
     def program() -> None:
         torch.empty(2**50, device="cuda")

@@ -220,3 +220,107 @@ def test_data_of_a_calculated_host_meets_numbers_without_data() -> None:
     found = calculated(program, HOST)
     assert found.returned["result"][:2] == [[10], [10]]
     assert found.returned["result"][2] == [1000], "at most all"
+
+
+@pytest.mark.parametrize("card", [H100, HOST])
+def test_a_module_moves_to_the_device_that_a_keyword_an_index_or_a_tensor_names(card: Any) -> None:
+    def program() -> list[str]:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        like = torch.zeros(1, device=device)
+        modules = [
+            nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last).to(device=torch.device(device)),  # type: ignore[call-overload]
+            nn.Conv2d(2, 2, 3).to(device=device, dtype=torch.float32),
+            nn.Conv2d(2, 2, 3).to(like),
+            nn.Conv2d(2, 2, 3).to(tensor=like),
+        ]
+        if device == "cuda":
+            modules += [nn.Conv2d(2, 2, 3).to(0), nn.Conv2d(2, 2, 3).to(device=0)]
+        given = torch.ones(1, 2, 4, 4).to(device)
+        return sorted({str(module(given).device) for module in modules})
+
+    assert calculated(program, card).returned == {"result": ["cpu" if card.is_host else "cuda:0"]}
+
+
+def test_a_module_that_moves_to_meta_by_a_keyword_leaves_the_card() -> None:
+    def program() -> list[Any]:
+        module = nn.Linear(MIB // 4, 1, bias=False).to(device="cuda").to(device="meta")
+        return [str(module.weight.device), torch.cuda.memory_allocated()]
+
+    assert calculated(program).returned == {"result": ["meta", 0]}
+
+
+def test_generators_take_numbers_of_a_shuffled_order_as_seeds() -> None:
+    import random
+
+    import numpy as np
+
+    class Drawn(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            generator = torch.Generator().manual_seed(index)
+            torch.manual_seed(index)
+            assert all(isinstance(each, torch.Generator) for each in (generator, torch.default_generator))
+            drawn = [np.random.default_rng(index).random(), random.Random(index).random()]
+            drawn += [np.random.RandomState(index).rand(), np.random.Generator(np.random.MT19937(index)).random()]
+            assert all(0 <= each < 1 for each in drawn)
+            return torch.rand(MIB // 4, generator=generator)
+
+    def program() -> list[Any]:
+        (batch,) = torch.utils.data.DataLoader(Drawn(), batch_size=4, shuffle=True)
+        return list(batch.shape)
+
+    found = calculated(program, HOST)
+    assert found.returned == {"result": [4, MIB // 4]}
+    assert {"manual_seed", "numpy.random"} <= {place["operator"] for place in found.assumed["places"]}
+
+
+def test_a_seed_that_is_assumed_draws_what_the_same_known_seed_draws() -> None:
+    import numpy as np
+
+    from runners.simulation.assumptions import Assumptions
+    from runners.simulation.levels import Level
+
+    seed = Assumptions().remembering(7, Level.ASSUMED)
+    assert np.random.default_rng(seed).random() == np.random.default_rng(7).random()
+
+
+def test_spectra_of_a_calculated_host_have_data_and_windows_without() -> None:
+    import numpy as np
+
+    def program() -> list[int]:
+        sound = torch.from_numpy(np.random.default_rng(0).random(4000, dtype=np.float32))
+        window = torch.hann_window(256)
+        spectrum = torch.stft(sound, 256, 64, window=window, return_complex=True)
+        assert sound.stft(256, 64, window=window, return_complex=True).shape == spectrum.shape
+        return [*spectrum.shape, *torch.istft(spectrum, 256, 64, window=window).shape]
+
+    assert calculated(program, HOST).returned == {"result": [129, 63, 3968]}
+
+
+def test_one_position_of_data_meets_rows_without_data_on_a_calculated_host() -> None:
+    import numpy as np
+
+    def program() -> list[int]:
+        position = torch.from_numpy(np.array(1))
+        return list(torch.zeros(3).index_copy_(0, position, torch.randn(1)).shape)
+
+    assert calculated(program, HOST).returned == {"result": [3]}
+
+
+@pytest.mark.parametrize(
+    ("work", "notes"),
+    [
+        (lambda x: torch.nn.functional.conv2d(x, x), ["workspaces of convolutions are not in the peak"]),
+        (lambda x: torch.fft.rfft2(x), ["workspaces of Fourier transforms are not in the peak"]),
+        (lambda x: x.relu(), []),
+    ],
+    ids=["convolution", "transform", "neither"],
+)
+def test_the_row_names_the_workspaces_that_no_rule_knows(work: Any, notes: list[str]) -> None:
+    def program(device: str) -> None:
+        work(torch.ones(1, 1, 8, 8, device=device))
+
+    assert calculated(program).notes == notes
+    assert calculated(program, HOST).notes == []

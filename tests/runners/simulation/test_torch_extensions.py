@@ -58,3 +58,26 @@ def test_an_operator_without_a_rule_is_refused_with_the_rule_that_it_needs(kerne
     assert "no rule says which tensors it makes" in error
     assert "torch.library.register_fake('my_kernels::project')" in error
     assert "workload.rules" in error
+
+
+def test_positions_that_a_rule_leaves_undefined_exist_where_the_program_uses_them_on_the_host(kernels: Any) -> None:
+    """As a program suppresses boxes after it has copied them to the host: the rule makes an empty tensor."""
+    kernels_of = torch.library.Library("my_kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
+    kernels_of.define("suppress(Tensor boxes) -> Tensor")
+
+    def kept(boxes: torch.Tensor) -> torch.Tensor:
+        return boxes.new_empty((len(boxes),), dtype=torch.long)
+
+    torch.library.register_fake("my_kernels::suppress", kept, lib=kernels_of)
+
+    def program(device: str) -> dict[str, Any]:
+        for _ in range(20):
+            held = torch.full((512,), 10**12)  # what uninitialised memory has next
+            del held
+            boxes = torch.rand(512, 4, device=device).cpu()
+            chosen = boxes[torch.ops.my_kernels.suppress(boxes)]
+        return {"chosen": list(chosen.shape)}
+
+    found = calculated(program, H100)
+    kernels_of._destroy()
+    assert found.returned == {"chosen": [512, 4]}

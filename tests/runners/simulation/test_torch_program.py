@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,68 @@ def test_safetensors_are_read_onto_the_card_and_none_are_written_without_data(sc
     assert ended.peaks["requested"] == MIB
     assert ended.notes == ["tensors have no data here, and were not written to real.safetensors"]
     assert (tmp_path / "real.safetensors").read_bytes() == before
+
+
+LLAMA = "LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)"
+
+
+def test_a_model_that_a_program_saves_as_a_folder_it_may_load_again(script: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "model.safetensors").write_bytes(b"of weeks")
+    ended = script(
+        f"""
+        import os, torch
+        from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+        model = LlamaForCausalLM({LLAMA})
+        model.save_pretrained("made/new")
+        model.save_pretrained(save_directory="made/new")
+        found = AutoModelForCausalLM.from_pretrained("made/new")
+        assert {{name: each.shape for name, each in found.state_dict().items()}} == {{
+            name: each.shape for name, each in model.state_dict().items()
+        }}
+        assert found(torch.zeros(1, 4, dtype=torch.int64)).logits.shape == (1, 4, 64)
+        model.save_pretrained("kept")
+        assert sorted(os.listdir("kept")) == ["config.json", "generation_config.json", "model.safetensors"]
+        """,
+        card=HOST,
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert ended.notes[0] == "tensors have no data here, and were not written to made/new, kept"
+    assert [each.name for each in (tmp_path / "kept").iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "kept" / "model.safetensors").read_bytes() == b"of weeks"
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_a_program_puts_into_the_folder_of_its_model_stays(script: Any, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    ended = script(
+        f"""
+        from pathlib import Path
+        from transformers import LlamaConfig, LlamaForCausalLM
+        LlamaForCausalLM({LLAMA}).to("cuda").save_pretrained("made")
+        Path("made/config.json").write_text("of the program")
+        """
+    )
+    assert ended.error is None, ended.lines[-1]["traceback"]
+    assert [(each.name, each.read_text()) for each in (tmp_path / "made").iterdir()] == [
+        ("config.json", "of the program")
+    ]
+
+
+def test_several_hooks_that_wait_for_one_module_all_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runners.simulation.torch_program import _Imported
+
+    (tmp_path / "waited_for.py").write_text("there = True")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen: list[int] = []
+    with ExitStack() as stack:
+        for number in range(3):
+            stack.enter_context(_Imported("waited_for", lambda module, number=number: seen.append(number)))
+        import waited_for  # type: ignore[import-not-found]
+
+        assert waited_for.there
+    assert sorted(seen) == [0, 1, 2]
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from runners.simulation.torch_device_rules import CudaRules
 from runners.simulation.torch_recurrent_cpu import lstm_workspace_bytes
 from runners.simulation.torch_tracer import WORKSPACE, MetaTracer
 from runners.simulation.uncertainty import with_uncertainty
+from tests.programs import HOST, calculated
 from tests.tracing import counted, peak, real_peak
 
 HOPPER, TURING, AMD = GpuArchitecture("nvidia", (9, 0)), GpuArchitecture("nvidia", (7, 5)), GpuArchitecture("amd", None)
@@ -214,3 +215,26 @@ def test_cells_of_a_gru_and_without_biases_are_traced_on_cuda() -> None:
         nn.LSTMCell(24, 32, bias=False, device=device)(given)[0].sum().backward()
 
     assert 8 * 5 * 32 * 4 in sizes(work)  # a GRU keeps five numbers for each unit
+
+
+@pytest.mark.parametrize("kind", [list, lambda each: torch.tensor(each)])
+def test_a_calculated_host_packs_sequences_of_known_lengths(kind: Any) -> None:
+    def program() -> list[Any]:
+        packed = nn.utils.rnn.pack_padded_sequence(torch.randn(3, 5, 2), kind([5, 3, 1]), batch_first=True)
+        padded, lengths = nn.utils.rnn.pad_packed_sequence(nn.GRU(2, 4)(packed)[0], batch_first=True)
+        return [packed.data.shape[0], packed.batch_sizes.tolist(), list(padded.shape), lengths.tolist()]
+
+    assert calculated(program, HOST).returned == {"result": [9, [3, 2, 2, 1, 1], [3, 5, 4], [5, 3, 1]]}
+
+
+def test_lengths_that_are_not_calculated_are_at_most_all_and_the_row_says_so() -> None:
+    def program() -> list[int]:
+        lengths = torch.randn(3, 5).argmax(1)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            torch.randn(3, 5, 2), lengths, batch_first=True, enforce_sorted=False
+        )
+        return list(packed.data.shape)
+
+    found = calculated(program, HOST)
+    assert found.returned == {"result": [3 * 5, 2]}
+    assert [bound["operator"] for bound in found.assumed["bounds"]] == ["aten._pack_padded_sequence"]

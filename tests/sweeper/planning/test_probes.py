@@ -59,6 +59,22 @@ def test_a_probe_that_was_started_early_is_not_started_again(python: Callable[[s
     assert questions(tmp_path) == [{"devices": True, "target": "mywork:run"}]
 
 
+def test_swept_functions_are_probed_beside_each_other_in_one_process_each(
+    python: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeper.planning.probes.os.cpu_count", lambda: 2)
+    names = [f"mywork:run_{number}" for number in range(4)]
+    interpreter = python(answering(ANSWER))
+    with Probes() as probing:
+        probing.foresee([f"python={interpreter}", "devices=cpu", f"workload.target={','.join([*names, names[0]])}"])
+        assert [each.target for each in probing._started] == names[:2]
+        assert probing.signature(interpreter, "workload.target", names[0]).takes("width")
+        assert [each.target for each in probing._started] == names[:3]
+        for name in (*names, *names):
+            assert probing.signature(interpreter, "workload.target", name).takes("width")
+    assert sorted(each["target"] for each in questions(tmp_path)) == names
+
+
 @pytest.mark.parametrize("arguments", [["devices=cpu"], ["devices=sim:h100"], [], ["devices=auto", "batch=1,2"]])
 def test_no_probe_starts_without_a_gpu_or_a_function(
     arguments: list[str], tmp_path: Path, python: Callable[[str], str], monkeypatch: pytest.MonkeyPatch

@@ -24,10 +24,11 @@ from sweeper.columns import TABLES
 from sweeper.plan import dotted
 from sweeper.plan_lines import read_plan
 from sweeper.planning.schema import WORKLOAD_RULES
-from sweeper.tables import run_tables
+from sweeper.tables import other_core, run_tables
 from sweeper.tables.run_tables import Tables
 
 MIB = 2**20
+TRAIN = {"name": "train", "method": "full", "checkpointing": False, "accumulate": 1, "compile": False, "lr": 0.001}
 COLUMNS = {  # the columns that other code builds on
     "points": "run point_id device kind attempt attempts environment_id engine host pid model workload dtype batch "
     "context warmup repeats seed start allocator phases cache config order changed changed_from status fits oom_scope "
@@ -399,6 +400,33 @@ def test_tables_built_during_a_sweep_and_from_its_folder_are_the_same(written: A
         assert (
             live_tables[name].sort_by(keys or "environment_id").equals(again[name].sort_by(keys or "environment_id"))
         ), name
+
+
+@pytest.mark.skipif(not other_core.is_free(), reason="needs two cores")
+def test_tables_do_not_depend_on_which_core_reads_an_attempt(
+    written: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = written({"batch": list(range(1, 9))})
+    for batch in range(1, 9):
+        for checkpointing in (False, True):
+            point = run.ask(batch=batch, workload=TRAIN | {"checkpointing": checkpointing})
+            losses = [4.5, batch / (4 + checkpointing)]
+            run.passes(point, peak=(300 + batch) * MIB, metrics={"losses": losses})
+            run.raises(point, number=2)
+        run.is_refused(Point(values=point.values | {"batch": 100 + batch, "added": batch}))
+    torn = run.passes(run.ask(batch=50))
+    (run.folder / "points" / torn.name / "point.json").write_text('{"form')
+    on_one = Tables(run.folder)
+    warned = capsys.readouterr().err
+    monkeypatch.setattr(run_tables, "WORTH_A_FORK", 1)
+    on_two = Tables(run.folder)
+    assert capsys.readouterr().err == warned
+    assert on_one.arrow() == on_two.arrow()
+    points = on_two.arrow()["points"].to_pylist()
+    assert len(points) == 16 + 8 + 1
+    assert sum(str(row["loss_check"]).startswith("differs") for row in points) == 8
+    assert len(on_two.arrow()["attempts"]) == 2 * 16 + 8 + 1
+    assert on_two.tried("cpu") == on_one.tried("cpu")
 
 
 def test_an_attempt_that_is_added_twice_counts_once(written: Any) -> None:

@@ -15,7 +15,7 @@ from runners.point import Point
 from sweeper.objective import TOKENS
 from sweeper.plan import Dimension, Plan, RunKeys
 from sweeper.views import progress
-from sweeper.views.progress import ENDINGS, Show, outcome_text, show_for
+from sweeper.views.progress import ENDINGS, Show, assumed_text, outcome_text, show_for
 
 MIB = 2**20
 CARD = Card(name="a card", vendor="nvidia", architecture="sm_89", total_bytes=2**34, context_bytes=2**29)
@@ -249,3 +249,9 @@ def test_markup_and_emoji_codes_in_a_value_are_printed_as_they_are(
         named = point(workload={"name": "custom", "params": {"text": text}})
         show.settled("cpu", named, outcome(Status.ERROR, error_message=text), recalled=False)
     assert f"workload.params.text={text}  error: {text}" in terminal.getvalue()
+
+
+def test_assumed_values_of_a_built_in_workload_have_no_line() -> None:
+    inside, line = {"file": "the workload", "line": 0}, {"file": "train.py", "line": 7}
+    assert assumed_text(283, [inside], []) == ", 283 assumed values in the built-in workload"
+    assert assumed_text(1, [inside, line], []) == ", 1 assumed value, train.py:7"
