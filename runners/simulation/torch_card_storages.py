@@ -60,7 +60,7 @@ class Storages:
             before, self._location = self._location, map_location
             try:
                 # An assumed number is pickled as a call of its plain type, which a plain number is not.
-                with torch.serialization.safe_globals([int, float]):
+                with _safe_to_load([int, float]):
                     return load(f, map_location, *args, **kwargs)
             finally:
                 self._location = before

@@ -43,8 +43,10 @@ def compiled_as_eager(tracer: MetaTracer) -> Mapping[str, Adaptation]:
         if hasattr(module, "_callback_from_stance"):
             stance = module.DynamoStance("force_eager")  # with fullgraph=True others ask whether anything was compiled
             return replaced(module, _callback_from_stance=eager, _stance=stance)
-        set_callback = module.set_eval_frame  # before PyTorch 2.6
-        return replaced(module, set_eval_frame=lambda callback: set_callback(eager(callback)))
+        # before PyTorch 2.6: the first in 2.5, the second in 2.4
+        name = "_maybe_set_eval_frame" if hasattr(module, "_maybe_set_eval_frame") else "set_eval_frame"
+        set_callback = getattr(module, name)
+        return replaced(module, **{name: lambda callback: set_callback(eager(callback))})
 
     def attention(module: ModuleType) -> AbstractContextManager[Any]:
         names = {"flex_attention_hop": _attention_of(tracer)}
@@ -62,6 +64,8 @@ def _attention_of(tracer: MetaTracer) -> Any:
     """In place of flex_attention's operator, with its arguments."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        if not hasattr(torch.compiler, "set_stance"):  # since PyTorch 2.6
+            raise tracer.unavailable(f"flex_attention of PyTorch {torch.__version__}: its operator keeps other tensors")
         if _callback() is RUN_ONLY:
             compiled: tuple[Tensor, Tensor, Tensor] = CompiledAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
             return compiled

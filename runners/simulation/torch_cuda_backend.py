@@ -101,8 +101,10 @@ class CudaBackend:
             "is_bf16_supported": self._supports_bfloat16,
             **legacy_tensors(),
         }
-        versions = {"hip": HIP_VERSION} if self._card.vendor == "amd" else {"cuda": CUDA_VERSION}
+        is_amd = self._card.vendor == "amd"
+        versions = {"hip": HIP_VERSION if is_amd else None, "cuda": None if is_amd else CUDA_VERSION}
         with contextlib.ExitStack() as stack:
+            stack.enter_context(_without_real_cards(set(self._functions())))
             for where, names in (
                 (torch._C, self._functions() | _transfers()),
                 (torch.cuda, of_cuda),
@@ -397,6 +399,21 @@ def _of_host(config: Any) -> Any:
         return config(profile, *args, **kwargs)
 
     return of_host
+
+
+@contextmanager
+def _without_real_cards(answered: set[str]) -> Iterator[None]:
+    """Remove what a build of PyTorch for CUDA has of real cards, except for these names: it would look for a driver."""
+    names = [each for each in vars(torch._C) if each.startswith(("_cuda_", "_nccl_")) and each not in answered]
+    is_built: Any = torch.backends.cuda.is_built
+    before = {name: getattr(torch._C, name) for name in names if is_built()}
+    for name in before:
+        delattr(torch._C, name)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch._C, name, function)
 
 
 def _transfers() -> dict[str, Any]:

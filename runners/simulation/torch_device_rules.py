@@ -7,12 +7,13 @@ are context managers that are entered while a workload is traced.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.utils.backend_registration
+import torch.utils.checkpoint
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -63,7 +64,7 @@ class CpuRules:
         self.replacements: Functions = {aten.mkldnn_rnn_layer.default: lstm_layer}
 
     def applied(self) -> AbstractContextManager[Any]:
-        return all_entered(autocast_replaced("cpu"), foreach_norms(), fused_optimizers(), fused_layers())
+        return all_entered(autocast_replaced("cpu"), foreach_norms(), fused_optimizers(), fused_layers(), checkpoints())
 
     def temporaries(self, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Sequence[int]:
         return ()
@@ -119,6 +120,7 @@ class CudaRules:
             autocast_replaced("cuda"),
             foreach_optimizers(),
             fused_layers(),
+            checkpoints(),
             replaced(torch.nn.RNNBase, flatten_parameters=flatten_parameters),
         )
 
@@ -271,6 +273,26 @@ def fused_layers() -> AbstractContextManager[None]:
     """Without gradients nn.MultiheadAttention and nn.TransformerEncoderLayer are one operator each on a CPU, on CUDA
     and on the device of an extension, whose name their modules read here."""
     return replaced(torch.utils.backend_registration, _privateuse1_backend_name="meta")
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def checkpoints() -> AbstractContextManager[None]:
+    """torch.utils.checkpoint looks for the random state of a device in a module of its name. PyTorch 2.4 and 2.5 end
+    with an error where that is `meta`, which has none."""
+    module_of: Any = torch.utils.checkpoint._get_device_module
+    fork: Any = torch.random.fork_rng
+
+    def module(device: str = "cuda") -> Any:
+        return torch.device("meta") if device == "meta" else module_of(device)
+
+    def forked(*args: Any, **kwargs: Any) -> Any:
+        return nullcontext() if kwargs.get("device_type") == "meta" else fork(*args, **kwargs)
+
+    return all_entered(
+        replaced(torch.utils.checkpoint, _get_device_module=module), replaced(torch.random, fork_rng=forked)
+    )
 
 
 # --- autocast in TorchScript ------------------------------------------------------------------------------------------

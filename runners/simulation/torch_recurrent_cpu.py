@@ -6,12 +6,14 @@ GRU, RNN and packed sequences have no such kernel: PyTorch makes them of other o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from runners.phases import Unavailable
 from runners.simulation.kernels.torch_sizes import FLOAT, ceil_divide, round_up
 from runners.simulation.torch_composites import Functions, operators
 from runners.simulation.torch_recurrent import ON_CPU, Hidden, Options, layers
@@ -104,8 +106,27 @@ def lstm_layer(
     state = input.new_empty(length, batch, size), torch.empty_like(hx), torch.empty_like(cx)
     if not torch.is_grad_enabled():
         return *state, None
+    if not _keeps_this_workspace():
+        raise Unavailable(
+            f"nn.LSTM with gradients: what it keeps for the backward pass is not known of PyTorch {torch.__version__}"
+        )
     workspace = lstm_workspace_bytes(length, batch, features, size, input.element_size())
     return *state, input.new_empty(workspace, dtype=torch.uint8)
+
+
+@cache
+def _keeps_this_workspace() -> bool:
+    """Whether the kernel of this PyTorch keeps what lstm_workspace_bytes gives: that of 2.4 and 2.5 keeps more."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return True
+    size = 8
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.enable_grad():
+        weights = [torch.zeros(4 * size, size), torch.zeros(4 * size, size), *(torch.zeros(4 * size) for _ in "ih")]
+        state = torch.zeros(2, size)
+        options: Any = (False, [], LSTM, size, 1, True, False, False, True)
+        *_, workspace = aten.mkldnn_rnn_layer(torch.zeros(2, 2, size), *weights, state, state, *options)
+        made: int = workspace.numel()
+    return made == lstm_workspace_bytes(2, 2, size, size, 4)
 
 
 def lstm_workspace_bytes(length: int, batch: int, features: int, size: int, one: int) -> int:

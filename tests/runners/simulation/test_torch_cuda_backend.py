@@ -123,6 +123,16 @@ def test_a_library_that_looks_whether_a_function_is_there_goes_on() -> None:
     assert answered("getattr(torch.cuda.get_device_properties(0), 'clock_rate', None)") == "None"
 
 
+def test_a_build_for_cuda_offers_nothing_of_real_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Any = object()
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentBlasHandle", real, raising=False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "12.1")
+    assert answered("hasattr(torch._C, '_cuda_getCurrentBlasHandle')") == "False"
+    assert answered("torch.version.cuda", MI300X) == "None"
+    assert vars(torch._C)["_cuda_getCurrentBlasHandle"] is real
+
+
 def test_how_many_processors_a_card_has_is_not_known_for_amd() -> None:
     assert answered("torch.cuda.get_device_properties(0).multi_processor_count") == "132"
     assert "multi_processor_count is not answered" in refusal(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from runners.phases import Unavailable
+from runners.simulation import torch_recurrent_cpu
 from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.kernels.torch_recurrent_kernels import MODES, Shape, reserve_bytes, workspace_bytes
 from runners.simulation.torch_device_rules import CudaRules
@@ -82,6 +83,16 @@ def test_the_workspace_of_onednn_is_as_large_as_on_this_cpu(shape: tuple[int, ..
         *(True, False, False, True),
     )
     assert lstm_workspace_bytes(*shape, 4) == made[3].numel()
+
+
+def test_an_lstm_is_refused_where_onednn_keeps_another_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_recurrent_cpu, "lstm_workspace_bytes", lambda *_: 2**20)
+    torch_recurrent_cpu._keeps_this_workspace.cache_clear()
+    try:
+        with pytest.raises(Unavailable, match="what it keeps for the backward pass is not known"):
+            peak(network("LSTM"))
+    finally:
+        torch_recurrent_cpu._keeps_this_workspace.cache_clear()
 
 
 # --- on CUDA ---
