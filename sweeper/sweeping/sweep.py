@@ -234,17 +234,14 @@ class Sweep:
         measuring = [lane for lane in available if not lane.device.is_calculated]
         engine = self.make_engine(max(1, len(measuring)))
         try:
-            has_settled = False
             while not self.signals.caught:
                 for lane in available:
                     if lane.running is None and self._may_start(lane):
                         self._start_next(engine, lane)
-                if has_settled:
-                    self.tables.write_if_grown()  # while the next attempts run
                 if all(lane.done for lane in available):
                     return
                 if any(lane.running for lane in available):  # else a lane has just finished, and another may start
-                    has_settled = self._wait(engine)
+                    self._wait(engine)
             self._stop(engine)
         finally:
             engine.close()
@@ -354,12 +351,8 @@ class Sweep:
         agree = (device.card.vendor, device.card.architecture, dict(self.fingerprint.identity), code)
         return str(self.run_folder.allocation_trace(point, canonical(agree)))
 
-    def _wait(self, engine: Engine, timeout: float = 1.0) -> bool:
-        """Wait for events of running attempts, at most `timeout` seconds, then let the display advance.
-
-        Returns whether an attempt has settled.
-        """
-        has_settled = False
+    def _wait(self, engine: Engine, timeout: float = 1.0) -> None:
+        """Wait for events of running attempts, at most `timeout` seconds, then let the display advance."""
         for event in engine.wait(timeout):
             lane = next((lane for lane in self.lanes if lane.running and lane.engine_lane == event.lane), None)
             if lane is None or lane.running is None:
@@ -368,13 +361,13 @@ class Sweep:
             if event.kind == "waiting":
                 self.show.waiting(lane.device.name, attempt.point, event.detail or "another sweep")
             elif event.kind in ("settled", "unkept"):
-                lane.running, has_settled = None, True
+                lane.running = None
                 self.run_folder.check()
                 outcome = outcome_in(event.folder, attempt) if event.kind == "settled" else _unkept(attempt, event)
                 self.tables.settled(attempt, outcome)
                 self._settle(lane, attempt.point, outcome)
+                self.tables.write_if_grown()
         self.show.tick()
-        return has_settled
 
     def _calculated_twin(self, device: Device) -> Device | None:
         """The calculated device of this sweep that stands for a measured one."""
