@@ -9,6 +9,7 @@ import json
 import linecache
 import logging
 import os
+from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
 from functools import lru_cache
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 EXITS = (ast.Break, ast.Return, ast.Raise)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 COMPARES = frozenset({"COMPARE_OP", "CONTAINS_OP"})
 JUMPS = ("POP_JUMP", "JUMP_IF", "TO_BOOL")
@@ -297,12 +299,37 @@ def _loads(targets: list[Any], node: ast.AST, parents: Parents) -> list[ast.Name
     """Where the one name that a statement binds is read in its function, or in its module."""
     if len(targets) != 1 or not isinstance(targets[0], ast.Name):
         return []
-    name = targets[0].id
-    return [
-        each
-        for each in ast.walk(_scope(node, parents))
-        if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load)
-    ]
+    return _reads(frozenset({targets[0].id}), _scope(node, parents))
+
+
+def _reads(names: frozenset[str], scope: ast.AST) -> list[ast.Name]:
+    """Where names of a scope are read: not in a function within it that has a variable of the same name."""
+    found, waiting = [], deque([(scope, names)])
+    while waiting:
+        node, left = waiting.popleft()
+        if isinstance(node, ast.Name) and node.id in left and isinstance(node.ctx, ast.Load):
+            found.append(node)
+        inside = left
+        if isinstance(node, FUNCTIONS) and node is not scope:
+            inside = left - _variables(node)
+        waiting += [(each, left if isinstance(each, ast.arguments) else inside) for each in ast.iter_child_nodes(node)]
+    return found
+
+
+def _variables(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """The names of a function's own variables and arguments."""
+    found = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
+    others: set[str] = set()
+    waiting: list[ast.AST] = list(function.body) if isinstance(function.body, list) else [function.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            others.update(node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif not isinstance(node, FUNCTIONS):
+            waiting += ast.iter_child_nodes(node)
+    return found - others
 
 
 # --- what becomes of a number that C has taken ------------------------------------------------------------------------
@@ -350,7 +377,7 @@ def becomes(frame: FrameType, is_float: bool = False) -> Use | Branch | None:
         while caller is not None and caller.f_code.co_name != found.function:  # out of its comprehensions
             caller = caller.f_back
         if caller is None:
-            return Use(f"return of {found.function}", False)
+            return None if found.kind is _Kind.FLOAT else Use(f"return of {found.function}", False)
         caller = caller.f_back
         if caller is None or caller.f_code.co_filename.startswith(OWN):
             return None
@@ -526,12 +553,7 @@ def _flows_of_names(names: list[str], place: ast.AST, parents: Parents, seen: se
         if isinstance(each, (ast.Global, ast.Nonlocal)) and set(names) & set(each.names):
             scope = _root(scope, parents)
             break
-    loads = [
-        each
-        for each in ast.walk(scope)
-        if isinstance(each, ast.Name) and each.id in names and isinstance(each.ctx, ast.Load)
-    ]
-    return _worst([_flows(each, parents, seen, kind) for each in loads])
+    return _worst([_flows(each, parents, seen, kind) for each in _reads(frozenset(names), scope)])
 
 
 def _names(target: ast.AST) -> list[str]:

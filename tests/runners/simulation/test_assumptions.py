@@ -616,3 +616,20 @@ def test_a_mask_of_a_loaders_worker_is_true_for_at_most_all() -> None:
         return {"found": [list(each.shape) for each in torch.utils.data.DataLoader(Cropped(), num_workers=1)]}
 
     assert calculated(program, HOST).returned == {"found": [[1, 16, 2]] * 2}
+
+
+def test_a_number_that_a_function_returns_is_not_taken_for_a_variable_of_the_same_name_in_another() -> None:
+    def program(device: str) -> Json:
+        def step() -> float:
+            loss = unknown(device).sum()
+            return float(loss)
+
+        def chosen() -> int:
+            size = unknown(device).argmax()
+            return int(size)
+
+        loss, size = step(), chosen()
+        return {"text": f"{loss:.4f} {size}"}
+
+    for card in (H100, HOST):
+        assert calculated(program, card).error is None
