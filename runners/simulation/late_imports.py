@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -40,7 +40,9 @@ class _Finder:
         adaptation = self._adaptations.get(name)
         if adaptation is None:
             return None
-        spec = PathFinder.find_spec(name, path)
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]  # some may wait for the same module
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((each for each in specs if each is not None), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 

@@ -28,7 +28,7 @@ from runners.simulation.torch_composites import Functions, decomposed, operators
 from runners.simulation.torch_extensions import ExtensionKernels
 from runners.simulation.torch_recurrent_cpu import lstm_layer, recurrent_on_cpu
 from runners.simulation.torch_recurrent_cuda import CudnnRecurrent, flatten_parameters
-from runners.simulation.torch_replaced import body_replaced, replaced
+from runners.simulation.torch_replaced import intercepted, replaced
 from runners.simulation.torch_results import ctc_loss, one_hot
 from runners.simulation.torch_sparse import embedding_sparse_backward
 
@@ -215,32 +215,18 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
 def foreach_optimizers() -> AbstractContextManager[None]:
     """On CUDA optimizers, averages of weights and the norm of all gradients use foreach kernels by default. Those of
     an optimizer hold a copy of the parameters."""
-
-    def supported() -> list[str]:
-        return ["cuda", "meta"]
-
-    return all_entered(
-        body_replaced(_foreach_utils._get_foreach_kernels_supported_devices, supported),
-        body_replaced(_foreach_utils._get_fused_kernels_supported_devices, supported),
-    )
+    kinds = _foreach_utils._get_foreach_kernels_supported_devices, _foreach_utils._get_fused_kernels_supported_devices
+    return all_entered(*(intercepted(supported, lambda _: ["cuda", "meta"]) for supported in kinds))
 
 
 def fused_optimizers() -> AbstractContextManager[None]:
     """A CPU has fused optimizers, and uses foreach kernels only on request."""
-
-    def supported() -> list[str]:
-        return ["cpu", "meta"]
-
-    return body_replaced(_foreach_utils._get_fused_kernels_supported_devices, supported)
+    return intercepted(_foreach_utils._get_fused_kernels_supported_devices, lambda _: ["cpu", "meta"])
 
 
 def foreach_norms() -> AbstractContextManager[None]:
     """The norm of all gradients uses foreach kernels also on a CPU."""
-
-    def supported(device: Any) -> bool:
-        return True
-
-    return body_replaced(_foreach_utils._device_has_foreach_support, supported)
+    return intercepted(_foreach_utils._device_has_foreach_support, lambda _, device: True)
 
 
 def _like_the_input(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:

@@ -18,8 +18,8 @@ from torch.autograd.profiler import record_function
 
 from runners.journal import BETWEEN, QUALITY
 from runners.phases import LONGEST_NAME, WHOLE, Notes, Phases
-from runners.simulation import torch_program
-from runners.simulation.torch_program import intercepted
+from runners.simulation import torch_replaced
+from runners.simulation.torch_replaced import intercepted
 from runners.unlisted import UNLISTED
 from runners.workloads.python_program import Ended
 
@@ -125,7 +125,7 @@ def _is_of_program() -> bool:
     frame: Any = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file not in (__file__, torch_program.__file__) and not file.endswith(OF_MARKS):
+        if file not in (__file__, torch_replaced.__file__) and not file.endswith(OF_MARKS):
             return not any(each in file for each in OF_LIBRARIES)
         frame = frame.f_back
     return False

@@ -14,19 +14,19 @@ import shutil
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from importlib.machinery import ModuleSpec
 from inspect import isfunction
 from pathlib import Path
 from tempfile import mkdtemp
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch.multiprocessing.spawn import start_processes
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from runners.simulation.late_imports import Adaptation, adapted
+from runners.simulation.torch_replaced import intercepted
 from runners.simulation.torch_saved_models import SavedModels, write_holes
 from runners.simulation.torch_tracer import MetaTracer
 from runners.simulation.torch_unwritten_files import UnwrittenFiles, lacks_data
@@ -124,35 +124,33 @@ class FollowedProgram:
                 intercept(torch.distributed.init_process_group, self._refuse_ranks)
             intercept(start_processes, self._refuse_ranks)
             intercept(multiprocessing.process.BaseProcess.start, self._start_process)
-            stack.enter_context(_Imported(LAUNCHES, partial(self._launch_here, intercept)))
-            for name, by in (
-                ("save_file", self._save_safetensors),
-                ("load_file", self._load_safetensors),
-                ("save_model", self._save_elsewhere),
-            ):
-                stack.enter_context(
-                    _Imported("safetensors.torch", partial(self._intercept_method, intercept, name, by))
-                )
-            for name, method in SAVES_A_MODEL.items():
-                by = self._save_model
-                stack.enter_context(_Imported(name, partial(self._intercept_method, intercept, method, by)))
+            stack.enter_context(adapted(self._libraries()))
             yield
 
-    def _launch_here(self, intercept: Any, module: Any) -> None:
+    def _libraries(self) -> Mapping[str, Adaptation]:
+        """What is intercepted of modules that the program may import."""
+        safetensors: dict[str, Callable[..., Any]] = {
+            "save_file": self._save_safetensors,
+            "load_file": self._load_safetensors,
+            "save_model": self._save_elsewhere,
+        }
+        found: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
+            LAUNCHES: self._launching_here,
+            "safetensors.torch": partial(_intercepting, safetensors),
+            **{name: partial(_intercepting, {method: self._save_model}) for name, method in SAVES_A_MODEL.items()},
+        }
+        return {name: Adaptation(nullcontext, imported) for name, imported in found.items()}
+
+    def _launching_here(self, module: Any) -> AbstractContextManager[None]:
         """Have `accelerate launch` run one process's program in this process. Its other launchers start ranks."""
-        intercept(module.simple_launcher, self._launch)
-        for name in vars(module).copy():
-            if name.endswith("_launcher") and name != "simple_launcher" and isfunction(vars(module)[name]):
-                intercept(vars(module)[name], self._refuse_ranks)
+        launchers = {name for name, each in vars(module).items() if name.endswith("_launcher") and isfunction(each)}
+        by: dict[str, Callable[..., Any]] = dict.fromkeys(launchers, self._refuse_ranks)
+        return _intercepting({**by, "simple_launcher": self._launch}, module)
 
     def _launch(self, launch: Any, args: Any) -> None:
         if max(args.num_processes or 1, args.num_machines or 1) > 1:
             self._refuse_ranks(launch)
         go_on_as(*sys.modules[LAUNCHES].prepare_simple_launcher_cmd_env(args))
-
-    def _intercept_method(self, intercept: Any, path: str, by: Any, module: Any) -> None:
-        kind, _, name = path.rpartition(".")
-        intercept(vars(getattr(module, kind) if kind else module)[name], by)
 
     @contextmanager
     def children_reported(self) -> Iterator[None]:
@@ -290,6 +288,16 @@ class FollowedProgram:
         return None
 
 
+@contextmanager
+def _intercepting(functions: Mapping[str, Callable[..., Any]], module: Any) -> Iterator[None]:
+    """Intercept functions and methods of a module, by their names in it."""
+    with ExitStack() as stack:
+        for path, by in functions.items():
+            kind, _, name = path.rpartition(".")
+            stack.enter_context(intercepted(vars(getattr(module, kind) if kind else module)[name], by))
+        yield
+
+
 def _line_search(
     search: Any,
     objective: Any,
@@ -344,64 +352,3 @@ def _rebuilt(rebuild: Any, storage: Any, *args: Any) -> Any:
         return rebuild(storage, *args)
     with torch._C.DisableTorchFunction():
         return rebuild(storage, *args)
-
-
-# --- functions of others ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def intercepted(function: Any, by: Callable[..., Any]) -> Iterator[None]:
-    """Have a Python function call `by(original, *args, **kwargs)`, under any name that it was imported by."""
-    while not isinstance(function, FunctionType):
-        function = function.__wrapped__
-    code, names = function.__code__, function.__globals__
-    original = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
-    original.__kwdefaults__, original.__module__ = function.__kwdefaults__, function.__module__
-    name = f"_intercepted_{function.__qualname__}"
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return INTERCEPTED(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-
-    free = code.co_freevars
-    names[name] = partial(by, original)
-    function.__code__ = called.__code__.replace(co_names=(name,), co_freevars=free)
-    try:
-        yield
-    finally:
-        function.__code__ = code
-        del names[name]
-
-
-class _Imported:
-    """Entered around code: calls `then` with a module of this name, now or when the code has imported it."""
-
-    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
-        self._name, self._then = name, then
-
-    def __enter__(self) -> None:
-        module = sys.modules.get(self._name)
-        if module is not None:
-            self._then(module)
-        else:
-            sys.meta_path.insert(0, self)
-
-    def __exit__(self, *raised: object) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)
-        specs = (finder.find_spec(name, path, target) for finder in list(sys.meta_path))  # of others that wait for it
-        spec = next((each for each in specs if each is not None), None)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def exec_module(module: Any) -> None:
-            run(module)
-            self._then(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from inspect import isfunction
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ ABSENT: Any = object()
 @contextmanager
 def replaced(where: Any, **names: Any) -> Iterator[None]:
     """Replace attributes of a module, class or object until the end. TorchScript takes what replaces an operator for
-    that operator, since it could not compile it."""
+    that operator, since it could not compile it. Raises AttributeError for what the module, class or object lacks."""
     before = {name: getattr(where, name) for name in names}
     table = torch.jit._builtins._get_builtin_table()  # type: ignore[no-untyped-call]
     operators = {
@@ -25,26 +27,35 @@ def replaced(where: Any, **names: Any) -> Iterator[None]:
         if isfunction(new) and id(old) in table
     }
     table.update(operators)
-    for name, value in names.items():
-        setattr(where, name, value)
     try:
-        yield
+        with members_set(where, names):
+            yield
     finally:
-        for name, value in before.items():
-            setattr(where, name, value)
         for key in operators:
             table.pop(key, None)
 
 
 @contextmanager
-def body_replaced(function: Any, by: Any) -> Iterator[None]:
-    """Replace what a Python function does, for every module that imported it, until the end."""
-    before = function.__code__
-    function.__code__ = by.__code__
+def intercepted(function: Any, by: Callable[..., Any]) -> Iterator[None]:
+    """Have a Python function call `by(original, *args, **kwargs)`, under any name that it was imported by."""
+    while not isinstance(function, FunctionType):
+        function = function.__wrapped__
+    code, names = function.__code__, function.__globals__
+    original = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    original.__kwdefaults__, original.__module__ = function.__kwdefaults__, function.__module__
+    name = f"_intercepted_{function.__qualname__}"
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return INTERCEPTED(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+    free = code.co_freevars
+    names[name] = partial(by, original)
+    function.__code__ = called.__code__.replace(co_names=(name,), co_freevars=free)
     try:
         yield
     finally:
-        function.__code__ = before
+        function.__code__ = code
+        del names[name]
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ from runners.simulation.torch_call_cache import (
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
 from runners.simulation.torch_draws import Draws
 from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
-from runners.simulation.torch_replaced import body_replaced, new_tensor, replaced, without_inference_mode
+from runners.simulation.torch_replaced import intercepted, new_tensor, replaced, without_inference_mode
 from runners.simulation.torch_results import RESULTS
 from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
@@ -223,23 +223,11 @@ class MetaTracer(UnseenByDynamo):
         with self._turn:
             return self.memory.address(number)
 
-    @contextmanager
-    def _follow_empty_cache(self) -> Iterator[None]:
+    def _follow_empty_cache(self) -> AbstractContextManager[None]:
         """Trace torch.cuda.empty_cache(), which does nothing where there is no CUDA, by any name."""
-
-        def emptied() -> None:
-            traced_empty_cache()  # type: ignore[name-defined]  # noqa: F821 (a global of torch.cuda.memory)
-
         if self._rules.host_counts:
-            yield
-            return
-        names = vars(torch.cuda.memory)
-        names["traced_empty_cache"] = self.empty_cache
-        try:
-            with body_replaced(torch.cuda.memory.empty_cache, emptied):
-                yield
-        finally:
-            del names["traced_empty_cache"]
+            return nullcontext()
+        return intercepted(torch.cuda.memory.empty_cache, lambda _: self.empty_cache())
 
     @contextmanager
     def made_on_host(self) -> Iterator[None]:
@@ -417,12 +405,13 @@ class MetaTracer(UnseenByDynamo):
         return result
 
     def _all_abstract(self, args: Any, kwargs: Any) -> bool:
-        """Whether an operator has tensors of no device only. Raises Unavailable if it has others too."""
+        """Whether an operator has tensors of no device only. Raises RuntimeError as a device would if it has others."""
         given = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.is_meta]
         abstract = [self.is_abstract(leaf) for leaf in given]
         if any(abstract) and not all(abstract):
+            device = "cpu" if self._rules.host_counts else "cuda:0"
             raise RuntimeError(
-                "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and meta!"
+                f"Expected all tensors to be on the same device, but found at least two devices, {device} and meta!"
             )
         return bool(given) and all(abstract)
 
@@ -666,12 +655,6 @@ class MetaTracer(UnseenByDynamo):
 
     def _is_unordered(self, made: int, before: int) -> bool:
         return 0 < made < self._allocations - before
-
-    def _refusal(self, what: Any, why: str) -> Any:
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise self._unavailable(what, why)
-
-        return refuse
 
     # --- values of whole and single numbers ---
 

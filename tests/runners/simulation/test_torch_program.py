@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -395,21 +394,6 @@ def test_what_a_program_puts_into_the_folder_of_its_model_stays(script: Any, tmp
     assert [(each.name, each.read_text()) for each in (tmp_path / "made").iterdir()] == [
         ("config.json", "of the program")
     ]
-
-
-def test_several_hooks_that_wait_for_one_module_all_see_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runners.simulation.torch_program import _Imported
-
-    (tmp_path / "waited_for.py").write_text("there = True")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen: list[int] = []
-    with ExitStack() as stack:
-        for number in range(3):
-            stack.enter_context(_Imported("waited_for", lambda module, number=number: seen.append(number)))
-        import waited_for  # type: ignore[import-not-found]
-
-        assert waited_for.there
-    assert sorted(seen) == [0, 1, 2]
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
