@@ -17,6 +17,18 @@ from runners.simulation.torch_tracer import MetaTracer
 Work = Callable[[str], Any]  # takes the device for its tensors
 
 
+def take(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Work:
+    """The function on tensors of these shapes, and its gradient if it has one."""
+
+    def work(device: str) -> None:
+        made = function(*(torch.rand(*shape, device=device, requires_grad=True) for shape in shapes))
+        made = made if isinstance(made, torch.Tensor) else made[0]
+        if made.requires_grad:
+            (made.abs() if made.is_complex() else made).sum().backward()
+
+    return work
+
+
 def events(work: Work) -> list[int]:
     tracer = MetaTracer(CpuRules())
     with tracer.around_workload():

@@ -83,9 +83,9 @@ def _lstsq(
 
 # aten/src/ATen/native/nested/cuda/NestedTensorTransformerFunctions.cpp
 def _padded_to_jagged(dense: Tensor, offsets: Sequence[Tensor], total: int | None = None) -> Tensor:
-    """The rows without those that fill up, of which there are `total`."""
+    """The rows without padding. `total` is their number."""
     if total is None:
-        raise NotImplementedError("how many rows are no filling depends on numbers that are not computed")
+        raise NotImplementedError("the number of rows without padding depends on numbers that are not computed")
     return dense.new_empty(total, *dense.shape[1 + len(offsets) :])
 
 

@@ -78,7 +78,7 @@ def call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value_of
         if operator._schema.is_mutable:
             return args[0]
         return _copy(first) if others else _same_places(_copy(first), first, value_of)
-    raise NotImplementedError("it has a sparse tensor, and no rule says how large its result is")
+    raise NotImplementedError("no rule gives the size of its result for a sparse tensor")
 
 
 # --- tensors of coordinates ---
@@ -145,7 +145,7 @@ def _sum(args: Sequence[Any], value_of: ValueOf, narrows: bool, in_place: bool) 
         dense = first if is_sparse(second) else second
         return dense if in_place else torch.empty_like(dense)
     if first.layout in COMPRESSED or second.layout in COMPRESSED:
-        raise NotImplementedError("the sum of compressed sparse tensors has no rule")
+        raise NotImplementedError("no rule gives the size of the sum of compressed sparse tensors")
     both: Any = _both(first, second, narrows, value_of)
     if not in_place:
         return both
@@ -202,7 +202,7 @@ def _joined(tensors: Sequence[Tensor]) -> Any:
 def _turned(name: str, args: Sequence[Any]) -> Tensor:
     tensor = args[0]
     if tensor.layout in COMPRESSED:
-        raise NotImplementedError("a compressed sparse tensor that is turned has no rule")
+        raise NotImplementedError("no rule gives the layout of a transposed compressed sparse tensor")
     order = list(range(tensor.dim()))
     if name == "permute":
         order = [dim % tensor.dim() for dim in args[1]]
@@ -228,7 +228,7 @@ def _to_sparse(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], value_
     if name == "_to_sparse_csr" or kwargs.get("layout") is torch.sparse_csr:
         return _compressed(tensor, value_of, narrows)
     if kwargs.get("layout") not in (None, torch.sparse_coo) or tensor.layout in COMPRESSED:
-        raise NotImplementedError("this layout has no rule")
+        raise NotImplementedError(f"no rule converts {tensor.layout} to {kwargs.get('layout') or torch.sparse_coo}")
     dims = args[1] if len(args) > 1 and isinstance(args[1], int) else tensor.dim()
     count = _count(tensor, value_of, dims)
     indices = torch.empty(dims, count, dtype=torch.int64, device="meta")

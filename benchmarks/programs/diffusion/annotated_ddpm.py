@@ -231,7 +231,7 @@ def p_losses(denoise_model, x_start, t, noise=None, loss_type="l1"):
         return F.l1_loss(noise, predicted_noise)
     if loss_type == "huber":
         return F.smooth_l1_loss(noise, predicted_noise)
-    raise NotImplementedError()
+    raise ValueError(f"loss_type={loss_type}: expected l1 or huber")
 
 
 @torch.no_grad()

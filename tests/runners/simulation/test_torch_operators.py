@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 from torch.distributions import Beta, Categorical, Dirichlet, Gamma, MultivariateNormal, Normal
 from torch.nn import functional as f
 
-from tests.tracing import Work, peak, real_peak
+from tests.tracing import Work, peak, real_peak, take
 
 Shape = tuple[int, ...]
 IMAGE: Shape = (2, 8, 16, 16)
@@ -19,18 +18,6 @@ VOLUME: Shape = (2, 4, 8, 8, 8)
 ROWS: Shape = (64, 64)
 MATRICES: Shape = (4, 16, 16)
 SIGNAL: Shape = (2, 8, 64)
-
-
-def take(function: Callable[..., Any], *shapes: Shape) -> Work:
-    """The function on tensors of these shapes, and its gradient if it has one."""
-
-    def work(device: str) -> None:
-        made = function(*(torch.rand(*shape, device=device, requires_grad=True) for shape in shapes))
-        made = made if isinstance(made, torch.Tensor) else made[0]
-        if made.requires_grad:
-            (made.abs() if made.is_complex() else made).sum().backward()
-
-    return work
 
 
 def layer(make: Callable[[], nn.Module], shape: Shape) -> Work:

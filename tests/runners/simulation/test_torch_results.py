@@ -14,19 +14,9 @@ from runners.simulation.kernels.torch_gpu_architecture import GpuArchitecture
 from runners.simulation.torch_device_rules import CudaRules
 from runners.simulation.torch_tracer import MetaTracer
 from tests.programs import H100, HOST, calculated
-from tests.tracing import counted, peak, real_peak
+from tests.tracing import counted, peak, real_peak, take
 
-
-def take(function: Any, *shapes: tuple[int, ...]) -> Any:
-    """The function on tensors of these shapes, and its gradient."""
-
-    def work(device: str) -> None:
-        made = function(*(torch.rand(*shape, device=device, requires_grad=True) for shape in shapes))
-        made = made if isinstance(made, torch.Tensor) else made[0]
-        if made.requires_grad:
-            (made.abs() if made.is_complex() else made).sum().backward()
-
-    return work
+aten = torch.ops.aten
 
 
 def to(x: torch.Tensor, nodes: int) -> torch.Tensor:
@@ -187,3 +177,12 @@ def test_a_transcription_by_cudnn_is_unavailable(name: str) -> None:
 def test_a_transcription_by_the_own_kernel_takes_a_number_for_each_state(dtype: torch.dtype, on: str) -> None:
     events = traced(transcription_by(dtype, on, lambda _: TENS)).events
     assert 4 * 50 * 21 * 4 in events
+
+
+def test_rows_whose_padding_is_not_known_are_unavailable() -> None:
+    def program(device: str) -> None:
+        offsets = [torch.tensor([0, 1, 3], device=device)]
+        aten._padded_dense_to_jagged_forward(torch.ones(2, 3, 4, device=device), offsets)
+
+    for card in (H100, HOST):
+        assert "the number of rows without padding depends on numbers" in str(calculated(program, card).error)

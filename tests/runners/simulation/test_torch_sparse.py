@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -150,3 +152,23 @@ def test_what_depends_on_how_many_numbers_are_not_zero_is_unavailable() -> None:
         traced(lambda device: graph(device).coalesce() @ graph(device).coalesce())
     with pytest.raises(Unavailable, match=r"aten\.index_select\.default .* no rule"):
         traced(lambda device: graph(device).index_select(0, torch.arange(5, device=device)))
+
+
+@pytest.mark.parametrize(
+    ("work", "why"),
+    [
+        (lambda rows: rows + rows, "no rule gives the size of the sum of compressed sparse tensors"),
+        (lambda rows: rows.transpose(0, 1), "no rule gives the layout of a transposed compressed sparse tensor"),
+        (lambda rows: rows.to_sparse_coo(), "no rule converts torch.sparse_csr to torch.sparse_coo"),
+        (lambda rows: graph("meta").to_sparse(layout=torch.sparse_bsr, blocksize=(2, 2)), "to torch.sparse_bsr"),
+    ],
+    ids=["sum", "transposed", "to coordinates", "to blocks"],
+)
+def test_what_no_rule_covers_is_unavailable_by_its_operator_also_if_the_program_goes_on(work: Any, why: str) -> None:
+    def tried(device: str) -> None:
+        with suppress(Exception):
+            work(graph(device).coalesce().to_sparse_csr())
+        torch.ones(2**20, device=device)
+
+    with pytest.raises(Unavailable, match=rf"aten\.\w+\.\w+ cannot be traced without data: .*{re.escape(why)}"):
+        traced(tried)
