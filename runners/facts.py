@@ -197,7 +197,7 @@ class Assumed(NamedTuple):
 
 
 class HostTensors(NamedTuple):
-    """What a program on a calculated card keeps in host memory, beside the card's."""
+    """The host memory of a program on a calculated card."""
 
     peak_bytes: int | None  # of live tensors there
     t: float | None = None

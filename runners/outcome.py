@@ -116,7 +116,7 @@ class Outcome:
     assumed_places: Sequence[Mapping[str, Any]] = ()
     assumed_bounds: Sequence[Mapping[str, Any]] = ()  # where a size is at most what it was taken as
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    host_tensor_peak_bytes: int | None = None  # of a program's tensors in host memory, beside a calculated card's
+    host_tensor_peak_bytes: int | None = None  # of tensors in host memory, for a program on a calculated card
     notes: tuple[str, ...] = ()  # assumptions, bounds and what was left out
     steps: int | None = None
     tokens: int | None = None

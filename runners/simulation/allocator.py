@@ -30,7 +30,7 @@ OWN_SEGMENT = 10 * MIB  # from this size on, a segment is made for one block
 PAGE = 2 * MIB  # such a segment is a multiple, as is all memory that the device gives
 INTERVALS = 16  # of sizes, each twice as large as the one before: from 1 MiB to 64 GiB
 NOTHING = 0  # the handle of an allocation of 0 bytes
-# Of the device. No process has memory from here on: what reads it ends by a signal, as it would with a real card's.
+# An address of the device. No process has memory from here on: reading it ends the process by a signal.
 FIRST_ADDRESS = 2**56
 
 SUPPORTED = (

@@ -1,6 +1,6 @@
 """Numbers that a program reads and that are not calculated: what it is given instead, and where it asked.
 
-An assumed number remembers that it is one, and so does what is calculated from it in Python. Where it decides how large
+An assumed number remembers that it is one, and Python's results from it remember it as well. Where it decides how large
 something is or how often something is done, a bound is taken if one is known, and else the point is unavailable.
 """
 

@@ -30,7 +30,7 @@ class Player:
 
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
-        # Of the refusals that the trace has, since the last `take_refusals`: each with what was held at that moment.
+        # The refusals in the trace since the last `take_refusals`, each with what was held at that moment.
         self._refusals: list[tuple[Refused, Mapping[str, int]]] = []
         self._handles: list[int] = []
         self._stream = 0

@@ -218,7 +218,7 @@ def level_of_array(value: Any) -> Level:
 
 # --- arithmetic -------------------------------------------------------------------------------------------------------
 
-# Of a bound and a number that is known and not negative, these give a bound again; the second only if that is known.
+# These give a bound again for a bound and a number that is known and not negative.
 KEEP_BOUNDS = frozenset({"add", "mul", "sub", "floordiv", "truediv", "lshift", "rshift"})
 FALLING = frozenset({"sub", "floordiv", "truediv", "rshift"})  # in the second number
 

@@ -350,7 +350,7 @@ class ProgramDevice(TorchFunctionMode):
         return self._make(func, args, kwargs)
 
     def _tensor(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Of a list with tensors of the device their numbers, as far known as those are."""
+        """A list with the numbers of the device's tensors in place of these, at the level at which they are known."""
         data = args[0] if args else kwargs.get("data")
         first = data
         while isinstance(first, (list, tuple)) and first:

@@ -39,15 +39,15 @@ CUDA_VERSION, HIP_VERSION = "13.0", "7.0"  # assumed: of the builds that PyTorch
 CUDNN_VERSION, MIOPEN_VERSION = 91900, 3005000  # assumed likewise
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-# Of c10/core/ScalarType.h, those that a tensor of the card can have.
+# The types of c10/core/ScalarType.h that a tensor of the card can have.
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.bool, torch.float8_e4m3fn, torch.float8_e5m2),
 ]
-RAW_ADDRESSES = 0x7000_0000_0000  # of memory that a program asks the allocator for without a tensor
+RAW_ADDRESSES = 0x7000_0000_0000  # of memory that a program requests from the allocator without a tensor
 
-# Of PyTorch's build for CUDA, in torch._C: what has no effect on memory here.
+# Functions of torch._C in PyTorch's build for CUDA that have no effect on memory.
 WITHOUT_EFFECT = [
     "_cuda_init",
     "_cuda_synchronize",
@@ -141,7 +141,7 @@ class CudaBackend:
         self._tracer.notes[f"the program set the allocator's settings: {settings or 'none'}"] = None
 
     def cards(self) -> int:
-        """1, or 0 if the program has hidden the card from itself before it first asked for one."""
+        """1, or 0 if the program hid the card from itself before it first looked for one."""
         if self._cards is None:
             now = {name: os.environ.get(name) for name in HIDING}
             hidden = (now[name] for name in HIDING if now[name] != self._hiding[name])

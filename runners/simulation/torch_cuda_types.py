@@ -267,7 +267,7 @@ def legacy_tensors() -> dict[str, Any]:
 
 
 class DeviceProperties:
-    """Of torch.cuda.get_device_properties. Raises AttributeError for what is not known of the card."""
+    """The result of torch.cuda.get_device_properties. Raises AttributeError for a property that is not known."""
 
     def __init__(self, card: Card) -> None:
         architecture = gpu_architecture(card)

@@ -54,7 +54,7 @@ class Draws:
 
     @contextmanager
     def by(self, generator: torch.Generator) -> Iterator[None]:
-        """Enter around a call that draws from this generator, which PyTorch takes for no tensor without data."""
+        """Enter around a call that draws from this generator: PyTorch accepts none for a tensor without data."""
         before, self._generator = self._generator, generator
         try:
             yield

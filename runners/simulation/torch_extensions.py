@@ -71,7 +71,7 @@ class ExtensionKernels:
         return self._rule(operator) or _python_kernel(operator) or (None if _is_known(operator) else _refusal(operator))
 
     def _rule(self, operator: Any) -> Kernel | None:
-        """The function that was registered with register_fake. What it makes beside its results counts as well."""
+        """The function that was registered with register_fake. Other tensors that it makes count until it returns."""
         registered: Any = simple_registry.singleton.find(_name(operator))
         rule = (registered.fake_impl if hasattr(registered, "fake_impl") else registered.abstract_impl).kernel
         if rule is None or _without_rule(operator):

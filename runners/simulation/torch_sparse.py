@@ -95,7 +95,7 @@ def _made(shape: Sequence[int], indices: Tensor, values: Tensor, coalesced: bool
 def _copy(
     tensor: Tensor, dtype: torch.dtype | None = None, count: int | None = None, device: torch.device | None = None
 ) -> Any:
-    """Of the same elements, or of another number of them, in new storages."""
+    """A copy in new storages, with the same number of elements or with another."""
     if tensor.layout in COMPRESSED:
         return _compressed_copy(tensor, dtype, device)
     indices, values = tensor._indices(), tensor._values()
@@ -139,7 +139,7 @@ def _coalesced(tensor: Tensor, value_of: ValueOf, narrows: bool) -> Tensor:
 
 
 def _sum(args: Sequence[Any], value_of: ValueOf, narrows: bool, in_place: bool) -> Any:
-    """Of two sparse tensors: the elements of both. With a dense tensor: dense."""
+    """The sum has the elements of both sparse tensors. With a dense tensor it is dense."""
     first, second = args[:2]
     if not is_sparse(first) or not is_sparse(second):
         dense = first if is_sparse(second) else second

@@ -304,7 +304,7 @@ class MetaTracer(UnseenByDynamo):
                 return self._follow(func, args, kwargs or {})
 
     def _is_work_of_host(self, args: Any, kwargs: Any) -> bool:
-        """Whether an operator works beside the card, with data that is known: it takes nothing of the card."""
+        """Whether an operator works on the host, with data that is known, and takes nothing of a card."""
         if self._rules.host_counts or kwargs.get("device") == META:
             return False
         level = self.numbers.level
@@ -504,7 +504,7 @@ class MetaTracer(UnseenByDynamo):
                     yield index.nbytes
 
     def _is_followed_sparse(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether an operator has or makes sparse tensors without data. Those of the host have data beside a card."""
+        """Whether an operator has or makes sparse tensors without data. Next to a card, those of the host have data."""
         if not torch_sparse.any_sparse(args, kwargs) and func not in MAKE_SPARSE:
             return False
         return self._rules.host_counts or _is_on_device((args, kwargs)) or kwargs.get("device") == META
@@ -553,8 +553,8 @@ class MetaTracer(UnseenByDynamo):
             self._workspaces[key] = self._requested(WORKSPACE)
 
     def _handle(self) -> int:
-        """The number of the library's handle: each thread has one, which the next has after its end, and so has
-        autograd's thread (aten/src/ATen/cuda/detail/DeviceThreadHandles.h)."""
+        """The number of the library's handle. Each thread has one, autograd's too, and a new thread takes over that of
+        a thread that has ended (aten/src/ATen/cuda/detail/DeviceThreadHandles.h)."""
         if torch._C._current_graph_task_id() != -1:
             return OF_AUTOGRAD
         thread = threading.get_ident() if self._has_threads else self._first_thread

@@ -133,7 +133,7 @@ def _unique_consecutive(
 
 
 def _bincount(distinct: Distinct, input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Bounded | None:
-    """A confusion matrix, for one, has all counts that it asks for and no more."""
+    """At most `minlength` counts, which is right for a confusion matrix: its classes are below `minlength`."""
     if not minlength:
         return None
     dtype = torch.int64 if weights is None else weights.dtype if weights.dtype == torch.float32 else torch.float64
@@ -146,7 +146,7 @@ OPERATORS: dict[Any, Callable[..., Bounded | None]] = {
     aten.unique_consecutive.default: _unique_consecutive,
     aten.bincount.default: _bincount,
 }
-# Of rules that PyTorch's libraries have for results of unknown size: at most so many. By the operator's name.
+# The most elements of results whose size a library's rule leaves open, by the operator's name.
 MOST_OF_EXTENSIONS: dict[str, Callable[..., int]] = {
     "torchvision::nms": lambda boxes, scores, threshold: int(boxes.shape[0]),
 }

@@ -31,7 +31,8 @@ TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 OWN_CODE = ("custom", "command")
 EVENT = "event"  # key of a traced line, in place of its counters: the number of events before it
 
-# Of PyTorch's errors for a device that it was not built for, of Triton's without a driver, and of flex_attention's.
+# Parts of the errors that PyTorch raises for a device that it was not built for, Triton without a driver, and
+# flex_attention for tensors without data.
 NEEDS_A_DEVICE = (
     *("not compiled with CUDA", "active drivers", "Found input tensors on meta device"),
     "cannot be called on meta tensors",

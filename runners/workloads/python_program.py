@@ -330,7 +330,7 @@ def _as_started(program: PythonProgram) -> Iterator[_Errors]:
         if not issubclass(failed.exc_type, Ended):
             unhandled(failed)
 
-    # Of the descriptor: the stream was made before the descriptor became a pipe, and may believe that it is a file.
+    # A stream of the descriptor's own: sys.stderr was made before the descriptor became a pipe, and may be a file's.
     descriptor = open(2, "wb", closefd=False)  # noqa: SIM115 (it is detached below)
     errors = _Errors(descriptor, sys.stderr.encoding, "backslashreplace", line_buffering=True)
     try:

@@ -498,7 +498,7 @@ def test_a_script_may_set_the_allocators_settings_before_it_uses_the_card(
 
 @pytest.mark.parametrize("total", [None, 2 * MIB])
 def test_tensors_in_host_memory_stand_beside_the_cards(total: int | None) -> None:
-    """Of operators in all threads, until they are freed. A refusal by the card does not hide them."""
+    """Operators of all threads count until their tensors are freed. A refusal by the card does not hide them."""
 
     def program(*, device: str) -> None:
         from concurrent.futures import ThreadPoolExecutor
