@@ -2,7 +2,8 @@
 
     resident    One process: its high-water mark, VmHWM as the kernel keeps it. It is sampled while the process runs,
                 and exact to the page once the process is reaped (ru_maxrss), unless it is below this process's own
-                mark, from which the ru_maxrss of a child starts: then the last sample before the end stands.
+                mark, from which the ru_maxrss of a child starts: then the last sample before the end stands, a lower
+                bound.
                 Several at once: the highest sum of their Pss (proc(5), smaps_rollup) in any sample, in which shared
                 pages count once. Peaks between two samples are not seen. The peak is the higher of the two.
     used        Used memory of a device according to NVML, of all processes; the peak is the highest sample.
@@ -31,7 +32,9 @@ from runners.meters import cpu, nvml
 from runners.phases import Reading
 from runners.stored_json import Damaged
 
-SAMPLE_EVERY = 0.02  # seconds, or nine times the core time of the last sample: the kernel adds up Pss page by page
+# Seconds between samples: at most a tenth of the time since the start, so that the last sample of a short program comes
+# shortly before its end, and at least nine times the core time of the last one: the kernel adds up Pss page by page.
+SAMPLE_EVERY = 0.02
 LARGEST_REPORT_BYTES = 2**21  # 20 exceptions with messages of 10,000 characters, as JSON, and a traceback
 DEVICE_EVERY = 0.2  # seconds between readings of the driver
 HIGH_WATER_MARK, SAMPLES = "high_water_mark", "samples"
@@ -84,11 +87,12 @@ class ProgramMeter:
         stop = threading.Event()
 
         def run() -> None:
-            pause = 0.0
+            pause, started = 0.0, time.monotonic()
             while not stop.wait(pause):
                 before = time.thread_time()
                 self._sample()
-                pause = max(SAMPLE_EVERY, 9 * (time.thread_time() - before))
+                pause = min(SAMPLE_EVERY, (time.monotonic() - started) / 10)
+                pause = max(pause, 9 * (time.thread_time() - before))
                 if self._uuids and time.monotonic() >= self._next_device_reading:
                     self._next_device_reading = time.monotonic() + DEVICE_EVERY
                     self._read_devices()
@@ -105,7 +109,7 @@ class ProgramMeter:
         """Where the figures come from, for the phase's metrics."""
         facts: dict[str, Any] = {
             "processes": self.processes or None,
-            "resident_told_by": HIGH_WATER_MARK if self.processes <= 1 else SAMPLES,
+            "resident_told_by": HIGH_WATER_MARK if self.processes <= 1 and self._reaped_mark() else SAMPLES,
             "samples": self.samples,
         }
         if self._uuids:
@@ -153,11 +157,10 @@ class ProgramMeter:
 
     def _after_the_end(self, readings: Mapping[str, Reading], failed: bool) -> None:
         """Add what is known only after the end: the mark of the largest reaped process, and the hook's reports."""
-        reaped = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         host = readings[self._names[0]]
-        if reaped > max(self._reaped, cpu.status_lines().get("VmHWM", 0)):
+        if (reaped := self._reaped_mark()) is not None:
             host.peak["resident"] = max(reaped, host.peak.get("resident", 0))
-        self._reaped = reaped
+            self._reaped = reaped
         reports = self.reports()
         if failed:
             held = [report["failure"].get("resident") for report in reports if report["failure"]]
@@ -176,6 +179,11 @@ class ProgramMeter:
             if failed:
                 reading.now |= highest["now"]
             reading.alloc_retries, reading.num_ooms = highest["alloc_retries"], highest["num_ooms"]
+
+    def _reaped_mark(self) -> int | None:
+        """The high-water mark of the largest process reaped since the last boundary; None where it is not known."""
+        reaped = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return reaped if reaped > max(self._reaped, cpu.status_lines().get("VmHWM", 0)) else None
 
     def _is(self, device: Mapping[str, Any], index: int) -> bool:
         """Whether a device in a process's report is the one at `index`; the program may hide devices from itself.

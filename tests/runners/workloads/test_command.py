@@ -96,12 +96,14 @@ def test_python_is_the_measured_interpreter_and_any_other_name_a_program(run: An
 def test_the_peak_of_one_process_is_exact_however_short_it_was(run: Any) -> None:
     """Given back at once, and between two samples: the kernel's mark has it all the same.
 
-    Both programs are larger than the measuring process, below which samples alone show a peak: on a busy machine the
-    last sample of an empty program comes before its last 3 MiB.
+    An empty program is smaller than the measuring process, and samples alone show its peak.
     """
-    held = [run(f"bytearray({mib} * 2**20)").outcome.peak("resident") for mib in (0, 100, 400)]
+    outcomes = [run(f"bytearray({mib} * 2**20)").outcome for mib in (0, 100, 400)]
+    held = [outcome.peak("resident") for outcome in outcomes]
     assert held[2] - held[1] == pytest.approx(300 * MIB, abs=MIB)
     assert 5 * MIB < held[0] < 40 * MIB
+    told_by = [outcome.metrics["resident_told_by"] for outcome in outcomes]
+    assert told_by == ["samples", "high_water_mark", "high_water_mark"]
 
 
 def test_nothing_of_the_measuring_process_is_in_a_figure(run: Any) -> None:
