@@ -73,12 +73,25 @@ def call(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], value_of
         return _joined(args[0])
     if name == "_sparse_sum":
         return _sum_over(args[0], args[1])
-    if torch.Tag.pointwise in operator.tags:
+    if torch.Tag.pointwise in operator.tags and _has_kernel(operator, next(filter(is_sparse, args), None)):
         first, *others = (each for each in args if is_sparse(each))
         if operator._schema.is_mutable:
             return args[0]
         return _copy(first) if others else _same_places(_copy(first), first, value_of)
     raise NotImplementedError("no rule gives the size of its result for a sparse tensor")
+
+
+def _has_kernel(operator: Any, sparse: Tensor | None) -> bool:
+    """Whether PyTorch computes a pointwise operator on such a tensor, by the kernels of the CPU.
+
+    `mul.Scalar` and `div.Scalar` have none of their own there: they call the overload for two tensors.
+    """
+    if sparse is None:
+        return False
+    key = "SparseCsrCPU" if sparse.layout in COMPRESSED else "SparseCPU"
+    packet = operator.overloadpacket
+    overloads = [operator, *([packet.Tensor] if "Tensor" in packet.overloads() else [])]
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(each.name(), key) for each in overloads)
 
 
 # --- tensors of coordinates ---

@@ -154,6 +154,28 @@ def test_what_depends_on_how_many_numbers_are_not_zero_is_unavailable() -> None:
         traced(lambda device: graph(device).index_select(0, torch.arange(5, device=device)))
 
 
+@pytest.mark.parametrize("name", ["masked_fill", "clamp", "sigmoid", "relu", "mul", "div", "isnan"])
+@pytest.mark.parametrize("compressed", [False, True], ids=["coordinates", "rows"])
+def test_a_pointwise_operator_is_answered_where_pytorch_computes_it_on_sparse_tensors(
+    name: str, compressed: bool
+) -> None:
+    arguments: dict[str, tuple[Any, ...]] = {"clamp": (0,), "mul": (2.0,), "div": (2.0,)}
+
+    def work(device: str) -> None:
+        each = graph(device).coalesce()
+        each = each.to_sparse_csr() if compressed else each
+        mask = (torch.ones(NODES, NODES, dtype=torch.bool, device=device), 0.0)
+        getattr(each, name)(*(mask if name == "masked_fill" else arguments.get(name, ())))
+
+    try:
+        work("cpu")
+    except (NotImplementedError, RuntimeError):
+        with pytest.raises(Unavailable, match="no rule"):
+            traced(work)
+    else:
+        traced(work)
+
+
 @pytest.mark.parametrize(
     ("work", "why"),
     [
