@@ -17,6 +17,7 @@ Version (in each file's metadata, `sweeper.schema`):
         change: a process that was there before and stayed as it was is none
     8   new in points and attempts: notes, workload.steps, workload.rules, workload.assume, assumed_values,
         assumed_places, assumed_bounds, host_tensor_peak_bytes
+    9   new in points and attempts: context_most_bytes
 
 The fixed columns do not depend on the rows: they are the same if every point failed. Counters are nullable int64, not
 floats, because a double is exact to 53 bits only. pandas reads nullable integers as doubles by default, so a `pandas`
@@ -38,7 +39,7 @@ import pyarrow as pa
 from sweeper import quality
 from sweeper.rows import MeasuredPhase, PlannedRow
 
-VERSION = 8
+VERSION = 9
 SCHEMA = "sweeper.schema"  # the key of the version in each file's metadata
 
 INT, TEXT, BOOL, FLOAT = pa.int64(), pa.string(), pa.bool_(), pa.float64()
@@ -481,10 +482,17 @@ LIMITS = (
     Column(
         "context_bytes",
         INT,
-        "calculated cards only: memory taken off the total for the context and libraries, from the card's file, "
-        "which has the range that was published too",
+        "calculated cards only: memory taken off the total for the context and libraries, from the card's file",
         "bytes",
         lambda settled: settled.context_bytes,
+    ),
+    Column(
+        "context_most_bytes",
+        INT,
+        "calculated cards only: the largest published figure for context_bytes, from the card's file; null if it has "
+        "none",
+        "bytes",
+        lambda settled: settled.context_most_bytes,
     ),
     Column(
         "used_by_others_bytes",

@@ -73,6 +73,11 @@ class SettledAttempt:
         return None if card is None or card.is_host else card.context_bytes
 
     @property
+    def context_most_bytes(self) -> int | None:
+        card = self.attempt.device.card
+        return None if card is None or card.context_range_bytes is None else card.context_range_bytes[1]
+
+    @property
     def quality(self) -> float | None:
         """The user's metric, if it is a finite number (others are recorded as text)."""
         number = self._assessed.get("quality")

@@ -56,7 +56,8 @@ NEEDS = (
     ),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes"),
     *("other_processes", "other_processes_resident_bytes"),
-    *("peak_phase", "settings", "spreads", "beyond_training", "used_by_others_bytes", "started_at"),
+    *("peak_phase", "settings", "spreads", "beyond_training", "started_at"),
+    *("used_by_others_bytes", "context_bytes", "context_most_bytes"),
 )
 
 

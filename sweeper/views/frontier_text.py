@@ -183,6 +183,7 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
         text += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
     text += _beside(row)
     text += _left(row, f"peak_{counter}_bytes")
+    text += _within_context(row)
     if obstacle is None:
         return f"{text}; nothing larger was tried"
     if obstacle["fits"] is not False or obstacle.get("flaky"):
@@ -212,6 +213,14 @@ def _left(row: Row, peak: str) -> str:
         return f"; {format_bytes(row[counter])} of {format_bytes(row['budget_bytes'])} used, {format_bytes(free)} left"
     name = counter.removeprefix("peak_").removesuffix("_bytes")
     return f"; {format_bytes(row[counter])} {name}, {format_bytes(free)} left"
+
+
+def _within_context(row: Row) -> str:
+    """A calculated point that fits only because the context is assumed to be smaller than the largest published one."""
+    free, most, assumed = headroom(row)[0], row.get("context_most_bytes"), row.get("context_bytes")
+    if free is None or most is None or assumed is None or free >= most - assumed:
+        return ""
+    return f", less than the context may take: {format_bytes(assumed)} is assumed, up to {format_bytes(most)} published"
 
 
 def _smallest(group: FrontierGroup, objective: Objective) -> At | None:

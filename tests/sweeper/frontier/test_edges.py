@@ -131,6 +131,13 @@ def test_what_others_use_of_a_card_is_no_fragmentation() -> None:
     assert "fragmentation" not in frontier_text([refused | {"used_by_others_bytes": 6 * 2**30}])
 
 
+def test_what_the_context_takes_of_a_card_is_no_fragmentation_in_the_rows_of_a_run() -> None:
+    refused = row("oom", device="sim:rtx-4090", kind="calculated", unlimited_peak_bytes=20 * 2**30)
+    refused |= {"device_total_bytes": 24 * 2**30, "context_bytes": 5 * 2**30}
+    of_run = {name: refused.get(name) for name in NEEDS}  # the columns that a run's frontier is made from
+    assert "fragmentation" not in frontier_text([of_run])
+
+
 def test_a_growing_key_that_follows_another_is_not_searched_along() -> None:
     rows = [
         row("ok" if batch <= 4 else "oom", batch=batch, context=batch, settings=json.dumps({"context": "${batch}"}))

@@ -54,3 +54,18 @@ def test_nothing_measured_is_compared_with_nothing(folder: Path) -> None:
     assert "above what was measured" not in text
     assert "budget=1GB" in text
     assert "quantize=int4\n  sim:tiny: unavailable" in text
+
+
+def test_a_point_that_fits_by_less_than_the_range_of_the_context_is_marked(tmp_path: Path) -> None:
+    card = {"name": "Card", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2**30, "context_bytes": 2**29}
+    (tmp_path / "mine" / "card").mkdir(parents=True)
+    for name, most in (("sure", 2**29 + 2**20), ("close", 2**30 - 2**20)):
+        ranged = card | {"context_range_bytes": [2**29, most]}
+        (tmp_path / "mine" / "card" / f"{name}.yaml").write_text(json.dumps(ranged))
+    done = command_line.run([*WORDS, "devices=[sim:sure,sim:close]", "-cd", "mine"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    sure, close = [line for line in done.stdout.splitlines() if line.startswith("  largest that fits:")]
+    assert "less than the context may take" not in sure
+    assert close.endswith(
+        ", less than the context may take: 512.00 MiB is assumed, up to 1023.00 MiB published; nothing larger was tried"
+    )
