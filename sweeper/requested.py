@@ -15,6 +15,7 @@ from sweeper.columns import NAMED, column_of
 from sweeper.plan import follows, typed_value
 from sweeper.rows import Row
 
+ADAPTER = ("workload.rank", "workload.targets")
 LONGEST = 80  # letters of a value in a heading; the tables have all of it
 
 Settings = Mapping[str, Any]  # by dotted key, the values that differ from their defaults or follow other keys
@@ -37,10 +38,17 @@ def value_in(row: Row, key: str) -> Any:
 
 
 def settings_text(row: Row, but: Collection[str]) -> list[str]:
-    """The settings of a row as `key=value`, without the keys that every heading names and those in `but`."""
+    """The settings of a row as `key=value`, without the keys that every heading names and those in `but`.
+
+    The rank and the targets of an adapter are among them where they are defaults too: they decide its size.
+    """
+    settings = dict(settings_of(row))
+    workload = json.loads(row.get("config") or "{}").get("workload")
+    if isinstance(workload, dict) and workload.get("method") == "lora":
+        settings |= {key: workload.get(key.partition(".")[2]) for key in ADAPTER if key not in settings}
     return [
         f"{key}={text if len(text) <= LONGEST else text[: LONGEST - 3] + '...'}"
-        for key, value in settings_of(row).items()
+        for key, value in settings.items()
         if key not in NAMED and key not in but
         for text in [typed_value(key, value)]
     ]

@@ -67,3 +67,15 @@ def test_an_estimate_names_its_only_point_and_says_nothing_of_measuring(tmp_path
     assert "weights    27,362,304 bytes = 27.36 MB = 26.09 MiB" in done.stdout
     found: dict[str, Any] = json.loads(command_line.run(["estimate", "batch=3", "--json"], tmp_path).stdout)
     assert len(found["points"]) == 1
+
+
+def test_the_heading_of_an_adapter_has_its_rank_and_its_targets_also_where_they_are_defaults(written: Written) -> None:
+    run = written({"batch": [1, 2]})
+    run.device("cpu")
+    for batch in (1, 2):
+        workload = {"name": "train", "method": "lora", "rank": 8, "targets": ["q_proj", "v_proj"]}
+        run.passes(run.ask(batch=batch, workload=workload), peak=300 * MIB + batch)
+    Tables(run.folder).write()
+    sheet = decision_sheet.decision_sheet(run.folder, loading.read(run.folder))
+    heading = sheet["observed"]["frontier_text"].splitlines()[0]
+    assert '  workload.rank=8  workload.targets=["q_proj","v_proj"]' in heading
