@@ -47,11 +47,11 @@ from runners.simulation.torch_call_cache import (
     signature_of,
 )
 from runners.simulation.torch_composites import Functions, composites_replaced, operators
+from runners.simulation.torch_data_dependent import OF_MASKS, DataDependent, is_on_device, needs_values
 from runners.simulation.torch_draws import Draws
-from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed, is_same
+from runners.simulation.torch_numbers import LARGEST_FILLED, Numbers, is_followed
 from runners.simulation.torch_replaced import intercepted, new_tensor, replaced, without_inference_mode
 from runners.simulation.torch_results import RESULTS
-from runners.simulation.torch_unknown_shapes import Distinct, at_most
 from runners.threads import EnteredInThreads
 
 TORCH = os.path.join(os.path.dirname(torch.__file__), "")
@@ -104,7 +104,7 @@ class Rules(Protocol):
         ...
 
 
-class MetaTracer(UnseenByDynamo):
+class MetaTracer(UnseenByDynamo):  # type: ignore[no-untyped-call]
     """Trace a workload that runs on the device `meta`.
 
     `events` has the bytes of each allocation. Allocations are numbered from 0, and the event -(n + 1) frees number n.
@@ -117,7 +117,7 @@ class MetaTracer(UnseenByDynamo):
         self.notes: dict[str, None] = {}  # what has to be known to read the figures, in order and each once
         draws = Draws(self.notes.setdefault, lambda: self.is_made_on_meta) if rules.host_counts else None
         self.numbers = Numbers(self.assumptions, draws)
-        self._distinct = Distinct()
+        self._data_dependent = DataDependent(self.numbers, self.assumptions, self._unavailable)
         rules.extensions.on_bound = self.assumptions.bound
         self.events = array("q")
         self.memory: LiveMemory | None = None  # what the program sees of the card's memory while it runs
@@ -293,7 +293,7 @@ class MetaTracer(UnseenByDynamo):
         with torch._C.DisableTorchFunction():  # a program's device (torch_card.py) does not answer here
             if self.is_elsewhere or self.fake_modes:
                 if self.is_elsewhere and func in OF_MASKS:
-                    args = self._with_true_masks(func, args)
+                    args = self._data_dependent.with_true_masks(func, args)
                 result = func(*args, **(kwargs or {}))
                 if self.is_elsewhere:
                     self.numbers.follow_host(result, args, kwargs)
@@ -340,14 +340,16 @@ class MetaTracer(UnseenByDynamo):
         ):
             kwargs = {**kwargs, "device": META}  # torch.Tensor(2, 3), which no function mode sees
         if func in TO_PYTHON:
-            return self._item(args[0]) if args[0].is_meta else func(*args, **kwargs)
-        if func is aten.allclose.default and _is_on_device(args):
-            return self._are_close(args, kwargs)
+            return self._data_dependent.item(args[0]) if args[0].is_meta else func(*args, **kwargs)
+        if func is aten.allclose.default and is_on_device(args):
+            with self:
+                close = aten.isclose.default(*args, **kwargs).all()
+            return self._data_dependent.are_close(close)
         if (composite := self._rules.composites.get(func)) is not None:
             with self:
                 return composite(*args, **kwargs)
         if func is aten.equal.default and (args[0].is_meta or args[1].is_meta):
-            return self._equal(*args)
+            return self._data_dependent.equal(*args)
         if (kernel := self._rules.extensions.of(func)) is not None:
             return self._followed(kernel, args, kwargs)
         if is_composite(func) and func not in self._rules.kernels:  # inference mode does not decompose them before
@@ -363,8 +365,11 @@ class MetaTracer(UnseenByDynamo):
             return args[0]
         if func.is_view and _is_dense(args[0]) and args[0].untyped_storage()._cdata in self._storages:
             return func(*args, **kwargs)  # no allocation, no kernel
-        if torch.Tag.dynamic_output_shape in func.tags and func not in RESULTS and _needs_values(func, args):
-            return self._data_dependent(func, args, kwargs)
+        if torch.Tag.dynamic_output_shape in func.tags and func not in RESULTS and needs_values(func, args):
+            result, of_masks = self._data_dependent.result(func, args, kwargs)
+            self._trace_all(result, func, args, kwargs)
+            self._allocate_temporaries(of_masks)
+            return result
         if self.has_abstract and self._made_for is None and self._all_abstract(args, kwargs):
             with self.made_for(ABSTRACT_DEVICE):
                 return self._follow(func, args, kwargs)
@@ -385,7 +390,7 @@ class MetaTracer(UnseenByDynamo):
             if (left_out := self._rules.left_out(func)) is not None:
                 self.notes[left_out] = None
             result = None if changes_alike(func, signature) else self._call(func, args, kwargs)
-            if not self._rules.host_counts and not _is_on_device((args, kwargs, result)):
+            if not self._rules.host_counts and not is_on_device((args, kwargs, result)):
                 self._trace_all(result, func, args, kwargs)  # work of the host, with data: it takes nothing of the card
                 return result
             temporaries = (*self._rules.temporaries(func, args, kwargs, result), *self._moved_indices(func, args))
@@ -507,7 +512,7 @@ class MetaTracer(UnseenByDynamo):
         """Whether an operator has or makes sparse tensors without data. Next to a card, those of the host have data."""
         if not torch_sparse.any_sparse(args, kwargs) and func not in MAKE_SPARSE:
             return False
-        return self._rules.host_counts or _is_on_device((args, kwargs)) or kwargs.get("device") == META
+        return self._rules.host_counts or is_on_device((args, kwargs)) or kwargs.get("device") == META
 
     def _allocate_temporaries(self, sizes: Sequence[int]) -> None:
         """All temporaries of a kernel are alive at once."""
@@ -534,7 +539,7 @@ class MetaTracer(UnseenByDynamo):
                 if isinstance(leaf, torch.Tensor):
                     self._trace(leaf, func)
         self.numbers.follow(result, func, args, kwargs)
-        self._distinct.follow(result, func, args)
+        self._data_dependent.distinct.follow(result, func, args)
 
     def _requested(self, event: int) -> int:
         """The number of a new allocation. Raises what a program on the device catches if it does not fit."""
@@ -627,7 +632,7 @@ class MetaTracer(UnseenByDynamo):
 
     def _end_storage(self, key: int) -> None:
         self.numbers.forget(key)
-        self._distinct.forget(key)
+        self._data_dependent.distinct.forget(key)
         self._sums.died(key)
         self._free(self._storages.pop(key)[1])
 
@@ -700,30 +705,6 @@ class MetaTracer(UnseenByDynamo):
             self._registered(tensor.untyped_storage())
             self.numbers.set(tensor.untyped_storage(), value.untyped_storage())
 
-    def _item(self, tensor: torch.Tensor) -> Any:
-        """A number that an operator reads, and not the program itself."""
-        operator = aten._local_scalar_dense.default
-        found = self.numbers.answer(tensor)
-        number = found.tensor.item()
-        if found.level > Level.KNOWN and isinstance(number, int) and not isinstance(number, bool):
-            if found.level is Level.ASSUMED:
-                raise self._unavailable(operator, "it reads a whole number that is not calculated")
-            if found.level is Level.BOUND:
-                self.assumptions.bound(str(operator))
-            else:
-                self.assumptions.note(str(operator))
-        elif found.level > Level.KNOWN:
-            self.assumptions.note(str(operator))
-        return number
-
-    def _are_close(self, args: Any, kwargs: Any) -> bool:
-        """Whether all numbers are close, as a program checks what it computed: assumed where they are not known."""
-        with self:
-            close = aten.isclose.default(*args, **kwargs).all()
-        if self.numbers.knows(close):
-            return bool(self._item(close))
-        return self.assumptions.truth(True, Level.ASSUMED, "torch.allclose")
-
     def _copy_value(self, tensor: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
         if tensor.layout is not torch.strided:
             return torch_sparse.with_parts(tensor, lambda part: self.numbers.host_copy(part, "Tensor.cpu"))
@@ -739,104 +720,6 @@ class MetaTracer(UnseenByDynamo):
     def _known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         found = self.numbers.read(tensor)
         return None if found is None or found.level > Level.FINITE else found.tensor
-
-    def _data_dependent(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator whose shape depends on numbers: as they are where known, else at most all.
-
-        Raises Unavailable if neither is known.
-        """
-        if not _is_on_device((args, kwargs)):
-            return self._data_dependent_with_data(func, args, kwargs)
-        if func is aten.index.Tensor:
-            indices, counts = self._without_masks(args[1], func)
-            result = func(args[0], indices)
-            self._trace_all(result, func, args, kwargs)
-            self._allocate_temporaries(counts)
-            return result
-        if func is aten.masked_select.default:
-            shape: Any = torch.broadcast_shapes(args[0].shape, args[1].shape)  # type: ignore[no-untyped-call]
-            result = args[0].new_empty((self._count(args[1].expand(shape), func),))
-        elif func is aten.nonzero.default:
-            count = self._count(args[0], func)
-            result = torch.empty((args[0].ndim, count), dtype=torch.int64, device="meta").t()
-        elif not all(map(self.numbers.knows, _tensors_of(args))):
-            bounded = at_most(self._distinct, func, args, kwargs)
-            if bounded is None:
-                raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
-            self.assumptions.bound(str(func.overloadpacket), bounded.bound)
-            result = bounded.result
-        else:
-            made = func(*tree_map(self._value_if_meta, args), **kwargs)
-            result = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, made)
-        self._trace_all(result, func, args, kwargs)
-        return result
-
-    def _equal(self, first: torch.Tensor, second: torch.Tensor) -> bool:
-        """Whether all numbers of two tensors are equal. Those that are not known are assumed to differ somewhere."""
-        if first.shape != second.shape:
-            return False
-        if first.dtype is second.dtype is torch.bool and not first.ndim:  # torch.istft: do its windows leave a gap?
-            return False
-        if is_same(first, second):
-            return True
-        if self.numbers.knows(first) and self.numbers.knows(second):
-            return torch.equal(*(self.numbers.answer(each).tensor for each in (first, second)))
-        return self.assumptions.truth(False, Level.ASSUMED, "torch.equal")
-
-    def _data_dependent_with_data(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The same where there are data, which may be assumed."""
-        given = self._with_true_masks(func, args)
-        if (
-            func not in OF_MASKS
-            and func is not aten.index.Tensor
-            and not all(map(self.numbers.knows, _tensors_of(args)))
-        ):
-            raise self._unavailable(func, "the shape of its result depends on numbers that are not calculated")
-        result = func(*given, **kwargs)
-        self._trace_all(result, func, args, kwargs)
-        return result
-
-    def _with_true_masks(self, func: Any, args: Any) -> list[Any]:
-        """The arguments with masks of assumed data taken as true everywhere."""
-        given = list(args)
-        masks = given[1] if func is aten.index.Tensor else given[-1:] if func in OF_MASKS else []
-        for position, mask in enumerate(masks):
-            if isinstance(mask, torch.Tensor) and self.numbers.level(mask) > Level.FINITE:
-                self.assumptions.bound(str(func.overloadpacket))
-                all_true = torch.ones_like(mask)
-                if func is aten.index.Tensor:
-                    given[1] = [*masks[:position], all_true, *masks[position + 1 :]]
-                else:
-                    given[-1] = all_true
-        return given
-
-    def _count(self, mask: torch.Tensor, func: Any) -> int:
-        """How many elements are not zero, or the most that can be."""
-        found = self.numbers.answer(mask)
-        if found.level is Level.KNOWN:
-            return int(found.tensor.count_nonzero())
-        operator = str(func.overloadpacket)
-        if found.level is Level.FINITE:
-            self.assumptions.note(operator)
-            return int(found.tensor.count_nonzero())
-        self.assumptions.bound(operator)
-        return mask.numel()
-
-    def _without_masks(self, indices: Any, func: Any) -> tuple[list[Any], list[int]]:
-        """The indices with positions in place of masks, as the kernel computes them, and the bytes of those."""
-        found: list[Any] = []
-        counts = []
-        for index in indices:
-            if not _is_mask(index):
-                found.append(index)
-                continue
-            count = self._count(index, func)
-            found += [torch.empty(count, dtype=torch.int64, device="meta") for _ in range(index.ndim)]
-            counts.append(count * index.ndim * torch.int64.itemsize)
-        return found, counts
-
-    def _value_if_meta(self, leaf: Any) -> Any:
-        return self.numbers.answer(leaf).tensor if isinstance(leaf, torch.Tensor) and leaf.is_meta else leaf
 
     def _unavailable(self, func: Any, why: str) -> Unavailable:
         return self.unavailable(f"{self.assumptions.where()}, {func} cannot be traced without data: {why}")
@@ -877,27 +760,9 @@ def _is_dense(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_meta and value.layout is torch.strided
 
 
-def _is_on_device(values: Any) -> bool:
-    """Whether there is a tensor without data among them."""
-    return any(isinstance(leaf, torch.Tensor) and leaf.is_meta for leaf in tree_iter(values))
-
-
 def _is_sparse_product(args: Any) -> bool:
     """Whether a product is of a sparse tensor: cuSPARSE computes it, without the workspace of cuBLAS."""
     return any(isinstance(each, torch.Tensor) and each.layout is not torch.strided for each in args)
-
-
-def _needs_values(func: Any, args: Any) -> bool:
-    """An index of positions has a result of known shape, a mask does not."""
-    return func is not aten.index.Tensor or any(map(_is_mask, args[1]))
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
-
-
-def _tensors_of(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_iter(values) if isinstance(leaf, torch.Tensor)]
 
 
 PUTTING = frozenset({aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
@@ -908,6 +773,5 @@ LENGTHS_OF_HOST = frozenset({aten._pack_padded_sequence.default, aten._ctc_loss.
 BETWEEN_DEVICES = LENGTHS_OF_HOST | frozenset(
     {aten._to_copy.default, aten.copy_.default, *WITH_INDICES, aten._foreach_copy_.default}
 )
-OF_MASKS = frozenset({aten.nonzero.default, aten.masked_select.default})  # of which the last argument is one
 MAKE_SPARSE = frozenset(operators("_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "sparse_mask"))
 TO_PYTHON = frozenset({aten._local_scalar_dense.default, aten.item.default})
