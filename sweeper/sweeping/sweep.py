@@ -11,20 +11,23 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from pyarrow import ArrowException
 
 import sweeper
-from runners.device import Device
+from runners.device import SIM, Device
 from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.record import outcome_in
+from sweeper import fit
 from sweeper.columns import NAMED
 from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer, calculated_bytes
 from sweeper.designs.frontier import grows, searched
@@ -69,10 +72,16 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def sweep(plan: Plan, report: Callable[[str], None], started: Local | None = None) -> int:
+def sweep(
+    plan: Plan,
+    report: Callable[[str], None],
+    started: Local | None = None,
+    show_for: Callable[[Plan, Path], AbstractContextManager[Show]] = show_for,
+) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user.
 
     `started`: an engine that was started before the plan was known, which is used if it fits the plan.
+    `show_for`: makes what shows the progress and the result.
 
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
     by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
@@ -422,6 +431,9 @@ def _slug(plan: Plan) -> str:
     Settings that do not fit are counted; the tables have them.
     """
     first = plan.points[0] if plan.points else plan.settle({})
+    if plan.design == fit.DESIGN:
+        cards = "-".join(device.name.removeprefix(SIM) for device in plan.devices[:2])
+        return f"fit-{first.get('model.name') or first.get('workload')}-{cards}"
     names = [str(name) for key in NAMED if key != "dtype" and (name := first.get(key)) is not None]
     swept = {dimension.key for dimension in plan.dimensions}
     settings = plan.settler.settings.get(first.id, {})
