@@ -128,13 +128,14 @@ def sweep(line: CommandLine) -> int:
 
 def fit(line: CommandLine) -> int:
     from sweeper.planning.fit_request import read_request
+    from sweeper.sweeping.conditions import calculated_lanes
     from sweeper.sweeping.expected import engine_for
     from sweeper.views import fit_show
 
     shown_as = fit_show.form(line.flags)
     request = read_request(line.words, _folders(line))
     sweep_line = replace(line, words=request.overrides)
-    with engine_for(sweep_line.words) as started:
+    with engine_for(sweep_line.words, calculated_lanes()) as started:
         plan = _plan(sweep_line, request)
         from sweeper.sweeping.sweep import sweep
 

@@ -17,6 +17,7 @@ from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan, PlannedPoint
 
+SMALL = 8  # batches up to which a rough guess is likely right
 MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
 
 
@@ -128,8 +129,9 @@ class Search:
         top = LARGEST_BATCH if high is None else high - 1
         guess = min(max(self._guess(others, low, high), low), top)
         self.guesses += 1
-        # Both sides of the guess at once: if it is right, they are the edge.
-        return [each for each in dict.fromkeys((guess, guess + 1)) if low < each <= top]
+        # Both sides of the guess at once: if it is right, they are the edge. A guess from other contexts is rough.
+        both = (guess, guess + 1) if len(self.peaks) > 1 or guess < SMALL else (max(guess, low + 1),)
+        return [each for each in both if low < each <= top]
 
     def _guess(self, others: Sequence[Search], low: int, high: int | None) -> int:
         """The largest batch that is expected to fit: memory is nearly a straight line in it."""
