@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runners.device import device_named
+from runners.facts import FITS_IF_EXPANDABLE
 from runners.outcome import Outcome, Status
 from runners.point import Point, canonical
 from sweeper.rows import Row
@@ -83,6 +84,7 @@ class Result:
     needs_at_least_bytes: int | None = None
     phase: str | None = None  # that has the peak, or in which an allocation was refused
     because: str | None = None  # why it is undecided
+    fits_if_expandable: bool = False
     parameters: int | None = None
 
     @property
@@ -116,6 +118,7 @@ class Cell:
     status: str | None = None  # of batch 1; None if it has not ended
     because: str | None = None  # why it is undecided
     takes_batch: bool = True
+    fits_if_expandable: bool = False  # the smallest failing batch, with expandable segments of the allocator
     point_ids: tuple[str, ...] = ()  # of the rows behind it, by batch
 
     @property
@@ -138,6 +141,7 @@ class FitDevice:
     card: str | None  # the driver's name
     total_bytes: int | None
     context_bytes: int | None
+    context_range_bytes: tuple[int, int] | None  # the least and the most that were published
     used_by_others_bytes: int | None
     usable_bytes: int | None
     has_display: bool = False
@@ -171,8 +175,9 @@ class FitTable:
     contexts: tuple[int | None, ...]  # columns; (None,) if the workload takes no context
     cells: tuple[Cell, ...]
     levers: tuple[FitLevers, ...] = ()
+    notes: tuple[str, ...] = ()  # what the figures do not say
     run: str | None = None  # the folder
-    notes: tuple[str, ...] = ()
+    measure: str | None = None  # the command that measures one of its rows on a real card
 
     def cell(self, device: str, setting: str, context: int | None) -> Cell | None:
         wanted = (device, setting, context)
@@ -201,6 +206,7 @@ def result_of_row(row: Row) -> Result:
         needs_at_least_bytes=row["needs_at_least_bytes"],
         phase=row["peak_phase"] if passed else row["failed_phase"],
         because=None if row["fits"] is not None else message or row["status"],
+        fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=row.get("parameters"),
     )
 
@@ -221,6 +227,7 @@ def result_of(point: Point, outcome: Outcome) -> Result:
         needs_at_least_bytes=outcome.needs_at_least_bytes,
         phase=outcome.peak_phase if passed else outcome.failed_phase,
         because=None if outcome.fits is not None else message or outcome.status.value,
+        fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=outcome.model.get("parameters"),
     )
 
@@ -258,6 +265,7 @@ def _cell(wanted: Wanted, by_batch: Mapping[int, Result]) -> Cell:
         needs_at_least_bytes=None if failed is None else by_batch[failed].needs_at_least_bytes,
         status=None if one is None else one.status,
         because=wanted.because if one is None else one.because,
+        fits_if_expandable=failed is not None and by_batch[failed].fits_if_expandable,
         takes_batch=wanted.point is not None and wanted.point.get("batch") is not None,
         point_ids=tuple(by_batch[batch].point_id for batch in sorted(by_batch)),
     )

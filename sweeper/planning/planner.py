@@ -32,7 +32,7 @@ from sweeper.planning.fit_request import FitRequest, contexts_of, dtype_of
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.overrides import MOST_POINTS, parse
-from sweeper.planning.point_checks import Rules, positions_of
+from sweeper.planning.point_checks import Rules, model_type, positions_of
 from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
 from sweeper.planning.schema import Keys, as_list
@@ -138,7 +138,8 @@ class _Planner:
             self.report(line)
         devices.check_others(here, plan.points, str(config["budget"]).startswith("card:"))
         devices.check_assumed(here, plan.points)
-        for line in (*devices.assumptions(here, plan.points), *devices.unmeasured(here)):
+        assumptions = devices.assumptions(here, plan.points) if self.request is None else ()  # its table has them
+        for line in (*assumptions, *devices.unmeasured(here)):
             self.report(line)
         devices.check_variables(here, {*config["env"], *(key.removeprefix(ENV) for key in several)})
         return replace(plan, devices=here)
@@ -182,13 +183,14 @@ class _Planner:
 
     def _cells(self, first: DictConfig, request: FitRequest) -> list[dict[str, Any]]:
         """The first point of each cell of `fit`. Contexts that are typed are combined with them later."""
-        if self._is_typed("context") or not request.settings:
+        if not request.settings:
             return request.points(())
         for key, value in self.typed.fixed.items():
             if key.startswith("model."):
                 self.composer.update(first, key, value, key in self.typed.added)
         model = resolved(first.model)
-        return request.points(contexts_of(model, positions_of(model)))
+        contexts = () if self._is_typed("context") else contexts_of(model, positions_of(model))
+        return request.points(contexts, model_type(model))
 
     def _several(self, grid: Values, listed: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
         """The swept keys: those typed come first, and so are outermost, then those of the experiment."""

@@ -120,7 +120,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
     refuse_model(values, rules.varied)
     model = values["model"] or {}
-    if why := refused_chunk(workload, values["context"], model.get("name"), _model_type(model)):
+    if why := refused_chunk(workload, values["context"], model.get("name"), model_type(model)):
         raise NotTogether(f"{why}; leave out one of them")
     return Point(values=_as_json({key: value for key, value in values.items() if not _is_later_null(key, value)}))
 
@@ -181,7 +181,7 @@ def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _model_type(model: Mapping[str, Any]) -> Any:
+def model_type(model: Mapping[str, Any]) -> Any:
     """The model's type, from its option or its checkpoint. None if that cannot be read, which the runner reports."""
     try:
         return model.get("model_type") or _configuration(model).get("model_type")
