@@ -97,8 +97,8 @@ class Result:
 class Cell:
     """A setting at one context on one device. Sizes are bytes of `counter`, null where nothing is known.
 
-    `peak_bytes` is of batch 1, and would be its peak without a limit where that batch does not fit. `largest_batch` is
-    the largest batch that fits, and `failing_batch` the smallest one that was tried and does not.
+    `peak_bytes` is of batch 1, and would be its peak without a limit where that batch does not fit. `failing_batch` is the
+    smallest batch that was tried and does not fit, and `largest_batch` the largest one below it that does.
     """
 
     device: str
@@ -246,8 +246,9 @@ def cells(wanted: Iterable[Wanted], results: Iterable[Result]) -> tuple[Cell, ..
 def _cell(wanted: Wanted, by_batch: Mapping[int, Result]) -> Cell:
     device = device_named(wanted.device)
     one = by_batch.get(1)
-    passed = max((batch for batch, each in by_batch.items() if each.fits), default=None)
     failed = min((batch for batch, each in by_batch.items() if each.fits is False), default=None)
+    below = [batch for batch, each in by_batch.items() if each.fits and (failed is None or batch < failed)]
+    passed = max(below, default=None)
     return Cell(
         device=wanted.device,
         kind=device.kind,

@@ -21,8 +21,8 @@ from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
 
+STEPS = 32  # the least step after two guesses that were too small: a part of the guess
 SMALL = 8  # batches up to which a rough guess is likely right
-MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
 
 
 def fit(plan: Plan, *_: Any) -> Design:
@@ -137,7 +137,8 @@ class Search:
     fits: dict[int, bool] = field(default_factory=dict)  # by batch
     limit_bytes: int | None = None
     is_over: bool = False
-    guesses: int = 0
+    width: int = 2 * LARGEST_BATCH  # of what was open before the last round
+    misses: int = 0
 
     def record(self, batch: int, answer: Answer | None) -> None:
         if answer is None or answer.fits is None:
@@ -151,7 +152,9 @@ class Search:
 
     @property
     def largest(self) -> int:
-        return max((batch for batch, fits in self.fits.items() if fits), default=0)
+        """Below the smallest that fails: more of the batch may take less memory, and one above is not relied on."""
+        failing = self.failing
+        return max((batch for batch, fits in self.fits.items() if fits and (failing is None or batch < failing)), default=0)
 
     @property
     def failing(self) -> int | None:
@@ -162,35 +165,45 @@ class Search:
         low, high = self.largest, self.failing
         if self.is_over or not self.takes_batch or not self.fits or low == 0 or low >= LARGEST_BATCH:
             return []
-        if high is not None and high - low <= 1:
+        width = (LARGEST_BATCH + 1 if high is None else high) - low
+        if width <= 1:
             return []
-        top = LARGEST_BATCH if high is None else high - 1
-        guess = min(max(self._guess(others, low, high), low), top)
-        self.guesses += 1
-        # Both sides of the guess at once: if it is right, they are the edge. A guess from other contexts is rough.
-        both = (guess, guess + 1) if len(self.peaks) > 1 or guess < SMALL else (max(guess, low + 1),)
-        return [each for each in both if low < each <= top]
+        self.misses = self.misses + 1 if width > self.width // 2 else 0  # the last round left more than half open
+        self.width = width
+        return [each for each in dict.fromkeys(self._tries(others, low, high)) if low < each < low + width]
 
-    def _guess(self, others: Sequence[Search], low: int, high: int | None) -> int:
-        """The largest batch that is expected to fit: memory is nearly a straight line in it."""
-        if self.guesses > MOST_GUESSES or self.limit_bytes is None:
-            return (low + high) // 2 if high is not None else 2 * low
-        line = self._line(low, high) or self._line_of_contexts(others)
-        if line is None:
+    def _tries(self, others: Sequence[Search], low: int, high: int | None) -> Sequence[int]:
+        """Both sides of a guess, which are the edge if it is right; the thirds of what is open after a wrong one."""
+        if high is not None and self.misses:
+            third = max(1, (high - low) // 3)
+            return low + third, high - third
+        top = LARGEST_BATCH if high is None else high - 1
+        guess = self._guess(others, low)
+        guess = top if guess is None else min(max(guess, low), top)
+        if len(self.peaks) == 1 and guess >= SMALL:  # from other contexts, and rough
+            return (guess,)
+        step = max(2**self.misses, guess // STEPS)
+        return (guess, guess + 1) if self.misses < 2 else (guess + 1, min(top, guess + step))
+
+    def _guess(self, others: Sequence[Search], low: int) -> int | None:
+        """The largest batch that is expected to fit: memory is nearly a straight line in it. None if nothing is."""
+        line = self._line() or self._line_of_contexts(others)
+        if line is None or self.limit_bytes is None:
             return 2 * low
         slope, start = line
-        return LARGEST_BATCH if slope <= 0 else int((self.limit_bytes - start) // slope)
+        return None if slope <= 0 else int((self.limit_bytes - start) // slope)
 
-    def _line(self, low: int, high: int | None) -> tuple[float, float] | None:
-        """Slope and start of the line through the known batches on both sides of the edge, or the two largest."""
-        known = sorted(self.peaks)
-        near = [batch for batch in (low, high) if batch in self.peaks]
-        if len(near) < 2:
-            near = known[-2:]
-        if len(near) < 2 or near[0] == near[1]:
+    def _line(self) -> tuple[float, float] | None:
+        """Slope and start of the line through the peaks on both sides of the limit, or the two that are nearest."""
+        if len(self.peaks) < 2 or self.limit_bytes is None:
             return None
-        slope = (self.peaks[near[1]] - self.peaks[near[0]]) / (near[1] - near[0])
-        return slope, self.peaks[near[0]] - slope * near[0]
+        limit = self.limit_bytes
+        below = max((batch for batch, peak in self.peaks.items() if peak <= limit), default=None)
+        above = min((batch for batch, peak in self.peaks.items() if peak > limit), default=None)
+        if below is None or above is None or below > above:
+            below, above = sorted(sorted(self.peaks, key=lambda batch: abs(self.peaks[batch] - limit))[:2])
+        slope = (self.peaks[above] - self.peaks[below]) / (above - below)
+        return slope, self.peaks[below] - slope * below
 
     def _line_of_contexts(self, others: Sequence[Search]) -> tuple[float, float] | None:
         """The same from batch 1 of the other contexts: memory follows the number of tokens, batch x context."""
