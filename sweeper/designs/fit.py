@@ -6,6 +6,7 @@ that fitted, next to one that did not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
 
+STRIDE = 4  # from batch to batch where nothing is known, or memory does not grow yet
 STEPS = 32  # the least step after two guesses that were too small: a part of the guess
 SMALL = 8  # batches up to which a rough guess is likely right
 
@@ -145,10 +147,12 @@ class Search:
             self.is_over = True  # undecided: a larger batch would be too
             return
         self.fits[batch] = answer.fits
+        self.limit_bytes = answer.budget_bytes or _usable(answer)
         peak = answer.unlimited_bytes if answer.device.is_calculated else answer.peak_bytes
+        if peak is None and answer.fits:  # the allocator gave back what it had cached: there is no more room
+            peak = self.limit_bytes
         if peak is not None:
             self.peaks[batch] = peak
-        self.limit_bytes = answer.budget_bytes or _usable(answer)
 
     @property
     def largest(self) -> int:
@@ -175,23 +179,22 @@ class Search:
     def _tries(self, others: Sequence[Search], low: int, high: int | None) -> Sequence[int]:
         """Both sides of a guess, which are the edge if it is right; the thirds of what is open after a wrong one."""
         if high is not None and self.misses:
-            third = max(1, (high - low) // 3)
-            return low + third, high - third
+            third = (high / low) ** (1 / 3) if high > 4 * low else 1 + (high - low) / 3 / low
+            return max(low + 1, int(low * third)), min(high - 1, math.ceil(high / third))
         top = LARGEST_BATCH if high is None else high - 1
-        guess = self._guess(others, low)
-        guess = top if guess is None else min(max(guess, low), top)
+        guess = min(max(self._guess(others, low), low), top)
         if len(self.peaks) == 1 and guess >= SMALL:  # from other contexts, and rough
             return (guess,)
         step = max(2**self.misses, guess // STEPS)
         return (guess, guess + 1) if self.misses < 2 else (guess + 1, min(top, guess + step))
 
-    def _guess(self, others: Sequence[Search], low: int) -> int | None:
-        """The largest batch that is expected to fit: memory is nearly a straight line in it. None if nothing is."""
+    def _guess(self, others: Sequence[Search], low: int) -> int:
+        """The largest batch that is expected to fit: memory is nearly a straight line in it."""
         line = self._line() or self._line_of_contexts(others)
-        if line is None or self.limit_bytes is None:
-            return 2 * low
+        if line is None or self.limit_bytes is None or line[0] <= 0:
+            return STRIDE * low
         slope, start = line
-        return None if slope <= 0 else int((self.limit_bytes - start) // slope)
+        return min(int((self.limit_bytes - start) // slope), LARGEST_BATCH)
 
     def _line(self) -> tuple[float, float] | None:
         """Slope and start of the line through the peaks on both sides of the limit, or the two that are nearest."""
