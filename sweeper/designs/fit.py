@@ -46,7 +46,10 @@ def fit(plan: Plan, *_: Any) -> Design:
         changing = [each for each in added if each.choice is not None]
         if not requests and not changing:
             return
-        choices = [*({**search.choice, "batch": size} for search, size in requests), *(each.choice for each in changing)]
+        choices = [
+            *({**search.choice, "batch": size} for search, size in requests),
+            *(each.choice for each in changing),
+        ]
         answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
@@ -158,7 +161,9 @@ class Search:
     def largest(self) -> int:
         """Below the smallest that fails: more of the batch may take less memory, and one above is not relied on."""
         failing = self.failing
-        return max((batch for batch, fits in self.fits.items() if fits and (failing is None or batch < failing)), default=0)
+        return max(
+            (batch for batch, fits in self.fits.items() if fits and (failing is None or batch < failing)), default=0
+        )
 
     @property
     def failing(self) -> int | None:

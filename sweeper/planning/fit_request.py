@@ -94,7 +94,9 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
     named = tuple(dict.fromkeys(_listed(given.pop("card", ""))))
     for card in named:
         if card == HOST:
-            raise Mistake("card=cpu: fit takes a card with a memory of its own; sweeper devices=cpu measures on the cpu")
+            raise Mistake(
+                "card=cpu: fit takes a card with a memory of its own; sweeper devices=cpu measures on the cpu"
+            )
         if card not in cards:
             raise Mistake(no_such_card(f"card={card}", card, cards, ""))
     if not named:
@@ -108,8 +110,11 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
         model=given.get("model"),
         cards=named,
         workload=workload,
-        overrides=(*(f"{key}={value}" for key, value in given.items() if workload is None or key != "workload"),
-                   *([f"workload={workload}"] if workload is not None else []), devices),
+        overrides=(
+            *(f"{key}={value}" for key, value in given.items() if workload is None or key != "workload"),
+            *([f"workload={workload}"] if workload is not None else []),
+            devices,
+        ),
     )
 
 

@@ -73,7 +73,9 @@ def _plain(value: Any) -> Any:
 
 def grid(table: FitTable) -> list[str]:
     """The lines of the table: two for each setting, the peaks and below them the batches."""
-    rows: list[tuple[str, Sequence[str]]] = [("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])]
+    rows: list[tuple[str, Sequence[str]]] = [
+        ("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])
+    ]
     for device in table.devices:
         for setting in table.settings:
             found = [table.cell(device.name, setting, context) for context in table.contexts]
