@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -117,11 +118,14 @@ def show_help(line: CommandLine) -> int:
 def sweep(line: CommandLine) -> int:
     from sweeper.sweeping.expected import engine_for
 
+    notes: list[str] = []  # printed when the sweep starts: before a refusal they would say nothing
     with engine_for(line.words) as started:  # as the probes, before the import of Hydra
-        plan = _plan(line)
+        plan = _plan(line, notes.append)
         from sweeper.sweeping.sweep import sweep
+        from sweeper.views.sweep_output import JSON, QUIET, show_for
 
-        return sweep(plan, screen.warn, started)
+        output = JSON if line.flags.json else QUIET if line.flags.quiet else None
+        return sweep(plan, screen.warn, started, notes, partial(show_for, output=output))
 
 
 def estimate(line: CommandLine) -> int:
@@ -139,20 +143,23 @@ def estimate(line: CommandLine) -> int:
         folder = _run(line)
         comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
         return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
-    plan = _plan(line)
+    notes: list[str] = []
+    plan = _plan(line, notes.append)
+    for note in notes:
+        screen.warn(note)
     from sweeper.views import estimate_report
 
     return _show(line, estimate_report.plan_estimate(plan), estimate_report.as_text, estimate_report.as_json)
 
 
-def _plan(line: CommandLine) -> Plan:
+def _plan(line: CommandLine, report: Callable[[str], None]) -> Plan:
     from sweeper.planning.probes import Probes
 
     with Probes() as probes:
         probes.foresee(line.words)  # before the import of Hydra, which takes as long as the probe
         from sweeper.planning.planner import plan_of
 
-        return plan_of(line, probes, screen.warn)
+        return plan_of(line, probes, report)
 
 
 def effects(line: CommandLine) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 JOINERS = "\u200c\u200d"  # of letters in several scripts, and of emoji
@@ -34,6 +35,19 @@ def warn(line: str) -> None:
     try:
         print("sweeper:", printable(" ".join(line.split())), file=sys.stderr, flush=True)
     except OSError:  # its reader closed the pipe, or the terminal was closed
+        discard(sys.stderr)
+
+
+def print_command(label: str, typed: Callable[[int | None], str]) -> None:
+    """Print a command to stderr as a shell reads it back. `typed`: the command within a width, if one is given."""
+    start = f"sweeper: {label}: "
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    command = typed(None)
+    if width is not None and len(start) + len(command) > width:
+        start, command = f"{start}\n  ", typed(width)
+    try:
+        print(f"{start}{command}", file=sys.stderr, flush=True)
+    except OSError:
         discard(sys.stderr)
 
 
