@@ -7,7 +7,6 @@ attempts take a second or less.
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from runners.point import AttemptFolder, Point, canonical
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.interval import Interval
 from sweeper.plan import Plan
-from sweeper.screen import printable
+from sweeper.screen import printable, wrapped
 from sweeper.units import format_bytes, format_seconds
 from sweeper.views.marks import OPEN, SIGNS, Grid, Sign, grid_lines
 from sweeper.views.progress import ENDINGS, Show, assumed_text, notes_of
@@ -47,7 +46,7 @@ class Running:
 
     words: str
     since: float
-    phase: str = STARTS
+    phase: str
     folder: AttemptFolder | None = None
 
 
@@ -87,7 +86,7 @@ class LiveShow(Show):
 
     def planned(self, device: str, point: Point) -> None:
         super().planned(device, point)
-        self._time_left.planned(device)
+        self._time_left.planned(device, point.id)
         if device in self._cells:
             self._points.setdefault(point.id, self._words(point))
             self._cells[device].setdefault(point.id, Cell())
@@ -96,17 +95,19 @@ class LiveShow(Show):
 
     def began(self, device: str, point: Point) -> None:
         now = time.monotonic()
-        self._time_left.began(device, now)
-        self._running[device, point.id] = Running(self._words(point), now)
-        self.tick()
+        self._time_left.began(device, point.id, now)
+        phase = "" if device in self._cells else STARTS  # a calculated attempt writes its phases at its end
+        self._running[device, point.id] = Running(self._words(point), now, phase)
+        if device not in self._cells or now - self._drawn >= REDRAWN_WITHIN:
+            self._draw()
 
     def follow(self, device: str, point: Point, attempt: AttemptFolder) -> None:
-        if (running := self._running.get((device, point.id))) is not None:
+        if device not in self._cells and (running := self._running.get((device, point.id))) is not None:
             running.folder = attempt
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._running.pop((device, point.id), None)
-        self._time_left.settled(device, time.monotonic(), recalled)
+        self._time_left.settled(device, point.id, time.monotonic(), recalled)
         self._found[outcome.fits] += 1
         if device not in self._cells:
             self._latest = device, point
@@ -131,8 +132,8 @@ class LiveShow(Show):
         super().gave_up(device, why)
 
     def tick(self) -> None:
-        if time.monotonic() - self._drawn >= REDRAWN_WITHIN:
-            self._draw()
+        if self._running and time.monotonic() - self._drawn >= REDRAWN_WITHIN:
+            self._draw()  # between two attempts the last state stays, so that no line flickers
 
     def close(self) -> None:
         """Remove the redrawn part, so that the terminal is as any command leaves it."""
@@ -203,7 +204,7 @@ class LiveShow(Show):
             self._cut(
                 [
                     (f"{INDENT}{printable(device):{widths[0]}}  {seconds:>{widths[1]}}  ", ""),
-                    (f"{printable(phase):{widths[2]}}  ", "bold"),
+                    (f"{printable(phase):{widths[2]}}  " if widths[2] else "", "bold"),
                     (printable(words), ""),
                 ]
             )
@@ -319,20 +320,8 @@ class LiveShow(Show):
             self._print(Text(line))
 
     def _wrapped(self, text: str) -> list[str]:
-        """Lines within the terminal's width, broken between words, so that no word is cut."""
-        width = self._console.width
-        return [
-            part
-            for line in printable(text).split("\n")
-            for part in textwrap.wrap(
-                line,
-                width,
-                subsequent_indent=" " * (len(line) - len(line.lstrip()) + 4),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            or [""]
-        ]
+        """Lines within the terminal's width, so that no word is cut."""
+        return [part for line in printable(text).split("\n") for part in wrapped(line, self._console.width)]
 
     def _print(self, line: Text) -> None:
         try:

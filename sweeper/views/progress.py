@@ -22,6 +22,8 @@ from sweeper.views.layout import assignments, counts, error_text, handled, other
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill
 
 LONGEST_REPEATED = 120  # characters of a message that was shown whole before
+# Statuses whose cause may be in what the workload printed.
+HAS_A_CAUSE = (Status.ERROR, Status.CRASHED, Status.KILLED, Status.TIMEOUT, Status.LOST)
 ENDINGS = {
     Status.OK: "fits",
     Status.OOM: "out of memory",
@@ -131,7 +133,7 @@ class Show:
             text += "" if least is None else f"; {prefill(point.values)}; {least}"
         if numbers := [self._note(note) for note in notes_of(outcome)]:
             text += f"; note {', '.join(map(str, numbers))}"
-        if outcome.fits is None and (log := self._log(point, outcome)) is not None:
+        if outcome.status in HAS_A_CAUSE and (log := self._log(point, outcome)) is not None:
             text += f"; output: {shown(log)}"
         return text + (f"  ({outcome.device.kind} before)" if recalled else "")
 

@@ -2,80 +2,108 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from statistics import median_low
 from typing import NamedTuple
 
 from sweeper.plan import Plan
 
 COMPLETE = ("grid", "axes", "list")  # designs that plan every point before the first outcome
-CALCULATED = "calculated"  # the queue that all calculated devices share: they run on as many cores as there are
+CALCULATED = "calculated"  # the queue of all calculated devices: they share the cores
+LATEST = 64  # durations that a pace is taken from
 
 
 class Left(NamedTuple):
     seconds: float
-    is_least: bool  # more may follow: the design searches, or a device has no pace yet
+    is_least: bool  # more may follow: the design searches, or something has no pace yet
 
 
 @dataclass
 class _Queue:
-    """Attempts that share a pace: those of a measured device, or of all calculated ones."""
+    """Attempts that run one after another on a measured device, or side by side on calculated ones."""
 
     waiting: int = 0
     running: int = 0
-    timed: int = 0  # settled after they began; recalled outcomes have no pace
     busy_s: float = 0.0  # while at least one ran, up to `since`
+    work_s: float = 0.0  # the same, counted for each that ran
     since: float | None = None  # the last change while one runs
-    first_s: float = 0.0  # busy seconds until the first was settled: the start of a template is in them
-    last_s: float = 0.0  # until the last one was
+    settled_at: list[float] = field(default_factory=list)  # busy seconds at the first and the last settled attempt
+    timed: int = 0  # settled after they began: recalled outcomes have no pace
 
-    def advance(self, now: float) -> None:
+    def change(self, now: float, by: int) -> None:
+        """Another attempt runs (1), or one fewer (-1)."""
         if self.since is not None:
             self.busy_s += now - self.since
+            self.work_s += (now - self.since) * self.running
+        self.running = max(0, self.running + by)
         self.since = now if self.running else None
+        if by < 0:
+            self.timed += 1
+            self.settled_at = [*self.settled_at[:1], self.busy_s]
 
-    def pace_s(self, calculates: bool) -> float | None:
-        """Seconds from one settled attempt to the next. None without enough of them."""
-        if self.timed > 1:
-            return (self.last_s - self.first_s) / (self.timed - 1)
-        return self.first_s if self.timed == 1 and not calculates else None
+    def left_s(self, now: float) -> float | None:
+        """Seconds until all is settled, one after another. None without a pace.
+
+        The first attempt is left out once there are others: the start of a template, which forks them, is in it.
+        """
+        if not self.waiting:
+            return 0.0
+        if not self.timed:
+            return None
+        first, last = self.settled_at[0], self.settled_at[-1]
+        pace = first if self.timed == 1 else (last - first) / (self.timed - 1)
+        under_way = 0.0 if self.since is None else self.busy_s + now - self.since - last
+        return max(0.0, pace * self.waiting - under_way)
 
 
 class TimeLeft:
-    """Follows the events of a sweep. Times are seconds of any clock that does not go back."""
+    """Follows the events of a sweep. Times are seconds of any clock that does not go back.
+
+    A calculated point is traced once for each architecture of its cards, and replayed for every other card, which takes
+    a tenth of the time: the two have a pace each.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.searches = plan.design not in COMPLETE  # more points may follow
-        self._calculated = {device.name for device in plan.devices if device.is_calculated}
+        self._traced_for = {
+            device.name: (device.card.vendor, device.card.architecture) for device in plan.devices if device.card
+        }
         self._queues: dict[str, _Queue] = {}
-        self._waiting: dict[str, int] = {}  # by device
+        self._waiting: Counter[str] = Counter()  # by device
+        self._traces: Counter[Hashable] = Counter()  # points that wait for each trace
+        self._traced: set[Hashable] = set()
+        self._began: dict[tuple[str, str], tuple[float, bool]] = {}  # calculated ones: when, and whether by a replay
+        self._durations: dict[bool, deque[float]] = {replayed: deque(maxlen=LATEST) for replayed in (False, True)}
 
-    def planned(self, device: str) -> None:
-        self._waiting[device] = self._waiting.get(device, 0) + 1
+    def planned(self, device: str, point: str) -> None:
+        self._waiting[device] += 1
         self._queue(device).waiting += 1
+        if device in self._traced_for:
+            self._traces[self._trace(device, point)] += 1
 
-    def began(self, device: str, now: float) -> None:
-        queue = self._queue(device)
-        queue.advance(now)
-        queue.running += 1
-        queue.since = now
+    def began(self, device: str, point: str, now: float) -> None:
+        self._queue(device).change(now, +1)
+        if device in self._traced_for:
+            self._began[device, point] = now, self._trace(device, point) in self._traced
 
-    def settled(self, device: str, now: float, recalled: bool) -> None:
-        queue = self._queue(device)
+    def settled(self, device: str, point: str, now: float, recalled: bool) -> None:
+        self._waiting[device] -= 1
+        queue, trace = self._queue(device), self._trace(device, point)
         queue.waiting = max(0, queue.waiting - 1)
-        self._waiting[device] = max(0, self._waiting.get(device, 0) - 1)
+        self._traces[trace] -= 1
         if recalled:
             return
-        queue.running = max(0, queue.running - 1)
-        queue.advance(now)
-        queue.timed += 1
-        queue.last_s = queue.busy_s
-        if queue.timed == 1:
-            queue.first_s = queue.busy_s
+        queue.change(now, -1)
+        if (began := self._began.pop((device, point), None)) is not None:
+            self._durations[began[1]].append(now - began[0])
+            self._traced.add(trace)
 
     def gave_up(self, device: str) -> int:
         """The points of the device that are not run."""
-        left = self._waiting.pop(device, 0)
+        left = max(0, self._waiting.pop(device, 0))
         self._queue(device).waiting -= left
         return left
 
@@ -85,34 +113,43 @@ class TimeLeft:
         Devices run at the same time, with two exceptions, as in `Sweep._may_start`: a measured device starts after a
         calculated one of the same kind, and the cpu after every other device unless parallel=true.
         """
-        unknown = False
-        own: dict[str, float] = {}
-        for name, queue in self._queues.items():
-            seconds = self._seconds(name, queue, now)
-            unknown = unknown or seconds is None
-            own[name] = seconds or 0.0
-        if not any(own.values()):
-            return None
+        own = {name: queue.left_s(now) for name, queue in self._queues.items() if name != CALCULATED}
+        ends = {CALCULATED: self._calculated_s()}
+        unknown = None in own.values() or ends[CALCULATED] is None or self._unknown_replays()
+        ends = {CALCULATED: ends[CALCULATED] or 0.0}
         measured = [device for device in self._plan.devices if device.name in own]
-        ends = {CALCULATED: own.get(CALCULATED, 0.0)}
         for device in sorted(measured, key=lambda device: device.is_cpu):
             has_twin = any(each.stands_for(device) for each in self._plan.devices)
             start = ends[CALCULATED] if has_twin else 0.0
             if device.is_cpu and not self._plan.run.parallel:
                 start = max(ends.values())
-            ends[device.name] = start + own[device.name]
-        others = (own[name] for name in own if name not in ends)
-        return Left(max(*ends.values(), *others, 0.0), unknown or self.searches)
+            ends[device.name] = start + (own[device.name] or 0.0)
+        seconds = max(ends.values())
+        return Left(seconds, unknown or self.searches) if seconds else None
 
-    def _seconds(self, name: str, queue: _Queue, now: float) -> float | None:
-        """Seconds that a queue still takes by itself; None if it has no pace yet."""
-        if queue.waiting <= 0:
+    def _calculated_s(self) -> float | None:
+        """Seconds that the calculated points take on the cores that they share; None without a pace."""
+        queue = self._queues.get(CALCULATED)
+        if queue is None or not queue.waiting:
             return 0.0
-        pace = queue.pace_s(name == CALCULATED)
-        if pace is None:
+        traces, durations = self._traces_left(), self._durations[False]
+        if traces and len(durations) < 2:  # the start of a process, which imports torch, is in the first
             return None
-        since = 0.0 if queue.since is None else queue.busy_s + now - queue.since - queue.last_s
-        return max(0.0, pace * queue.waiting - since)
+        beside = max(1.0, queue.work_s / queue.busy_s if queue.busy_s else 1.0)
+        replays = self._durations[True]
+        seconds = traces * median_low(durations) if traces else 0.0
+        seconds += (queue.waiting - traces) * median_low(replays) if replays else 0.0
+        return seconds / beside
+
+    def _unknown_replays(self) -> bool:
+        queue = self._queues.get(CALCULATED, _Queue())
+        return queue.waiting > self._traces_left() and not self._durations[True]
+
+    def _traces_left(self) -> int:
+        return sum(1 for trace, waiting in self._traces.items() if waiting > 0 and trace not in self._traced)
+
+    def _trace(self, device: str, point: str) -> Hashable:
+        return point, self._traced_for.get(device, device)
 
     def _queue(self, device: str) -> _Queue:
-        return self._queues.setdefault(CALCULATED if device in self._calculated else device, _Queue())
+        return self._queues.setdefault(CALCULATED if device in self._traced_for else device, _Queue())
