@@ -308,7 +308,7 @@ class LiveShow(Show):
         text = assumed_text(outcome.assumed_values, outcome.assumed_places, outcome.assumed_bounds)
         if text and (key := tuple(places)) not in self._assumed:
             self._assumed.add(key)
-            self._line(f"{self._named(device, point)}  assumes{text.removeprefix(',')}")
+            self._line(f"{self._named(device, point)}  {text.removeprefix(', ')}")
 
     def _ended_line(self, device: str, point: Point, outcome: Outcome, text: str) -> None:
         sign = SIGNS[outcome.fits]
