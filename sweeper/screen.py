@@ -71,7 +71,7 @@ def print_command(label: str, typed: Callable[[int | None], str]) -> None:
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     command = typed(None)
     if width is not None and len(start) + len(command) > width:
-        start, command = f"{start}\n  ", typed(width)
+        start, command = f"{start.rstrip()}\n  ", typed(width - 2)
     try:
         print(f"{start}{command}", file=sys.stderr, flush=True)
     except OSError:
