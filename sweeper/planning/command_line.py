@@ -214,7 +214,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         parser.add_argument("--config-dir", "-cd", action=_Once, type=_folder, help=ignored)
         return parser
 
-    sweep = add("sweep", "sweeper KEY=VALUE,... [--quiet | --json]; --help lists the keys")
+    sweep = add("sweep", "sweeper KEY=VALUE,...; --help lists the keys")
     sweep.add_argument("--quiet", action="store_true")
     for parser in (
         sweep,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -51,4 +52,4 @@ def _quoted(word: str) -> str:
 def _escaped(letter: str) -> str:
     if letter in "'\\":
         return f"\\{letter}"
-    return letter if letter.isprintable() else "".join(f"\\x{byte:02x}" for byte in letter.encode())
+    return letter if letter.isprintable() else "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))

@@ -114,9 +114,9 @@ class TimeLeft:
         calculated one of the same kind, and the cpu after every other device unless parallel=true.
         """
         own = {name: queue.left_s(now) for name, queue in self._queues.items() if name != CALCULATED}
-        ends = {CALCULATED: self._calculated_s()}
-        unknown = None in own.values() or ends[CALCULATED] is None or self._unknown_replays()
-        ends = {CALCULATED: ends[CALCULATED] or 0.0}
+        calculated = self._calculated_s()
+        unknown = None in own.values() or calculated is None or self._unknown_replays()
+        ends = {CALCULATED: calculated or 0.0}
         measured = [device for device in self._plan.devices if device.name in own]
         for device in sorted(measured, key=lambda device: device.is_cpu):
             has_twin = any(each.stands_for(device) for each in self._plan.devices)

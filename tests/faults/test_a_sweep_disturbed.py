@@ -238,7 +238,7 @@ def test_ctrl_c_is_acknowledged_and_the_sweep_ends_with_the_command_that_goes_on
     lines = run.lines()
     assert any("cpu  batch=1  fits" in line for line in lines)
     assert "3 points: 1 ok, 1 interrupted, 1 not_run; 1 fits, 2 undecided" in lines
-    command = shlex.split("\n".join(lines[lines.index("sweeper: to go on:") + 1 :]))
+    command = shlex.split(" ".join(line.removesuffix("\\") for line in lines[lines.index("sweeper: to go on:") + 1 :]))
     (folder,) = outputs.iterdir()
     assert command == [sys.executable, "-m", "sweeper", *COMMON, *words, f"name={folder.name}"]
     (tmp_path / "go").touch()
