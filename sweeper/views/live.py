@@ -35,6 +35,7 @@ FEW = 3  # calculated devices up to which each has a column in a table of points
 MOST_ROWS = 60  # of the table of points that stays on the screen at the end
 REDRAWN_WITHIN = 0.1  # seconds in which it is not drawn again
 STARTS = "start"  # the phase before the first: the interpreter and the imports
+ORDER = (True, False, None)  # of what fits, in the counts
 INDENT = "  "
 CUT = " ..."
 Key = tuple[str, str]  # a device and the id of a point
@@ -73,10 +74,15 @@ class LiveShow(Show):
         self._drawn = 0.0
         self._time_left = TimeLeft(plan)
         self._running: dict[Key, Running] = {}
-        self._found: Counter[bool | None] = Counter()
+        self._found: Counter[tuple[bool | None, str]] = Counter()  # what fits, by its word
         self._calculated = [device.name for device in plan.devices if device.is_calculated]
         self._cells: dict[str, dict[str, Cell]] = {name: {} for name in self._calculated}  # by device and point
         self._points: dict[str, str] = {}  # words of each point that is calculated, in the order of the plan
+        self._places: dict[str, int] = {}  # of these points in that order
+        self._furthest = 0  # of the places whose points are known
+        # What a drawing needs of all calculated points, since there can be thousands.
+        self._signs: dict[str, Counter[Sign]] = {name: Counter() for name in self._calculated}
+        self._widths = {name: len(name) for name in self._calculated}
         self._assumed: set[object] = set()  # what was shown of assumed values
         self._numbers = [each.key for each in plan.dimensions if _is_numeric(each.values)]
         self._measured: dict[str, dict[tuple[Any, ...], Sign]] = {}  # by device: signs by the values of all dimensions
@@ -89,7 +95,9 @@ class LiveShow(Show):
         self._time_left.planned(device, point.id)
         if device in self._cells:
             self._points.setdefault(point.id, self._words(point))
-            self._cells[device].setdefault(point.id, Cell())
+            self._places.setdefault(point.id, len(self._places))
+            if point.id not in self._cells[device]:
+                self._set(device, point.id, Cell())
         else:
             self._measured.setdefault(device, {}).setdefault(self._values(point), OPEN)
 
@@ -108,13 +116,13 @@ class LiveShow(Show):
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._running.pop((device, point.id), None)
         self._time_left.settled(device, point.id, time.monotonic(), recalled)
-        self._found[outcome.fits] += 1
+        self._found[outcome.fits, _word(outcome)] += 1
         if device not in self._cells:
             self._latest = device, point
             self._measured.setdefault(device, {})[self._values(point)] = SIGNS[outcome.fits]
             super().settled(device, point, outcome, recalled)
             return
-        self._cells[device][point.id] = Cell(SIGNS[outcome.fits], _cell_text(outcome))
+        self._set(device, point.id, Cell(SIGNS[outcome.fits], _cell_text(outcome)))
         if outcome.fits is None:  # the reason does not fit into a table
             super().settled(device, point, outcome, recalled)
             return
@@ -180,13 +188,12 @@ class LiveShow(Show):
         left = self._time_left.left(time.monotonic())
         total = f"at least {self._total}" if self._time_left.searches else f"{self._total}"
         words = [f"{self._done} of {total}"]
-        if left is not None:
+        if left is not None and left.seconds >= 0.5:
             words.append(f"{'at least' if left.is_least else 'about'} {format_seconds(left.seconds)} left")
         line = Text(" · ".join(words), style="bold")
-        for fits, name in ((True, "fit"), (False, "too large"), (None, "undecided")):
-            if count := self._found[fits]:
-                line.append("   ")
-                line.append(f"{SIGNS[fits]} {count} {name}", style=SIGNS[fits].style)
+        for (fits, word), count in sorted(self._found.items(), key=lambda each: ORDER.index(each[0][0])):
+            line.append("   ")
+            line.append(f"{SIGNS[fits]} {count} {word}", style=SIGNS[fits].style)
         return self._cut([line])
 
     def _running_lines(self) -> list[Text]:
@@ -215,21 +222,20 @@ class LiveShow(Show):
         """Calculated points, as far as there is room."""
         if not self._calculated or room < 2 or not self._points:
             return []
+        if self._latest is not None and not any(found[OPEN] for found in self._signs.values()):
+            return []  # it is complete, and the measured devices go on; the end shows it again
         return self._table_of_devices(room) if len(self._calculated) > FEW else self._table_of_last_points(room)
 
     def _table_of_last_points(self, room: int) -> list[Text]:
         ids = list(self._points)
         if len(ids) + 1 > room:  # the last that are known, and the next one
-            known = [at for at, id in enumerate(ids) if any(self._cell(name, id).sign != OPEN for name in self._cells)]
-            end = min(len(ids), max((known[-1] if known else 0) + 2, room - 1))
+            end = min(len(ids), max(self._furthest + 2, room - 1))
             ids = ids[max(0, end - room + 1) : end]
         return self._table_of_points(ids)
 
     def _table_of_points(self, ids: Sequence[str]) -> list[Text]:
         """A line for each point, with a column for each device."""
-        widths = [
-            max(len(name), *(len(self._cell(name, id).text) + 2 for id in self._points), 0) for name in self._calculated
-        ]
+        widths = [self._widths[name] for name in self._calculated]
         left = max((cell_len(printable(self._points[id])) for id in ids), default=0)
         left = min(left, max(10, self._console.width - len(INDENT) - sum(widths) - 2 * len(widths)))
         heads = (f"  {name:<{width}}" for name, width in zip(self._calculated, widths, strict=True))
@@ -261,12 +267,11 @@ class LiveShow(Show):
         width = max(map(len, names), default=0)
         lines = []
         for name in names:
-            cells = list(self._cells[name].values())
+            cells, found = self._cells[name].values(), self._signs[name]
             pieces = [(f"{INDENT}{name:{width}}  ", "")]
             if len(cells) <= self._console.width - width - 2 * len(INDENT):
                 pieces += [(str(cell.sign), cell.sign.style) for cell in cells]
             else:
-                found = Counter(cell.sign for cell in cells)
                 pieces += [(f"{sign} {found[sign]}  ", sign.style) for sign in (*SIGNS.values(), OPEN) if found[sign]]
             lines.append(self._cut(pieces))
         return lines
@@ -293,6 +298,15 @@ class LiveShow(Show):
         return lines if len(lines) <= room and widest < self._console.width else []
 
     # -- pieces -------------------------------------------------------------------------------------------------------
+
+    def _set(self, device: str, id: str, cell: Cell) -> None:
+        if (before := self._cells[device].get(id)) is not None:
+            self._signs[device][before.sign] -= 1
+        self._cells[device][id] = cell
+        self._signs[device][cell.sign] += 1
+        self._widths[device] = max(self._widths[device], len(cell.text) + 2)
+        if cell.sign != OPEN:
+            self._furthest = max(self._furthest, self._places.get(id, 0))
 
     def _cell(self, device: str, id: str) -> Cell:
         return self._cells[device].get(id, Cell())
@@ -360,6 +374,13 @@ def _is_numeric(values: Sequence[Any]) -> bool:
 def _two_of(keys: Sequence[str]) -> tuple[str, str]:
     """Across and down: batch and context where both vary."""
     return ("batch", "context") if {"batch", "context"} <= set(keys) else (keys[0], keys[1])
+
+
+def _word(outcome: Outcome) -> str:
+    """What is counted: an undecided point by its status, unless that is `ok`."""
+    if outcome.fits is None:
+        return "undecided" if outcome.status is Status.OK else str(outcome.status)
+    return "fit" if outcome.fits else "too large"
 
 
 def _cell_text(outcome: Outcome) -> str:

@@ -75,6 +75,7 @@ class TimeLeft:
         self._waiting: Counter[str] = Counter()  # by device
         self._traces: Counter[Hashable] = Counter()  # points that wait for each trace
         self._traced: set[Hashable] = set()
+        self._traces_left = 0  # that points wait for
         self._began: dict[tuple[str, str], tuple[float, bool]] = {}  # calculated ones: when, and whether by a replay
         self._durations: dict[bool, deque[float]] = {replayed: deque(maxlen=LATEST) for replayed in (False, True)}
 
@@ -82,7 +83,7 @@ class TimeLeft:
         self._waiting[device] += 1
         self._queue(device).waiting += 1
         if device in self._traced_for:
-            self._traces[self._trace(device, point)] += 1
+            self._wait_for(self._trace(device, point), +1)
 
     def began(self, device: str, point: str, now: float) -> None:
         self._queue(device).change(now, +1)
@@ -93,13 +94,14 @@ class TimeLeft:
         self._waiting[device] -= 1
         queue, trace = self._queue(device), self._trace(device, point)
         queue.waiting = max(0, queue.waiting - 1)
-        self._traces[trace] -= 1
+        began = self._began.pop((device, point), None)
+        if device in self._traced_for:
+            self._wait_for(trace, -1, is_traced=began is not None)
         if recalled:
             return
         queue.change(now, -1)
-        if (began := self._began.pop((device, point), None)) is not None:
+        if began is not None:
             self._durations[began[1]].append(now - began[0])
-            self._traced.add(trace)
 
     def gave_up(self, device: str) -> int:
         """The points of the device that are not run."""
@@ -132,7 +134,7 @@ class TimeLeft:
         queue = self._queues.get(CALCULATED)
         if queue is None or not queue.waiting:
             return 0.0
-        traces, durations = self._traces_left(), self._durations[False]
+        traces, durations = self._traces_left, self._durations[False]
         if traces and len(durations) < 2:  # the start of a process, which imports torch, is in the first
             return None
         beside = max(1.0, queue.work_s / queue.busy_s if queue.busy_s else 1.0)
@@ -143,10 +145,18 @@ class TimeLeft:
 
     def _unknown_replays(self) -> bool:
         queue = self._queues.get(CALCULATED, _Queue())
-        return queue.waiting > self._traces_left() and not self._durations[True]
+        return queue.waiting > self._traces_left and not self._durations[True]
 
-    def _traces_left(self) -> int:
-        return sum(1 for trace, waiting in self._traces.items() if waiting > 0 and trace not in self._traced)
+    def _wait_for(self, trace: Hashable, by: int, is_traced: bool = False) -> None:
+        """Change how many points wait for a trace."""
+        self._traces_left -= self._is_left(trace)
+        self._traces[trace] += by
+        if is_traced:
+            self._traced.add(trace)
+        self._traces_left += self._is_left(trace)
+
+    def _is_left(self, trace: Hashable) -> bool:
+        return self._traces[trace] > 0 and trace not in self._traced
 
     def _trace(self, device: str, point: str) -> Hashable:
         return point, self._traced_for.get(device, device)

@@ -71,20 +71,21 @@ def test_what_is_done_and_left_comes_first_and_what_runs_has_its_phase_and_secon
 ) -> None:
     show = screen.show(plan_on("cpu", batch=(1, 2, 4)))
     points = [point(batch=batch) for batch in (1, 2, 4)]
-    for each in points:
+    for each in (*points, points[2]):
         show.planned("cpu", each)
     show.began("cpu", points[0])
-    assert screen.text(show) == ["0 of 3", "  cpu  1 s  start  batch=1"]
+    assert screen.text(show) == ["0 of 4", "  cpu  1 s  start  batch=1"]
     folder = AttemptFolder(tmp_path)
     folder.journal.write_text(json.dumps({"kind": "began", "phase": "cold_forward", "run_index": 0}) + "\n{")
     show.follow("cpu", points[0], folder)
     assert screen.text(show, after=29)[1] == "  cpu  30 s  cold_forward  batch=1"
     show.settled("cpu", points[0], outcome(Status.OK, MIB), recalled=False)
     show.began("cpu", points[1])
-    assert screen.text(show, after=10)[0] == "1 of 3 · about 50 s left   ✓ 1 fit"
+    assert screen.text(show, after=10)[0] == "1 of 4 · about 80 s left   ✓ 1 fit"
     show.settled("cpu", points[1], outcome(Status.OOM, oom_scope="device"), recalled=False)
     show.settled("cpu", points[2], outcome(Status.ERROR), recalled=True)
-    assert screen.text(show)[0] == "3 of 3   ✓ 1 fit   ✗ 1 too large   ? 1 undecided"
+    show.settled("cpu", points[2], outcome(Status.OK, handled_refusals=1), recalled=True)
+    assert screen.text(show)[0] == "4 of 4   ✓ 1 fit   ✗ 1 too large   ? 1 error   ? 1 undecided"
 
 
 def test_several_attempts_of_one_device_can_run(screen: Screen) -> None:
@@ -215,7 +216,7 @@ def test_a_text_is_cut_between_two_words() -> None:
 def test_where_the_encoding_lacks_the_signs_there_are_letters(screen: Screen) -> None:
     show = screen.show(plan_on("cpu", batch=(1, 2)))
     screen.monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    show._found[True] = 2
+    show._found[True, "fit"] = 2
     assert screen.text(show)[0] == "0 of 0   + 2 fit"
 
 
@@ -260,3 +261,21 @@ def test_the_redrawn_part_is_gone_when_the_sweep_has_ended(screen: Screen, monke
     kept = "\n".join(screen.printed[-9:])
     assert "  batch=1  ✓ 1.00 GiB\n\n1 point: 1 ok; it fits\n\nTHE FRONTIER" in kept
     assert "0 of 1" not in kept
+
+
+def test_no_color_leaves_the_signs_without_colours(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    show = screen.show(plan_on("cpu", batch=(1, 2)))
+    show.planned("cpu", point(batch=1))
+    show.settled("cpu", point(batch=1), outcome(Status.OK, MIB), recalled=False)
+    assert screen.terminal.getvalue() == "✓ cpu  batch=1  fits, 1.00 MiB resident\n"
+
+
+def test_a_complete_table_makes_room_for_what_is_measured(screen: Screen) -> None:
+    show = screen.show(plan_on("sim:a", "cuda:0", batch=(1, 2)))
+    for device in ("sim:a", "cuda:0"):
+        show.planned(device, point(batch=1))
+    show.settled("sim:a", point(batch=1), outcome(Status.OK, GIB, "sim:rtx-4090"), recalled=False)
+    assert len(screen.text(show)) == 3
+    show.settled("cuda:0", point(batch=1), outcome(Status.OK, GIB, "cuda:0"), recalled=False)
+    assert len(screen.text(show)) == 1
