@@ -43,14 +43,14 @@ class _Queue:
             self.timed += 1
             self.settled_at = [*self.settled_at[:1], self.busy_s]
 
-    def left_s(self, now: float) -> float | None:
+    def left_s(self, now: float, forks: bool) -> float | None:
         """Seconds until all is settled, one after another. None without a pace.
 
-        The first attempt is left out once there are others: the start of a template, which forks them, is in it.
+        `forks`: the start of a template is in the first attempt, which has no pace then.
         """
         if not self.waiting:
             return 0.0
-        if not self.timed:
+        if self.timed < 1 + forks:
             return None
         first, last = self.settled_at[0], self.settled_at[-1]
         pace = first if self.timed == 1 else (last - first) / (self.timed - 1)
@@ -68,6 +68,7 @@ class TimeLeft:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.searches = plan.design not in COMPLETE  # more points may follow
+        self._forks = any(point.get("start") == "warm" for point in plan.points)
         self._traced_for = {
             device.name: (device.card.vendor, device.card.architecture) for device in plan.devices if device.card
         }
@@ -115,7 +116,7 @@ class TimeLeft:
         Devices run at the same time, with two exceptions, as in `Sweep._may_start`: a measured device starts after a
         calculated one of the same kind, and the cpu after every other device unless parallel=true.
         """
-        own = {name: queue.left_s(now) for name, queue in self._queues.items() if name != CALCULATED}
+        own = {name: queue.left_s(now, self._forks) for name, queue in self._queues.items() if name != CALCULATED}
         calculated = self._calculated_s()
         unknown = None in own.values() or calculated is None or self._unknown_replays()
         ends = {CALCULATED: calculated or 0.0}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runners.device import Card, Device
-from sweeper.plan import Plan
+from sweeper.plan import Plan, PlannedPoint
 from sweeper.views.time_left import Left, TimeLeft
 from tests.sweeper.views.test_progress import plan
+from tests.sweeper.views.test_progress import point as a_point
 
 
 def a_plan(*devices: str, design: str = "grid", parallel: bool = False) -> Plan:
@@ -60,6 +61,15 @@ def test_the_start_of_a_template_is_left_out_of_the_pace() -> None:
     planned(time_left, "cuda:0", "abcde")
     now = measure(time_left, "cuda:0", "a", 20)
     assert time_left.left(measure(time_left, "cuda:0", "bc", 2, now)) == Left(4, False)
+
+
+def test_the_first_of_attempts_that_are_forked_has_no_pace() -> None:
+    warm = PlannedPoint(point=a_point(start="warm"))
+    time_left = TimeLeft(replace(a_plan("cuda:0"), first_batch=(warm,)))
+    planned(time_left, "cuda:0", "abc")
+    now = measure(time_left, "cuda:0", "a", 20)
+    assert time_left.left(now) is None
+    assert time_left.left(measure(time_left, "cuda:0", "b", 2, now)) == Left(2, False)
 
 
 def test_devices_run_at_the_same_time_and_the_cpu_after_them() -> None:
