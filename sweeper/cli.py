@@ -125,7 +125,7 @@ def sweep(line: CommandLine) -> int:
         from sweeper.views.sweep_output import JSON, QUIET, show_for
 
         output = JSON if line.flags.json else QUIET if line.flags.quiet else None
-        return sweep(plan, screen.warn, started, notes, partial(show_for, output=output))
+        return sweep(plan, screen.warn, started, partial(show_for, output=output), notes)
 
 
 def estimate(line: CommandLine) -> int:

@@ -79,13 +79,13 @@ def sweep(
     plan: Plan,
     report: Callable[[str], None],
     started: Local | None = None,
-    notes: Sequence[str] = (),
     show_for: ShowFor = show_for,
+    notes: Sequence[str] = (),
 ) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user, when the sweep starts.
 
-    `started`: an engine that was started before the plan was known, which is used if it fits the plan. `notes`: the
-    messages of the planning. `show_for`: makes the output of a sweep into a run's folder.
+    `started`: an engine that was started before the plan was known, which is used if it fits the plan. `show_for`:
+    makes the output of a sweep into a run's folder. `notes`: the messages of the planning.
 
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
     by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
@@ -182,8 +182,7 @@ class Sweep:
     def _show_continuation(self) -> None:
         """Show the command that goes on with the sweep, unless its folder was removed."""
         if self.run_folder.path.is_dir():
-            words = continuing(self.plan.command, self.run_folder.path.name)
-            self.show.unfinished((*program(), *words))
+            self.show.unfinished((*program(), *continuing(self.plan.command, self.run_folder.path.name)))
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 

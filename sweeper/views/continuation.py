@@ -7,18 +7,33 @@ import re
 import shlex
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+from sweeper.planning.command_line import command_names
 
 CONTINUED, INDENT = "\\", 4
 
 
 def continuing(arguments: Sequence[str], folder: str) -> tuple[str, ...]:
-    """The words that were typed after the command, with `name=` and the folder of the run.
+    """The words that were typed, with `name=` and the folder of the run, and so measure only what the run lacks.
 
-    They measure only what the run lacks. A run without a name has its folder's name.
+    `arguments`: the words of the plan, which are those after the command. A run without a name has its folder's name.
     """
-    return (*(word for word in arguments if not re.match(r"\+{0,2}name=", word)), f"name={folder}")
+    words = (word for word in _with_command(arguments) if not re.match(r"\+{0,2}name=", word))
+    return (*words, f"name={folder}")
+
+
+def _with_command(arguments: Sequence[str]) -> Sequence[str]:
+    """The words of this program, if they are the given ones and perhaps a command; else the given ones.
+
+    They are other words where a sweep is started from Python.
+    """
+    typed = sys.argv[1:]
+    others = Counter(typed) - Counter(arguments)
+    are_ours = len(typed) - len(arguments) == others.total() <= 1 and set(others) <= set(command_names())
+    return typed if are_ours else arguments
 
 
 def program() -> tuple[str, ...]:

@@ -18,6 +18,21 @@ def test_the_command_that_goes_on_has_the_name_of_the_run_once(given: list[str])
     )
 
 
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["batch=1", "effects", "-m"], ("batch=1", "effects", "-m")),  # a command stands anywhere
+        (["batch=1", "-m"], ("batch=1", "-m")),
+        (["other=1"], ("batch=1", "-m")),  # the sweep was started from Python
+        (["batch=1", "-m", "notes.py"], ("batch=1", "-m")),
+        ([], ("batch=1", "-m")),
+    ],
+)
+def test_the_command_itself_is_kept(monkeypatch: pytest.MonkeyPatch, typed: list[str], words: tuple[str, ...]) -> None:
+    monkeypatch.setattr("sys.argv", ["sweeper", *typed])
+    assert continuing(("batch=1", "-m"), "run") == (*words, "name=run")
+
+
 WORDS = (
     "batch=1,2",
     "devices=[sim:a,cpu]",
