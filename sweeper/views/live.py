@@ -28,7 +28,7 @@ from sweeper.plan import Plan
 from sweeper.screen import printable, wrapped
 from sweeper.units import format_bytes, format_seconds
 from sweeper.views.marks import OPEN, SIGNS, Grid, Sign, grid_lines
-from sweeper.views.progress import ENDINGS, Show, assumed_text, notes_of
+from sweeper.views.progress import ENDINGS, Show, assumed_text, notes_of, outcome_text
 from sweeper.views.time_left import TimeLeft
 
 FEW = 3  # calculated devices up to which each has a column in a table of points; more have a line each
@@ -83,6 +83,7 @@ class LiveShow(Show):
         # What a drawing needs of all calculated points, since there can be thousands.
         self._signs: dict[str, Counter[Sign]] = {name: Counter() for name in self._calculated}
         self._widths = {name: len(name) for name in self._calculated}
+        self._reasons: set[str] = set()  # why calculated points are undecided: a table has no room for them
         self._assumed: set[object] = set()  # what was shown of assumed values
         self._numbers = [each.key for each in plan.dimensions if _is_numeric(each.values)]
         self._measured: dict[str, dict[tuple[Any, ...], Sign]] = {}  # by device: signs by the values of all dimensions
@@ -123,7 +124,8 @@ class LiveShow(Show):
             super().settled(device, point, outcome, recalled)
             return
         self._set(device, point.id, Cell(SIGNS[outcome.fits], _cell_text(outcome)))
-        if outcome.fits is None:  # the reason does not fit into a table
+        if outcome.fits is None and (reason := outcome_text(outcome)) not in self._reasons:
+            self._reasons.add(reason)
             super().settled(device, point, outcome, recalled)
             return
         self._done += 1

@@ -13,7 +13,10 @@ from sweeper.views.progress import QuietShow, Show
 from sweeper.views.sweep_events import EventShow
 
 QUIET, JSON = "quiet", "json"
-CANNOT_REDRAW = ("dumb", "unknown")  # values of TERM
+# Values of TERM. A notebook runs `!sweeper ...` on a terminal of its own and shows its output as text; a kernel sets
+# xterm-color, which hardly any real terminal has.
+CANNOT_REDRAW = ("dumb", "unknown", "xterm-color")
+KERNEL = "JPY_PARENT_PID"  # set for what a notebook's kernel starts
 
 
 @contextlib.contextmanager
@@ -23,7 +26,7 @@ def show_for(plan: Plan, folder: Path, output: str | None = None) -> Iterator[Sh
         yield QuietShow(plan, folder)
     elif output == JSON:
         yield EventShow(plan, folder)
-    elif not sys.stdout.isatty() or os.environ.get("TERM") in CANNOT_REDRAW:
+    elif not sys.stdout.isatty() or os.environ.get("TERM") in CANNOT_REDRAW or KERNEL in os.environ:
         yield Show(plan, folder)
     else:
         from sweeper.views.live import LiveShow  # rich takes 50 ms

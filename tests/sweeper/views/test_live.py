@@ -182,10 +182,12 @@ def test_many_calculated_devices_have_a_line_each_and_complete_ones_make_room(sc
     assert screen.text(show)[1] == "  sim:card-00  ✓"
 
 
-def test_an_undecided_calculated_point_scrolls_with_its_reason(screen: Screen) -> None:
+def test_the_reason_why_calculated_points_are_undecided_is_a_line_once(screen: Screen) -> None:
     show = screen.show(plan_on("sim:a", batch=(1, 2)))
-    show.planned("sim:a", point(batch=1))
-    show.settled("sim:a", point(batch=1), outcome(Status.ERROR, error_message="no rule", device="sim:a"), False)
+    for batch in (1, 2):
+        show.planned("sim:a", point(batch=batch))
+        show.settled("sim:a", point(batch=batch), outcome(Status.ERROR, error_message="no rule", device="sim:a"), False)
+    assert screen.text(show)[-2:] == ["  batch=1  ? error", "  batch=2  ? error"]
     assert screen.printed == ["? sim:a  batch=1  error: no rule"]
 
 

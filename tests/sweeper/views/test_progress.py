@@ -13,6 +13,7 @@ from runners.outcome import Outcome, Phase, Status
 from runners.point import Point
 from sweeper.objective import TOKENS
 from sweeper.plan import Dimension, Plan, RunKeys
+from sweeper.views.live import LiveShow
 from sweeper.views.progress import ENDINGS, Show, assumed_text, outcome_text, summary
 from sweeper.views.sweep_output import QUIET, show_for
 
@@ -200,9 +201,16 @@ def test_without_a_terminal_the_lines_are_plain(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out == "cpu  forward  fits\n"
 
 
-def test_a_terminal_that_cannot_redraw_has_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("variable", ["TERM=dumb", "TERM=xterm-color", "JPY_PARENT_PID=7"])
+def test_a_terminal_that_cannot_redraw_and_that_of_a_notebook_have_plain_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    with show_for(plan(), tmp_path) as show:
+        assert type(show) is LiveShow
+    monkeypatch.setenv(*variable.split("="))
     with show_for(plan(), tmp_path) as show:
         assert type(show) is Show
 
