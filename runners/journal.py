@@ -119,6 +119,31 @@ def plain(value: Any, depth: int = 0) -> Any:
     return untrusted.text(value, LONGEST_TEXT)
 
 
+END_BYTES = 2**14  # of a journal that is read to find where its attempt is
+
+
+def phase_under_way(path: Path) -> str | None:
+    """The phase that the last whole lines of a journal are in. None if they name none, or there is no such file.
+
+    It reads the end of the file only, so that it can be called while the attempt is measured.
+    """
+    try:
+        with files.open_to_read(path) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - END_BYTES))
+            lines = file.read(END_BYTES).split(b"\n")
+    except OSError:
+        return None
+    for line in reversed(lines[:-1]):
+        try:
+            fact = json.loads(line)
+        except (ValueError, RecursionError):  # half of a line, where the end of the file begins
+            continue
+        if isinstance(fact, dict) and fact.get("kind") in ("began", "heartbeat", "ended"):
+            phase = BETWEEN if fact["kind"] == "ended" else fact.get("phase")
+            return phase if isinstance(phase, str) else None
+    return None
+
+
 class Kept(NamedTuple):
     """The lines of a journal that can be read."""
 

@@ -119,11 +119,14 @@ def show_help(line: CommandLine) -> int:
 def sweep(line: CommandLine) -> int:
     from sweeper.sweeping.expected import engine_for
 
+    notes: list[str] = []  # printed when the sweep starts: before a refusal they would say nothing
     with engine_for(line.words) as started:  # as the probes, before the import of Hydra
-        plan = _plan(line)
+        plan = _plan(line, notes.append)
         from sweeper.sweeping.sweep import sweep
+        from sweeper.views.sweep_output import JSON, QUIET, show_for
 
-        return sweep(plan, screen.warn, started)
+        output = JSON if line.flags.json else QUIET if line.flags.quiet else None
+        return sweep(plan, screen.warn, started, partial(show_for, output=output), notes)
 
 
 def fit(line: CommandLine) -> int:
@@ -135,11 +138,12 @@ def fit(line: CommandLine) -> int:
     shown_as = fit_show.form(line.flags)
     request = read_request(line.words, _folders(line))
     sweep_line = replace(line, words=request.overrides)
+    notes: list[str] = []
     with engine_for(sweep_line.words, calculated_lanes()) as started:
-        plan = _plan(sweep_line, request)
+        plan = _plan(sweep_line, notes.append, request)
         from sweeper.sweeping.sweep import sweep
 
-        return sweep(plan, screen.warn, started, partial(fit_show.show_for, shown_as=shown_as))
+        return sweep(plan, screen.warn, started, partial(fit_show.show_for, shown_as=shown_as), notes)
 
 
 def _folders(line: CommandLine) -> list[Path]:
@@ -164,20 +168,23 @@ def estimate(line: CommandLine) -> int:
         folder = _run(line)
         comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
         return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
-    plan = _plan(line)
+    notes: list[str] = []
+    plan = _plan(line, notes.append)
+    for note in notes:
+        screen.warn(note)
     from sweeper.views import estimate_report
 
     return _show(line, estimate_report.plan_estimate(plan), estimate_report.as_text, estimate_report.as_json)
 
 
-def _plan(line: CommandLine, request: FitRequest | None = None) -> Plan:
+def _plan(line: CommandLine, report: Callable[[str], None], request: FitRequest | None = None) -> Plan:
     from sweeper.planning.probes import Probes
 
     with Probes() as probes:
         probes.foresee(line.words)  # before the import of Hydra, which takes as long as the probe
         from sweeper.planning.planner import plan_of
 
-        return plan_of(line, probes, screen.warn, request)
+        return plan_of(line, probes, report, request)
 
 
 def effects(line: CommandLine) -> int:

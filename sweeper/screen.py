@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
+import shutil
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 JOINERS = "\u200c\u200d"  # of letters in several scripts, and of emoji
@@ -24,6 +26,29 @@ def printable(text: str) -> str:
     return "".join(map(_shown, text))
 
 
+def wrapped(line: str, width: int) -> list[str]:
+    """A line in parts that are broken between words, or after a slash in a path that is longer than a line."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    parts = [""]
+    for word in re.findall(r" *[^ ]+", line):
+        is_long = columns(indent + word.lstrip()) > width
+        for piece in re.findall(r"[^/]*/+|[^/]+", word) if is_long else [word]:
+            if columns(parts[-1] + piece) > width and parts[-1].strip():
+                parts.append(indent + piece.lstrip())
+            else:
+                parts[-1] += piece
+    return parts
+
+
+def columns(text: str) -> int:
+    """The columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        2 if unicodedata.east_asian_width(letter) in "WF" else unicodedata.combining(letter) == 0 for letter in text
+    )
+
+
 def show(text: str) -> None:
     """Print text to stdout. Raises OSError."""
     print(printable(text), flush=True)
@@ -31,9 +56,25 @@ def show(text: str) -> None:
 
 def warn(line: str) -> None:
     """Print one line to stderr. If nobody can read it, the exit code alone tells how the command ended."""
+    text = f"sweeper: {printable(' '.join(line.split()))}"
     try:
-        print("sweeper:", printable(" ".join(line.split())), file=sys.stderr, flush=True)
+        if sys.stderr.isatty():
+            text = "\n".join(wrapped(text, shutil.get_terminal_size().columns))
+        print(text, file=sys.stderr, flush=True)
     except OSError:  # its reader closed the pipe, or the terminal was closed
+        discard(sys.stderr)
+
+
+def print_command(label: str, typed: Callable[[int | None], str]) -> None:
+    """Print a command to stderr as a shell reads it back. `typed`: the command within a width, if one is given."""
+    start = f"sweeper: {label}: "
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    command = typed(None)
+    if width is not None and len(start) + len(command) > width:
+        start, command = f"{start.rstrip()}\n  ", typed(width - 2)
+    try:
+        print(f"{start}{command}", file=sys.stderr, flush=True)
+    except OSError:
         discard(sys.stderr)
 
 

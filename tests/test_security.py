@@ -218,7 +218,7 @@ def on_a_terminal(folder: Path, *words: str) -> str:
     process = subprocess.Popen(
         [sys.executable, "-m", "sweeper", *USUAL, *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "300"},
         stdin=subprocess.DEVNULL,
         stdout=end,
         stderr=end,

@@ -22,7 +22,7 @@ SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # the keys of --at
-ALONE = ("--multirun", "-m", "--json", "--resolve")  # flags without a value
+ALONE = ("--multirun", "-m", "--json", "--quiet", "--resolve")  # flags without a value
 WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "--picture")  # in the next word
 
 
@@ -59,8 +59,8 @@ def read(arguments: Sequence[str]) -> CommandLine:
     parser, commands = _parsers()
     command, rest = _split(arguments, list(commands))
     _refuse_files(command, rest)
-    if command == "sweep" and "--json" in rest:
-        raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
+    if command == "sweep" and "--json" in rest and "--quiet" in rest:
+        raise Mistake("--quiet --json: --quiet prints the end of a sweep alone, --json every event; keep one")
     _check_flags(rest, commands[command], takes_keys=command in ("sweep", "estimate", "fit"))
     if command in ("sweep", "estimate"):
         _check_words(command, rest)
@@ -209,8 +209,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         parser: _Parser = commands.add_parser(
             name, usage=usage, description=about, add_help=about is not None, allow_abbrev=False
         )
-        if name != "sweep":
-            parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+        parser.add_argument("--json", action="store_true", help="print JSON, for programs")
         if about is not None:
             parser.add_argument("--version", action="store_true", help=argparse.SUPPRESS)
         # Every command takes them, so that the words of a sweep can be typed again after another command.
@@ -219,8 +218,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         parser.add_argument("--config-dir", "-cd", action=_Once, type=_folder, help=ignored)
         return parser
 
+    sweep = add("sweep", "sweeper KEY=VALUE,...; --help lists the keys")
+    sweep.add_argument("--quiet", action="store_true")
     for parser in (
-        add("sweep", "sweeper KEY=VALUE,...; --help lists the keys"),
+        sweep,
         add("estimate", "sweeper estimate KEY=VALUE,... [--json]; --help lists the keys"),
     ):
         parser.add_argument("words", nargs="*")

@@ -11,7 +11,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -50,8 +49,10 @@ from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
 from sweeper.units import format_count
+from sweeper.views.continuation import continuing, program
 from sweeper.views.layout import error_text
-from sweeper.views.progress import Show, show_for
+from sweeper.views.progress import Show
+from sweeper.views.sweep_output import show_for
 
 LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
 WORTH_A_PROCESS = 6.0  # seconds of calculation that are left: a process takes 4 to import torch and transformers
@@ -76,24 +77,29 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+ShowFor = Callable[[Plan, Path], contextlib.AbstractContextManager[Show]]
+
+
 def sweep(
     plan: Plan,
     report: Callable[[str], None],
     started: Local | None = None,
-    show_for: Callable[[Plan, Path], AbstractContextManager[Show]] = show_for,
+    show_for: ShowFor = show_for,
+    notes: Sequence[str] = (),
 ) -> int:
-    """Run the plan. Returns the exit code. `report` is called with messages for the user.
+    """Run the plan. Returns the exit code. `report` is called with messages for the user, when the sweep starts.
 
-    `started`: an engine that was started before the plan was known, which is used if it fits the plan.
-    `show_for`: makes what shows the progress and the result.
+    `started`: an engine that was started before the plan was known, which is used if it fits the plan. `show_for`:
+    makes the output of a sweep into a run's folder. `notes`: the messages of the planning.
 
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
     by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
     """
+    messages = list(notes)
     check_limits(len(plan.devices))
-    check_locks(plan.devices, report)
+    check_locks(plan.devices, messages.append)
     fingerprint = current_fingerprint(plan.run.python, plan.points)
-    check_libraries(plan.points, fingerprint, report)
+    check_libraries(plan.points, fingerprint, messages.append)
     run = open_run(plan.run.outputs, plan.run.name, _slug(plan))
     try:
         with show_for(plan, run.path) as show, catch_signals() as signals:
@@ -104,13 +110,20 @@ def sweep(
                 found.wake_by(signals.descriptor)
                 return found
 
-            return Sweep(plan, fingerprint, run, show, signals, engine).run()
+            def starts() -> None:
+                for message in messages:
+                    report(message)
+
+            return Sweep(plan, fingerprint, run, show, signals, engine, starts).run()
     finally:
         run.close()
 
 
 class Sweep:
-    """One sweep into a run's folder. `engine` makes the engine for a number of measuring lanes."""
+    """One sweep into a run's folder. `engine` makes the engine for a number of measuring lanes.
+
+    `starts` is called once nothing can be refused any more, and before anything is written.
+    """
 
     def __init__(
         self,
@@ -120,9 +133,10 @@ class Sweep:
         show: Show,
         signals: Signals,
         engine: Callable[[int], Engine],
+        starts: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.fingerprint, self.run_folder, self.show, self.signals = plan, fingerprint, run, show, signals
-        self.make_engine = engine
+        self.make_engine, self.starts = engine, starts
         self.tables = Tables(run.path)
         self.order = 0
         self.known = self.tables.pairs()  # point and device, planned by this sweep or an earlier one
@@ -141,6 +155,7 @@ class Sweep:
         for lane, batch in zip(self.lanes, first, strict=True):  # raises Mistake before anything is written or started
             for each in batch:
                 self._recall(each, lane.device)
+        self.starts()
         try:
             self._write_plan(first)
             self._measure()
@@ -158,15 +173,22 @@ class Sweep:
                     f"its tables cannot be written ({one_line(again)}): the attempts are on the disk, and this command"
                     f" with {name} makes the tables from them"
                 )
+            self._show_continuation()
             return 3
         every_row = self.tables.rows()
         rows = [row for row in every_row if (row["point_id"], row["device"]) in self.planned]
         self.show.ended(rows, self.run_folder.path, every_row, self.tables.searched)
         if self.signals.caught:
+            self._show_continuation()
             return 128 + self.signals.caught[0]
         if rows and all(row["status"] == Status.UNAVAILABLE for row in rows):
             return 2
         return 0 if all(row["fits"] is not None or row["status"] == Status.SKIPPED for row in rows) else 3
+
+    def _show_continuation(self) -> None:
+        """Show the command that goes on with the sweep, unless its folder was removed."""
+        if self.run_folder.path.is_dir():
+            self.show.unfinished((*program(), *continuing(self.plan.command, self.run_folder.path.name)))
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -279,7 +301,7 @@ class Sweep:
 
         Points with a recalled outcome on the way are settled by it.
         """
-        while not lane.done:
+        while not lane.done and not self.signals.caught:
             planned = lane.next
             if planned is None:
                 if lane.running:
@@ -316,6 +338,7 @@ class Sweep:
         engine.start(attempt, folder, engine_lane)
         lane.running[engine_lane] = Running(attempt, place)
         self.show.began(lane.device.name, attempt.point)
+        self.show.follow(lane.device.name, attempt.point, folder)
         return True
 
     def _created(self, attempt: Attempt) -> tuple[Attempt, AttemptFolder]:
@@ -435,6 +458,7 @@ class Sweep:
     def _stop(self, engine: Engine) -> None:
         """End running attempts, which settle as interrupted; at a second signal or after GRACE_SECONDS, kill them."""
         name = signal.Signals(self.signals.caught[0]).name
+        self.show.stopping(sum(len(lane.running) for lane in self.lanes))
         engine.cancel(f"the sweep was stopped by {name}")
         until = time.monotonic() + GRACE_SECONDS
         while any(lane.running for lane in self.lanes):

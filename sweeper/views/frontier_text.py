@@ -181,6 +181,8 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     if peak is not None:
         text += f"  peak {format_bytes(peak)} {counter}"
         text += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
+        tensors = row.get("peak_tensor_bytes") if device_named(row["device"]).is_cpu else None
+        text += "" if tensors is None else f" ({format_bytes(tensors)} tensors)"
     text += _beside(row)
     text += _left(row, f"peak_{counter}_bytes")
     text += _within_context(row)

@@ -31,7 +31,8 @@ does? Each configuration is measured in a new process.
   sweeper environment            what can be measured here, what cannot, and why
 
 RUN is the folder of a sweep, as in outputs/mine. `sweeper COMMAND --help` has
-the flags of a command. --json after a command prints JSON, for programs.
+the flags of a command. --json prints JSON, for programs: of a sweep, a line
+for each event. --quiet prints only the end of a sweep.
 
 Several values make a key a dimension of the sweep:
   batch=1,2,4  'seed=range(0,3)'  'model=glob(tiny-*)'  'devices=[cuda:0,cpu]'

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pty
+import re
 import select
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,8 +157,11 @@ def test_a_signal_ends_what_runs_and_keeps_what_is_finished(
     below = run.everything_below()
     began = time.monotonic()
     run.process.send_signal(number)
-    assert run.end()[0] == code
+    ended, _, err = run.end()
+    assert ended == code
     assert time.monotonic() - began < 5
+    assert err.splitlines()[0] == "sweeper: stopping: waiting for 1 attempt, again to kill"
+    assert err.endswith(" batch=1,2,3,4,5 name=run\n")
     assert counts(run.points()) == {"ok": 2, "interrupted": 1, "not_run": 2}
     assert gone_within(1, below)
     interrupted = run.points().query("status == 'interrupted'").iloc[0]
@@ -179,6 +186,69 @@ def test_a_second_signal_ends_the_sweep_at_once(sweep: Callable[..., Sweep]) -> 
     assert run.end()[0] == 130
     assert gone_within(1, below)
     assert counts(run.points())["ok"] == 2
+
+
+class OnTerminal:
+    """A sweep on a terminal of 80 columns, with the keys that a person presses."""
+
+    def __init__(self, folder: Path, *words: str) -> None:
+        self.text = ""
+        command = [sys.executable, "-m", "sweeper", *COMMON, *words]
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+            os.chdir(folder)
+            os.execve(sys.executable, command, {**environ(), "TERM": "xterm-256color"})
+
+    def read_until(self, shown: Callable[[str], bool]) -> None:
+        until = time.monotonic() + 60
+        while not shown(self.text):
+            assert time.monotonic() < until, self.text
+            if select.select([self.terminal], [], [], 0.02)[0]:
+                try:
+                    self.text += os.read(self.terminal, 2**16).decode()
+                except OSError:  # the sweep has ended
+                    assert shown(self.text), self.text
+
+    def press(self, keys: bytes) -> None:
+        os.write(self.terminal, keys)
+
+    def end(self) -> int:
+        """The exit code, once everything is read."""
+        with contextlib.suppress(OSError):
+            while data := os.read(self.terminal, 2**16):
+                self.text += data.decode()
+        os.close(self.terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def lines(self) -> list[str]:
+        """What was written, without the codes of the terminal."""
+        return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", self.text).replace("\r", "").splitlines()
+
+
+def test_ctrl_c_is_acknowledged_and_the_sweep_ends_with_the_command_that_goes_on(tmp_path: Path) -> None:
+    outputs = tmp_path / "a folder"
+    words = [f"outputs={outputs}", *program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3")]
+    run = OnTerminal(tmp_path, *words)
+    run.read_until(lambda text: (tmp_path / "hanging").exists() and "1 of 3" in text)
+    run.press(b"\x03")
+    run.read_until(lambda text: "stopping: waiting for 1 attempt, again to kill" in text)
+    assert "to go on" not in run.text
+    assert run.end() == 130
+    lines = run.lines()
+    assert any("cpu  batch=1  fits" in line for line in lines)
+    assert "3 points: 1 ok, 1 interrupted, 1 not_run; 1 fits, 2 undecided" in lines
+    command = shlex.split(" ".join(line.removesuffix("\\") for line in lines[lines.index("sweeper: to go on:") + 1 :]))
+    (folder,) = outputs.iterdir()
+    assert command == [sys.executable, "-m", "sweeper", *COMMON, *words, f"name={folder.name}"]
+    (tmp_path / "go").touch()
+    done = command_line.run(command[3:], tmp_path, environ())
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("cpu  batch=1  fits")
+    assert first.endswith("(measured before)")
+    assert counts(pd.read_parquet(folder / "points.parquet")) == {"ok": 3}
+    assert list(outputs.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize(
@@ -386,9 +456,11 @@ def test_a_full_disk_ends_the_sweep_in_one_line_and_keeps_what_is_finished(tmp_p
     try:
         ended = swept(tmp_path, *custom("faulty:good", f"outputs={disk}", "batch=range(1,60)"))
         assert ended.returncode == 3, ended.stdout + ended.stderr
-        assert ended.stderr.startswith("sweeper: ")
-        assert ended.stderr.count("\n") == 1, ended.stderr
-        assert "No space left" in ended.stderr
+        message, continuation = ended.stderr.splitlines()
+        assert message.startswith("sweeper: ")
+        assert "No space left" in message
+        assert continuation.startswith("sweeper: to go on: python -m sweeper ")
+        assert continuation.endswith(f" outputs={disk} 'batch=range(1,60)' name=run")
         assert list(disk.glob("run/points/*/*/exit.json"))
         shutil.copytree(disk / "run", tmp_path / "copy", ignore=shutil.ignore_patterns("*.parquet"))
         shown = command_line.run(["frontier", str(tmp_path / "copy")], tmp_path)

@@ -254,3 +254,32 @@ def test_a_list_that_contains_itself_ends(written: Journal, path: Path) -> None:
     endless.append(endless)
     written.write(ENDED._replace(metrics=endless))
     assert journal.read_lines(path)[0]["metrics"][0] == 1
+
+
+def test_the_phase_under_way_is_read_from_the_end_of_the_journal(written: Journal, path: Path) -> None:
+    assert journal.phase_under_way(path.with_name("missing")) is None
+    assert journal.phase_under_way(path) is None
+    written.write(BEGAN)
+    assert journal.phase_under_way(path) == "forward"
+    written.write(ENDED)
+    assert journal.phase_under_way(path) == "between"
+    written.write(BEGAN._replace(phase="backward"))
+    for _ in range(2000):
+        written.write(facts.Heartbeat("backward", None, {"cpu": {"resident": 1}}))
+    assert path.stat().st_size > 2 * journal.END_BYTES
+    assert journal.phase_under_way(path) == "backward"
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\n", b"[1]\n", b'{"kind": "began"}\n', b'{"kind": "began", "phase": 7}\n', b"[" * 9000 + b"\n"]
+)
+def test_a_line_that_no_attempt_writes_names_no_phase(path: Path, line: bytes) -> None:
+    path.parent.mkdir()
+    path.write_bytes(line)
+    assert journal.phase_under_way(path) is None
+
+
+def test_a_pipe_in_place_of_a_journal_is_not_waited_for(path: Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    assert journal.phase_under_way(path) is None

@@ -101,7 +101,7 @@ def test_a_template_whose_libraries_initialised_the_driver_starts_its_attempts_c
     assert (points.status[1], points.start[1]) == ("ok", "warm")
     because = "a library initialised the driver as it was imported: torch.cuda is initialised"
     assert points.started_cold_because[1] == because
-    assert f"(started cold: {because})" in printed
+    assert f"note 1: started cold: {because}\n" in printed
     assert json.loads(points.metrics[1]) == {"import": None, "workload": None}
 
 

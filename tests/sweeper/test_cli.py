@@ -97,8 +97,9 @@ def names_in(folder: Path) -> list[str]:
         (["--cfg", "job", "workload.choices={}"], "sweeper: workload.choices defines workload=forward"),
         (["--cfg", "jbo"], "sweeper: argument --cfg/-c: invalid choice: 'jbo'"),
         (["--cfg"], "sweeper: argument --cfg/-c: expected one argument; usage: sweeper KEY=VALUE,..."),
-        (["batch=1", "--jsn", "context=1"], "sweeper: no such flag: --jsn; usage: sweeper KEY=VALUE,..."),
-        (["--json", "batch=1"], "sweeper: --json belongs to a command, as in sweeper frontier RUN --json;"),
+        (["batch=1", "--jsn", "context=1"], "sweeper: no such flag: --jsn (did you mean --json?)\n"),
+        (["--json", "batch=1", "--quiet"], "sweeper: --quiet --json: --quiet prints the end of a sweep alone, "),
+        (["frontier", "--quiet"], "sweeper: no such flag: --quiet; usage: sweeper frontier [RUN] [--json]\n"),
         (["estimate", "--jso"], "sweeper: no such flag: --jso (did you mean --json?)\n"),
         (["frontier", "--xy", "x"], "sweeper: no such flag: --xy; usage: sweeper frontier [RUN] [--json]\n"),
         (
@@ -218,6 +219,15 @@ def test_commands_that_read_a_run_take_the_newest_and_name_it(tmp_path: Path, ty
 
 
 # --- what is only shown -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("refused", ["env.PYTORCH_ALLOC_CONF=x:1", "model=llama-3.1-8b,mlp outputs=/dev/null/below"])
+def test_a_refusal_comes_without_the_assumptions_of_a_sweep_that_does_not_start(typed: Typed, refused: str) -> None:
+    assumption = "for the context and libraries"
+    assert assumption in typed("estimate", "devices=sim:rtx-4090", "model=mlp").stderr
+    ended = typed("devices=sim:rtx-4090", *refused.split())
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert assumption not in ended.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help", "batch=1,2"], ["sweep", "-h"], ["model=mlp", "--help"]])

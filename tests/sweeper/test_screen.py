@@ -52,3 +52,18 @@ def test_what_a_library_prints_is_shown_once_it_is_done(capsys: pytest.CaptureFi
     with screen.printable_output():
         pass
     assert capsys.readouterr().out == "two\nlines \\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("", [""]),
+        ("one two  three", ["one two  three"]),
+        ("  indented words here", ["  indented words", "      here"]),
+        ("tables: outputs/a-long-name/points.parquet", ["tables: outputs/", "    a-long-name/", "    points.parquet"]),
+        ("averyveryverylongword", ["averyveryverylongword"]),
+        ("模型模型 模型模型模型", ["模型模型", "    模型模型模型"]),
+    ],
+)
+def test_a_line_is_broken_between_words_or_after_a_slash(line: str, parts: list[str]) -> None:
+    assert screen.wrapped(line, 18) == parts

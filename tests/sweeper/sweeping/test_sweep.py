@@ -213,13 +213,23 @@ def test_a_second_signal_kills_what_runs(lab: Any) -> None:
     assert engine.calls[-2:] == ["kill", "close"]
 
 
+def test_a_stopped_sweep_ends_with_the_command_that_goes_on(lab: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = replace(plan_of(batch=(1, 2)), command=("batch=1,2", "name=other", "devices=[cpu]"))
+    lab.run(plan, lambda attempt: None, while_waiting=lambda: lab.signals.caught.append(signal.SIGINT))
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("sweeper: to go on: ")
+    assert last.endswith("batch=1,2 'devices=[cpu]' name=run")
+
+
 def test_a_removed_folder_ends_the_sweep(lab: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def remove() -> None:
         (tmp_path / "outputs" / "run" / "plan.jsonl").unlink(missing_ok=True)
 
     code, engine = lab.run(plan_of(batch=(1, 2)), while_waiting=remove)
     assert (code, len(engine.started)) == (3, 1)
-    assert "the run's folder was removed" in capsys.readouterr().err
+    message, continuation = capsys.readouterr().err.splitlines()
+    assert "the run's folder was removed" in message
+    assert continuation.startswith("sweeper: to go on: ")  # only its plan was: the attempts are there
 
 
 # --- a run that is continued ------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from runners.outcome import Outcome, Phase, Status
 from runners.point import Point
 from sweeper.objective import TOKENS
 from sweeper.plan import Dimension, Plan, RunKeys
-from sweeper.views import progress
-from sweeper.views.progress import ENDINGS, Show, assumed_text, outcome_text, show_for
+from sweeper.views.live import LiveShow
+from sweeper.views.progress import ENDINGS, Show, assumed_text, outcome_text, summary
+from sweeper.views.sweep_output import QUIET, show_for
 
 MIB = 2**20
 CARD = Card(name="a card", vendor="nvidia", architecture="sm_89", total_bytes=2**34, context_bytes=2**29)
@@ -58,20 +58,6 @@ def outcome(status: Status, peak: int | None = None, device: str = "cpu", **more
     counters = {} if peak is None else {named.deciding_counter: peak}
     phase = Phase(name="cold_forward", run_index=0, device=device, completed=status is Status.OK, peak=counters)
     return Outcome(status=status, device=named, phases=(phase,), **more)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Takes the place of stdout from now on. Not a fixture: pytest sets stdout anew when the test begins."""
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    return terminal
 
 
 # --- an attempt -------------------------------------------------------------------------------------------------------
@@ -179,25 +165,32 @@ def test_the_end_counts_the_statuses_and_names_the_tables(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sweeper.views.frontier_text.frontier_text", lambda *values: "THE FRONTIER")
     statuses = ("ok", "oom", "ok", "not_run")
-    rows = [{"status": status, "point_id": str(at), "device": "cpu"} for at, status in enumerate(statuses)]
+    fits = {"ok": True, "oom": False}
+    rows = [
+        {"status": status, "fits": fits.get(status), "point_id": str(at), "device": "cpu"}
+        for at, status in enumerate(statuses)
+    ]
     Show(plan(batch=(1, 2))).ended(rows, tmp_path / "outputs" / "mine")
     assert capsys.readouterr().out.splitlines() == [
-        *("", "4 points: 2 ok, 1 oom, 1 not_run", "", "THE FRONTIER", ""),
+        *("", "4 points: 2 ok, 1 oom, 1 not_run; 2 fit, 1 does not fit, 1 undecided", "", "THE FRONTIER", ""),
         "tables: outputs/mine/points.parquet, attempts, phases, environment, estimates, frontier",
     ]
 
 
-@pytest.mark.parametrize(("left_out", "total"), [(0, "2 points x 2 devices: 4 ok"), (1, "2 points on 2 devices: 3 ok")])
+@pytest.mark.parametrize(
+    ("left_out", "total"), [(0, "2 points x 2 devices: 4 ok; all fit"), (1, "2 points on 2 devices: 3 ok; all fit")]
+)
 def test_the_end_counts_a_point_on_two_devices_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], left_out: int, total: str
 ) -> None:
     monkeypatch.setattr("sweeper.views.frontier_text.frontier_text", lambda *values: "")
-    rows = [{"status": "ok", "point_id": point, "device": device} for point in "ab" for device in ("cpu", "sim:cpu")]
+    rows = [
+        {"status": "ok", "fits": True, "point_id": point, "device": device}
+        for point in "ab"
+        for device in ("cpu", "sim:cpu")
+    ]
     Show(plan()).ended(rows[left_out:], tmp_path)
     assert capsys.readouterr().out.splitlines()[1] == total
-
-
-# --- on a terminal ----------------------------------------------------------------------------------------------------
 
 
 def test_without_a_terminal_the_lines_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,47 +201,106 @@ def test_without_a_terminal_the_lines_are_plain(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out == "cpu  forward  fits\n"
 
 
-def test_a_terminal_shows_what_runs_and_how_much_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = a_terminal(monkeypatch)
-    now = [1000.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    points = [point(batch=batch) for batch in (1, 2, 4)]
-    with show_for(plan(batch=(1, 2, 4)), tmp_path) as show:
-        for each in points:
-            show.planned("cpu", each)
-        show.began("cpu", points[0])
-        show.settled("cpu", points[0], outcome(Status.OK, MIB, duration_s=30.0), recalled=False)
-        show.began("cpu", points[1])
-        now[0] += 12
-        terminal.truncate(0)
-        show.tick()
-        assert "1 of 3 · cpu  batch=2, 12 s · about 60 s left" in terminal.getvalue()
-        show.settled("cpu", points[1], outcome(Status.OK, MIB, duration_s=30.0), recalled=False)
-        terminal.truncate(0)
-        show.tick()
-        assert "2 of 3 · about 30 s left" in terminal.getvalue()
-
-
-def test_what_was_recalled_does_not_count_in_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = a_terminal(monkeypatch)
-    with show_for(plan(batch=(1, 2)), tmp_path) as show:
-        for batch in (1, 2):
-            show.planned("cpu", point(batch=batch))
-        show.settled("cpu", point(batch=1), outcome(Status.OK, MIB, duration_s=0.0), recalled=True)
-        show.tick()
-    assert "1 of 2" in terminal.getvalue()
-    assert "left" not in terminal.getvalue()
-
-
-def test_markup_and_emoji_codes_in_a_value_are_printed_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("variable", ["TERM=dumb", "TERM=xterm-color", "JPY_PARENT_PID=7"])
+def test_a_terminal_that_cannot_redraw_and_that_of_a_notebook_have_plain_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    terminal = a_terminal(monkeypatch)
-    text = "[red]x[/] :smile:"
-    with show_for(plan(**{"workload.params.text": (text,)}), tmp_path) as show:
-        named = point(workload={"name": "custom", "params": {"text": text}})
-        show.settled("cpu", named, outcome(Status.ERROR, error_message=text), recalled=False)
-    assert f"workload.params.text={text}  error: {text}" in terminal.getvalue()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    with show_for(plan(), tmp_path) as show:
+        assert type(show) is LiveShow
+    monkeypatch.setenv(*variable.split("="))
+    with show_for(plan(), tmp_path) as show:
+        assert type(show) is Show
+
+
+def test_quiet_prints_the_end_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sweeper.views.frontier_text.frontier_text", lambda *values: "THE FRONTIER")
+    with show_for(plan(batch=(1, 2)), tmp_path, QUIET) as show:
+        follow_a_sweep(show)
+        show.ended([{"status": "ok", "fits": True, "point_id": "a", "device": "cpu"}], tmp_path)
+    assert capsys.readouterr().out.split("\n")[:4] == ["", "1 point: 1 ok; it fits", "", "THE FRONTIER"]
+
+
+def follow_a_sweep(show: Show) -> None:
+    """Every event of a sweep except those of its end."""
+    first = point(batch=1)
+    show.planned("cpu", first)
+    show.waiting("cpu", first, "pid 7")
+    show.began("cpu", first)
+    show.tick()
+    show.settled("cpu", first, outcome(Status.OK, MIB), recalled=False)
+    show.remark("cpu", "a remark")
+    show.gave_up("cpu", "the first 3 ended with ValueError")
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        (["ok", "ok"], "2 ok; all fit"),
+        (["ok"], "1 ok; it fits"),
+        (["ok", "undecided"], "2 ok; 1 fits, 1 undecided"),
+        (["ok", "ok", "oom", "error"], "2 ok, 1 oom, 1 error; 2 fit, 1 does not fit, 1 undecided"),
+        (["oom", "oom", "skipped"], "2 oom, 1 skipped; 2 do not fit, 1 implied"),
+    ],
+)
+def test_a_pass_that_decides_nothing_does_not_count_as_fitting(ends: list[str], text: str) -> None:
+    rows = [
+        {"status": "ok" if end == "undecided" else end, "fits": {"ok": True, "oom": False}.get(end)} for end in ends
+    ]
+    named = [{**row, "point_id": str(at), "device": "cpu"} for at, row in enumerate(rows)]
+    assert summary(named).partition(": ")[2] == text
+
+
+def test_a_note_is_printed_once_and_named_by_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    show = Show(plan(batch=(1, 2)))
+    for batch, notes in ((1, ("long words",)), (2, ("long words", "others"))):
+        show.settled("cpu", point(batch=batch), outcome(Status.OK, MIB, notes=notes), recalled=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "note 1: long words",
+        "cpu  batch=1  fits, 1.00 MiB resident; note 1",
+        "note 2: others",
+        "cpu  batch=2  fits, 1.00 MiB resident; note 1, 2",
+    ]
+
+
+def test_a_long_message_is_printed_whole_once(capsys: pytest.CaptureFixture[str]) -> None:
+    show = Show(plan(batch=(1, 2)))
+    for batch in (1, 2):
+        failed = outcome(Status.ERROR, error_type="ValueError", error_message="word " * 29)
+        show.settled("cpu", point(batch=batch), failed, recalled=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith(" ".join(["word"] * 29))
+    assert second.endswith("word ... (as before)")
+    assert len(second) < 160
+
+
+def test_an_error_has_its_place_in_the_users_code_and_the_file_with_what_was_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    show = Show(plan(batch=(1, 2)), tmp_path / "outputs" / "run")
+    raised = f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 7, in run\nValueError: odd\n'
+    failed = outcome(Status.ERROR, error_type="ValueError", error_message="odd", traceback=raised, attempt=1)
+    show.settled("cpu", point(batch=1), failed, recalled=False)
+    assert capsys.readouterr().out == "cpu  batch=1  error: ValueError: odd; at train.py:7\n"  # it printed nothing
+    id = point(batch=2).id
+    log = Path("outputs", "run", "points", id[:2], f"{id}.cpu.1", "output.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("what it printed")
+    show.settled("cpu", point(batch=2), failed, recalled=False)
+    assert capsys.readouterr().out == f"cpu  batch=2  error: ValueError: odd; at train.py:7; output: {log}\n"
+
+
+def test_on_cpu_the_tensors_come_before_what_is_resident() -> None:
+    phase = Phase(
+        name="cold_forward", run_index=0, device="cpu", completed=True, peak={"resident": 445 * MIB, "tensor": 68 * MIB}
+    )
+    ended = Outcome(status=Status.OK, device=device_named("cpu"), phases=(phase,))
+    assert outcome_text(ended) == "fits, 68.00 MiB tensors, 445.00 MiB resident"
 
 
 def test_assumed_values_of_a_built_in_workload_have_no_line() -> None:
