@@ -9,7 +9,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -180,16 +179,16 @@ def environment(line: CommandLine) -> int:
 
     with Probes() as probes:
         found = environment.environment(probes.devices(interpreter(python_of(line))))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return _show(line, found, lambda found: environment.as_text(found, width))
+    return _show(line, found, lambda found: environment.as_text(found, screen.width()))
 
 
 def frontier(line: CommandLine) -> int:
     from sweeper.tables import loading
-    from sweeper.views import decision_sheet
+    from sweeper.views import decision_sheet, decision_text
 
     folder = _run(line)
-    return _show(line, decision_sheet.decision_sheet(folder, loading.read(folder)), decision_sheet.as_text)
+    sheet = decision_sheet.decision_sheet(folder, loading.read(folder))
+    return _show(line, sheet, lambda sheet: decision_text.as_text(sheet, screen.width()))
 
 
 def _run(line: CommandLine) -> Path:
