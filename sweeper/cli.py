@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
-from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
+from sweeper.planning.command_line import CommandLine, names_run, outputs_of, python_of, read, run_of
 from sweeper.sweeping.signals import end_on_signals
 
 if TYPE_CHECKING:
@@ -191,6 +191,15 @@ def frontier(line: CommandLine) -> int:
     return _show(line, sheet, lambda sheet: decision_text.as_text(sheet, screen.width()))
 
 
+def list_runs(line: CommandLine) -> int:
+    from sweeper.tables import overview
+    from sweeper.views import run_list
+
+    outputs = outputs_of(line)
+    found = overview.runs_in(outputs)
+    return _show(line, found, lambda runs: run_list.as_text(runs, outputs, screen.width()), run_list.as_json)
+
+
 def _run(line: CommandLine) -> Path:
     """The folder of the run that the line names, or of the newest one. Raises Mistake."""
     from sweeper.tables import loading
@@ -219,4 +228,5 @@ COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "effects": effects,
     "environment": environment,
     "frontier": frontier,
+    "list": list_runs,
 }
