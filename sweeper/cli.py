@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
-from sweeper.planning.command_line import CommandLine, names_run, outputs_of, python_of, read, run_of
+from sweeper.planning.command_line import (
+    CommandLine,
+    names_run,
+    outputs_of,
+    python_of,
+    read,
+    run_and_point_of,
+    run_of,
+    written_form,
+)
 from sweeper.sweeping.signals import end_on_signals
 
 if TYPE_CHECKING:
@@ -200,14 +209,37 @@ def list_runs(line: CommandLine) -> int:
     return _show(line, found, lambda runs: run_list.as_text(runs, outputs, screen.width()), run_list.as_json)
 
 
+def show_run(line: CommandLine) -> int:
+    from sweeper.tables import loading
+    from sweeper.views import point_sheet, point_table
+
+    form = written_form(line)
+    named, id = run_and_point_of(line)
+    folder = _newest(line) if named is None else loading.run_folder(named)
+    tables = loading.read(folder)
+    if id is not None:
+        if form not in (None, "json"):
+            raise Mistake(f"show RUN POINT_ID prints text or --json; --{form} is for the table of points")
+        sheet = point_sheet.point_sheet(folder, tables, point_table.named_by(tables["points"].to_pylist(), id))
+        return _show(line, sheet, lambda sheet: point_sheet.as_text(sheet, screen.width()))
+    found = point_table.point_table(folder, tables, line.flags.columns, line.flags.sort)
+    other = {"csv": point_table.csv_of, "markdown": point_table.markdown_of}.get(form or "")
+    return _show(line, found, other or (lambda found: point_table.as_text(found, screen.width())), point_table.as_json)
+
+
 def _run(line: CommandLine) -> Path:
     """The folder of the run that the line names, or of the newest one. Raises Mistake."""
     from sweeper.tables import loading
 
     named = run_of(line)
-    folder = loading.newest_run() if named is None else loading.run_folder(named)
-    if named is None:
-        screen.warn(f"{line.command}: {folder}, the newest run")
+    return _newest(line) if named is None else loading.run_folder(named)
+
+
+def _newest(line: CommandLine) -> Path:
+    from sweeper.tables import loading
+
+    folder = loading.newest_run()
+    screen.warn(f"{line.command}: {folder}, the newest run")
     return folder
 
 
@@ -229,4 +261,5 @@ COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "environment": environment,
     "frontier": frontier,
     "list": list_runs,
+    "show": show_run,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 
@@ -12,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from runners import files, stored_json
-from runners.device import Device
-from runners.point import Attempt, AttemptFolder, Point
+from runners.point import AttemptFolder
 from runners.stored_json import Damaged
 from sweeper.columns import DECLARED, PANDAS, SCHEMA, TABLES, VERSION, WITH_SWEPT, Column, schema_of, with_swept
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
+from sweeper.tables.records import on_disk
 from sweeper.tables.run_tables import GENERATION, PLAN_BYTES, STARTED, Tables, attempt_folders, file_size, table_file
 from sweeper.units import format_count
 
@@ -212,7 +211,7 @@ def _behind(folder: Path, found: Mapping[str, Stored]) -> str | None:
 def _attempts_in(attempts: pa.Table) -> set[str]:
     """The names of the folders of the attempts in a table."""
     columns = attempts.select(["point_id", "device", "attempt"]).to_pydict().values()
-    return {f"{id}.{_on_disk(device)}.{number}" for id, device, number in zip(*columns, strict=True)}
+    return {f"{id}.{on_disk(device)}.{number}" for id, device, number in zip(*columns, strict=True)}
 
 
 def _attempts_without_a_journal(folder: Path) -> int:
@@ -223,9 +222,3 @@ def _attempts_without_a_journal(folder: Path) -> int:
     except (FileNotFoundError, Damaged):
         return 0
     return len(known - {path.name for path in attempt_folders(folder / POINTS)})
-
-
-@cache
-def _on_disk(device: str) -> str:
-    """A device's name in the name of an attempt's folder."""
-    return Attempt(point=Point(values={}), device=Device(name=device)).name.partition(".")[2].rpartition(".")[0]

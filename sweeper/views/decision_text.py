@@ -49,7 +49,7 @@ def as_text(sheet: Mapping[str, Any], width: int | None = None) -> str:
         _section("ANSWER", _answer_lines(sheet), width),
         _section("WHAT WAS RUN", _ran_lines(sheet["ran"]), width),
         *three,
-        _section("ENVIRONMENT", [_environment_line(record) for record in sheet["environment"]], width),
+        _section("ENVIRONMENT", [environment_line(record) for record in sheet["environment"]], width),
         _section(
             "RUN AGAIN",
             list(dict.fromkeys(each["choice"]["command"] for each in sheet["answer"] if each["choice"]))[:MOST_ANSWERS],
@@ -207,7 +207,7 @@ def _term_lines(terms: Sequence[Mapping[str, Any]]) -> list[str]:
     return table(rows, "<><")
 
 
-def _environment_line(record: Mapping[str, Any]) -> str:
+def environment_line(record: Mapping[str, Any]) -> str:
     words = [str(record[name]) for name in ("host", "system", "device_name", "device_uuid") if record.get(name)]
     named = ("torch", "python", "driver", "backend", "backend_version", "allocator_backend")
     if record.get("allocator_backend") == "calculated":  # torch's backend traced it; the card is another
