@@ -14,6 +14,7 @@ from sweeper.rows import Row
 from sweeper.run_folder import POINTS
 
 FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+OF_TORCH = re.compile(r"[/\\]torch[/\\]|torch_tensors\.py$")  # where an allocation is refused, whoever asked for it
 # Frames of libraries and of sweeper itself, which a reader did not write.
 NOT_THE_USERS = re.compile(r"[/\\](site-packages|dist-packages|runners|lib[/\\]python[\d.]+)[/\\]|^<")
 
@@ -42,8 +43,8 @@ def traceback_of(record: AttemptFolder) -> str | None:
 
 
 def place_of(traceback: str | None) -> str | None:
-    """`file.py:12 in run`: the last frame in the user's own code, or the last one of all."""
-    frames = list(FRAME.finditer(traceback or ""))
+    """`file.py:12 in run`: the last frame in the user's own code, or the last one of all that is not in PyTorch."""
+    frames = [frame for frame in FRAME.finditer(traceback or "") if not OF_TORCH.search(frame["file"])]
     if not frames:
         return None
     own = [frame for frame in frames if not NOT_THE_USERS.search(frame["file"])]

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from runners.device import CALCULATED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
+from sweeper.frontier.edges import NO_MEMORY
 from sweeper.plan import dotted
 from sweeper.plan_lines import read_plan
 from sweeper.requested import settings_of
@@ -68,7 +69,9 @@ def _plain(row: Row, without: Sequence[str] = ()) -> dict[str, Any]:
 def _on_device(folder: Path, row: Row, of_point: Mapping[str, Sequence[Row]], typed: Sequence[str]) -> dict[str, Any]:
     record = record_of(folder, row)
     traceback = None if record is None or row["error_type"] is None else traceback_of(record)
-    mine = {name: [each for each in rows if each["device"] == row["device"]] for name, rows in of_point.items()}
+    mine = {
+        name: [each for each in of_point[name] if each["device"] == row["device"]] for name in ("phases", "attempts")
+    }
     return {
         "row": _plain(row, ("run",)),
         "why": None if row["fits"] else why(row),
@@ -123,24 +126,24 @@ def _device_lines(each: Mapping[str, Any], width: int | None) -> Iterator[str]:
         yield f"  at {each['failed_at']}"
     if each["output"]:
         yield f"  output: {each['output']}"
-    if each["traceback"]:
-        yield from indent(each["traceback"].rstrip().splitlines(), 4)
     yield f"  again:  {each['command']}"
+    for counter in _counters(row, each["phases"]):
+        yield ""
+        yield from _cut(indent(_phase_lines(counter, each["phases"])), width)
+    yield ""
     facts = [
         [name, _value(name, value, row)]
         for name, value in row.items()
         if value is not None and name not in ELSEWHERE and not columns.is_key(name)
     ]
+    facts += [[name, row[name]] for name in LONG[2:] if row.get(name)]
     yield from _cut(indent(table(facts, "<<")), width)
-    for name in LONG[2:]:
-        if row.get(name):
-            yield from _cut([f"  {name}  {row[name]}"], width)
-    if each["phases"]:
-        yield ""
-        yield from _cut(indent(_phase_lines(row, each["phases"])), width)
     if len(each["attempts"]) > 1:
         yield ""
         yield from indent(_attempt_lines(each["attempts"]))
+    if each["traceback"] and row["status"] not in NO_MEMORY:
+        yield ""
+        yield from indent(each["traceback"].rstrip().splitlines())
 
 
 def _value(name: str, value: Any, row: Row) -> str:
@@ -154,30 +157,30 @@ def _value(name: str, value: Any, row: Row) -> str:
     return f"{text} {unit}" if unit in ("seconds", "tokens", "steps", "parameters") else text
 
 
-def _phase_lines(row: Row, phases: Sequence[Row]) -> list[str]:
-    """A line for each phase: when it began, its peak and its end for the device's counters."""
+def _counters(row: Row, phases: Sequence[Row]) -> list[str]:
+    """The counters of the device that some phase has."""
     device = device_named(row["device"])
-    counters = OF_PHASES[device.type.value]
-    if device.is_calculated and device.is_host:
-        counters = ("tensor",)
+    counters = ("tensor",) if device.is_calculated and device.is_host else OF_PHASES[device.type.value]
+    return [each for each in counters if any(phase[f"peak_{each}_bytes"] is not None for phase in phases)]
+
+
+def _phase_lines(counter: str, phases: Sequence[Row]) -> list[str]:
+    """A line for each phase: one counter when it began, its peak and when it ended."""
     several = len({phase["phase_device"] for phase in phases}) > 1
-    heads = ["phase", *(["device"] if several else []), "seconds"]
-    heads += [f"{moment} {counter}" for counter in counters for moment in ("baseline", "peak", "end")]
-    rows = [heads]
+    rows = [[f"{counter} by phase", *(["device"] if several else []), "at its start", "peak", "at its end", "seconds"]]
     for phase in phases:
         if phase["phase"] == BETWEEN:
             continue
         name = phase["phase"] if phase["run_index"] is None else f"{phase['phase']} {phase['run_index']}"
         cells = [name if phase["completed"] else f"{name} (did not complete)"]
         cells += [phase["phase_device"] or "-"] if several else []
+        for moment in ("baseline", "peak", "end"):
+            count = phase[f"{moment}_{counter}_bytes"]
+            least = ">=" if moment == "peak" and not phase["completed"] else ""
+            cells.append("-" if count is None else f"{least}{format_bytes(count)}")
         cells.append("-" if phase["elapsed_s"] is None else f"{phase['elapsed_s']:.3f}")
-        for counter in counters:
-            for moment in ("baseline", "peak", "end"):
-                count = phase[f"{moment}_{counter}_bytes"]
-                least = ">=" if moment == "peak" and not phase["completed"] else ""
-                cells.append("-" if count is None else f"{least}{format_bytes(count)}")
         rows.append(cells)
-    return table(rows, "<" + ("<" if several else "") + ">" * (1 + 3 * len(counters)))
+    return table(rows, "<" + ("<" if several else "") + ">>>>")
 
 
 def _attempt_lines(attempts: Sequence[Row]) -> list[str]:
