@@ -25,6 +25,7 @@ from sweeper.planning.command_line import (
     read,
     run_and_point_of,
     run_of,
+    two_runs_of,
     written_form,
 )
 from sweeper.sweeping.signals import end_on_signals
@@ -227,6 +228,20 @@ def show_run(line: CommandLine) -> int:
     return _show(line, found, other or (lambda found: point_table.as_text(found, screen.width())), point_table.as_json)
 
 
+def compare(line: CommandLine) -> int:
+    from sweeper.tables import loading
+    from sweeper.views import run_changes
+
+    form = written_form(line)
+    first, second = (loading.run_folder(run) for run in two_runs_of(line))
+    tables = (loading.read(first), loading.read(second))
+    compared = run_changes.comparison((first, second), tables, line.flags.fail_above)
+    other = {"csv": run_changes.csv_of, "markdown": run_changes.markdown_of}.get(form or "")
+    as_text = other or (lambda compared: run_changes.as_text(compared, screen.width()))
+    _show(line, compared, as_text, run_changes.as_json)
+    return compared.exit_code
+
+
 def _run(line: CommandLine) -> Path:
     """The folder of the run that the line names, or of the newest one. Raises Mistake."""
     from sweeper.tables import loading
@@ -262,4 +277,5 @@ COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "frontier": frontier,
     "list": list_runs,
     "show": show_run,
+    "compare": compare,
 }

@@ -126,6 +126,17 @@ def run_and_point_of(line: CommandLine) -> tuple[str | None, str | None]:
     return run_of(replace(line, words=words[:1])), words[1] if words[1:] else None
 
 
+def two_runs_of(line: CommandLine) -> tuple[str, str]:
+    """The runs that `compare` takes. One alone is compared with itself: its calculated rows with its measured ones.
+
+    Raises Mistake.
+    """
+    if len(line.words) not in (1, 2):
+        given = " ".join(line.words) or "none"
+        raise Mistake(f"compare takes two runs, the folders of sweeps, got {given}; write sweeper compare BEFORE AFTER")
+    return line.words[0], line.words[-1]
+
+
 def written_form(line: CommandLine) -> str | None:
     """The form in which a table is printed for other programs: json, csv or markdown. Raises Mistake for several."""
     given = [form for form in FORMS if getattr(line.flags, form, False)]
@@ -167,7 +178,7 @@ def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list
 def _refuse_files(command: str, words: Sequence[str]) -> None:
     """Raises Mistake for an experiment's file in place of a word, and for a run that is given like a key."""
     for at, word in enumerate(words):
-        if command in ("estimate", "effects", "frontier", "show") and re.fullmatch("run=.+", word):
+        if command in ("estimate", "effects", "frontier", "show", "compare") and re.fullmatch("run=.+", word):
             raise Mistake(f"{word}: no such key; write sweeper {command} {word.removeprefix('run=')}")
         is_value = at > 0 and words[at - 1].startswith("-")
         if command in ("sweep", "estimate") and not is_value and re.fullmatch(r"[^=]+\.ya?ml", word):
@@ -312,7 +323,20 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     show.add_argument(
         "--columns", type=_names, metavar="A,B", help="columns of points.parquet, or command, output, failed_at"
     )
-    for parser in (show,):
+    compare = add(
+        "compare",
+        "sweeper compare BEFORE AFTER [--fail-above 2%|50MiB] [--csv|--markdown|--json]",
+        "What changed from one run to another, point by point: what no longer fits, which peaks differ, and what the"
+        " measurements depended on. With one run: its calculated points against its measured ones.",
+    )
+    compare.add_argument("words", nargs="*", metavar="RUN", help="the folder of a sweep, as in outputs/mine")
+    compare.add_argument(
+        "--fail-above",
+        metavar="2%%|50MiB",
+        help="end with exit code 4 if a peak grew by more, or if a point that fitted no longer fits; 3 if a point that"
+        " fitted was not decided",
+    )
+    for parser in (show, compare):
         parser.add_argument("--csv", action="store_true", help="print CSV, with whole bytes")
         parser.add_argument("--markdown", action="store_true", help="print Markdown, for an issue")
     environment = add(
