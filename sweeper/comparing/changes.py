@@ -289,7 +289,7 @@ def _same_counters(calculated: Row, measured: Row) -> Iterator[tuple[str, int, i
 
 
 def exit_code(found: RunChanges, is_gate: bool) -> int:
-    """4 if a peak grew beyond the threshold or a point that fitted no longer fits, 3 if that was not decided, else 0."""
+    """4 if a peak grew beyond the threshold or what fitted no longer fits, 3 if that was not decided, else 0."""
     if not is_gate:
         return 0
     if found.grown or found.no_longer_fit:

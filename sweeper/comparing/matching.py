@@ -15,7 +15,7 @@ from typing import Any
 
 from runners.device import CALCULATED, device_named
 from runners.point import canonical
-from sweeper.plan import dotted
+from sweeper.plan import dotted, typed_value
 from sweeper.rows import Row
 
 Key = tuple[str, str]  # device and point id
@@ -133,7 +133,7 @@ def _values(rows: Iterable[Row]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         for key, value in dotted(json.loads(row["config"])):
-            found[key.removesuffix(".name")].add(value if isinstance(value, str) else canonical(value))
+            found[key.removesuffix(".name")].add(typed_value(key, value))
     return found
 
 

@@ -23,6 +23,7 @@ from sweeper.comparing.changes import (
     StatusChange,
     changes,
     exit_code,
+    fits,
 )
 from sweeper.comparing.matching import differences
 from sweeper.comparing.thresholds import Threshold
@@ -265,6 +266,9 @@ def _notes(compared: Comparison) -> list[str]:
         notes.append(f"joined without the key {key.removesuffix('.name')} ({shown}), which one of the runs lacks")
     for first, second in found.points.devices.items():
         notes.append(f"joined {first} of {compared.first} with {second} of {compared.second}")
+    fitting = [row for row in found.points.only_in_first if fits(row)]
+    if fitting:
+        notes.append(f"{format_count(len(fitting), 'point')} that fitted: only in {compared.first}")
     if found.partial:
         count = format_count(len(found.partial), "point")
         notes.append(
@@ -291,7 +295,7 @@ def _verdict(compared: Comparison) -> str:
     said = [
         f"{format_count(count, 'point' if 'fit' in what else 'peak')} {what}" for what, count in facts.items() if count
     ]
-    ended = ", ".join(said) or f"every point that fitted still fits, and no peak grew by more than {compared.threshold}"
+    ended = ", ".join(said) or f"no point that fitted fails, and no peak grew by more than {compared.threshold}"
     if compared.gate is None:
         return ended
     if compared.exit_code == 3:
