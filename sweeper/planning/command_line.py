@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from sweeper.cards import CONF
 from sweeper.errors import Mistake
 from sweeper.planning import hydra_keys
-from sweeper.planning.suggestions import no_such_command, no_such_flag, words_apart
+from sweeper.planning.suggestions import instead_of_listing, no_such_command, no_such_flag, words_apart
 
 # Flags that show something and run nothing.
 SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
@@ -155,7 +155,9 @@ def outputs_of(line: CommandLine) -> str:
         elif Path(word).is_dir():
             folder = word
         else:
-            raise Mistake(f"list takes outputs=FOLDER and --json, not {word!r}")
+            instead = instead_of_listing(word)
+            hint = f"; {instead}" if instead else ""
+            raise Mistake(f"list takes outputs=FOLDER and --json, not {word!r}{hint}")
     return folder
 
 
