@@ -120,7 +120,16 @@ def united(name: str, tables: Sequence[pa.Table], runs: Sequence[str]) -> pa.Tab
         if "run" in columns:
             columns["run"] = pa.array([run] * len(table), pa.string())
         parts.append(pa.Table.from_arrays([columns[field.name] for field in schema], schema=schema))
-    return pa.concat_tables(parts)
+    whole = pa.concat_tables(parts)
+    return whole if "run" in fixed else _each_once(whole)
+
+
+def _each_once(environments: pa.Table) -> pa.Table:
+    """Two runs can have one environment, which has one row: a join with it would double every point otherwise."""
+    first: dict[str, int] = {}
+    for place, id in enumerate(environments["environment_id"].to_pylist()):
+        first.setdefault(id, place)
+    return environments.take(list(first.values()))
 
 
 def _one_type(found: set[pa.DataType]) -> pa.DataType:
