@@ -144,10 +144,12 @@ def estimate(line: CommandLine) -> int:
     if names_run(line):
         from sweeper.tables import loading
         from sweeper.views import comparison_report
+        from sweeper.views.layout import wrapped_text
 
         folder = _run(line)
         comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
-        return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
+        as_text = lambda found: wrapped_text(comparison_report.as_text(found), screen.width())  # noqa: E731
+        return _show(line, comparison, as_text, comparison_report.as_json)
     plan = _plan(line)
     from sweeper.views import estimate_report
 
@@ -169,6 +171,7 @@ def effects(line: CommandLine) -> int:
     from sweeper.plan_lines import read_plan
     from sweeper.tables import loading
     from sweeper.views import effects_report, pictures
+    from sweeper.views.layout import wrapped_text
 
     picture, at = line.flags.picture, line.flags.at
     if picture is not None:
@@ -176,7 +179,7 @@ def effects(line: CommandLine) -> int:
     folder = _run(line)
     points, phases = effects_report.rows_of(loading.read(folder))
     found = effects_report.effects(points, phases, at, read_plan(folder))
-    _show(line, found, effects_report.as_text)
+    _show(line, found, lambda found: wrapped_text(effects_report.as_text(found), screen.width()))
     if picture is not None and found["families"]:
         pictures.draw_effects(families(points, phases), picture, at)
     return 0
