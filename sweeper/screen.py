@@ -54,6 +54,11 @@ def show(text: str) -> None:
     print(printable(text), flush=True)
 
 
+def width() -> int | None:
+    """The columns of the terminal that stdout is, or those of COLUMNS. None in a pipe: its reader may search lines."""
+    return shutil.get_terminal_size((0, 0)).columns or None
+
+
 def warn(line: str) -> None:
     """Print one line to stderr. If nobody can read it, the exit code alone tells how the command ended."""
     text = f"sweeper: {printable(' '.join(line.split()))}"
