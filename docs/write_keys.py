@@ -88,8 +88,14 @@ def files(group: str) -> list[Path]:
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    lines += ["| " + " | ".join(_escaped(cell) for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def _escaped(cell: str) -> str:
+    """A cell in which Markdown finds no mark-up outside of code."""
+    parts = re.split(r"(`[^`]*`)", cell.replace("|", "\\|"))
+    return "".join(each if each.startswith("`") else each.replace("*", "\\*").replace("<", "&lt;") for each in parts)
 
 
 def code(text: str) -> str:
