@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib.util
 import os
 import re
@@ -18,8 +19,10 @@ import pandas as pd
 import pytest
 
 from runners.outcome import Status
+from sweeper.planning import planner
 from sweeper.planning.command_line import read
-from sweeper.planning.planner import plan_of
+from sweeper.planning.composer import Composer
+from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.probes import Probes
 from tests import command_line
 from tests.test_readme import PAGES, ROOT, blocks, named, run
@@ -44,6 +47,11 @@ def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as both the site and a view of the repository name them."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@functools.cache
+def composer(words: tuple[str, ...]) -> Composer:
+    return composer_of(words)
 
 
 def writer(name: str) -> ModuleType:
@@ -123,13 +131,14 @@ def test_a_page_of_the_site_links_to_pages_of_the_site_and_names_files_that_exis
 def test_every_sweep_of_a_page_can_be_planned(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that would run for too long or need a GPU."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(planner, "composer_of", lambda words: composer(tuple(words)))
     lines = re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
     commands = re.sub(r"\\\n\s*", "", "".join(lines)).splitlines()
     for command in commands:
         own = OF_THE_READER.search(command.replace("examples/train.py", ""))
         if command.startswith("python -m sweeper ") and "=" in command.split()[3] and not own:
             with Probes() as probes:
-                assert plan_of(read(shlex.split(command)[3:]), probes, str).points
+                assert planner.plan_of(read(shlex.split(command)[3:]), probes, str).points
 
 
 def test_the_page_of_keys_is_what_the_configuration_declares() -> None:
@@ -233,3 +242,17 @@ def test_the_function_of_the_page_is_measured_and_its_edge_is_found(tmp_path: Pa
     assert "4 points: 4 ok" in run(measured, tmp_path)
     assert "largest that fits" in run(edge, tmp_path)
     assert command_line.run(["frontier", "outputs/denoiser-edge"], tmp_path).returncode == 0
+
+
+def test_the_measured_sweep_of_the_first_five_minutes_finds_an_edge(tmp_path: Path) -> None:
+    sweep, questions = blocks(text_of("five-minutes"), "tested")
+    assert "6 points: 5 ok, 1 oom" in run(sweep, tmp_path)
+    frontier, effects = (run(question, tmp_path) for question in questions.splitlines())
+    assert "smallest that fails: batch=4 context=256" in frontier
+    assert "WHICH LEVER FIRST" in effects
+
+
+@pytest.mark.slow
+def test_the_search_of_the_first_five_minutes_confirms_its_edge(tmp_path: Path) -> None:
+    (block,) = blocks(text_of("five-minutes"), "tested slowly")
+    assert "smallest that fails" in run(block, tmp_path)
