@@ -1,5 +1,6 @@
 # make install   .venv with everything that a sweep needs
 # make sweep     the same, and a first sweep on the device that is found
+# make docs      the site of the documentation, in site/index.html
 # make check     ruff, mypy and the tests that neither import torch nor start a process: within three minutes
 # make test      ruff, mypy and all tests, in .venv with the test extra: minutes
 #
@@ -72,6 +73,7 @@ $(BIN)/python:
 
 $(BIN)/zensical: | $(BIN)/python
 	$(BIN)/python -m pip install --editable '.[docs]'
+	@test -x $@ || { echo "The site needs Python 3.11 or newer: make docs VENV=.venv-docs PYTHON=python3.12" >&2; exit 1; }
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --editable '.[models]'
