@@ -1,5 +1,6 @@
 # make install   .venv with everything that a sweep needs
 # make sweep     the same, and a first sweep on the device that is found
+# make docs      the site of the documentation, in site/index.html
 # make check     ruff, mypy and the tests that neither import torch nor start a process: within three minutes
 # make test      ruff, mypy and all tests, in .venv with the test extra: minutes
 #
@@ -20,7 +21,7 @@ ifdef PIP_CONSTRAINT
 export PIP_CONSTRAINT
 endif
 
-.PHONY: help install sweep check pure test lint test-slow test-gpu bench
+.PHONY: help install sweep docs check pure test lint test-slow test-gpu bench
 .DEFAULT_GOAL := help
 
 help:
@@ -30,6 +31,10 @@ install: $(INSTALLED)
 
 sweep: $(INSTALLED)
 	$(BIN)/python -m sweeper batch=1,2,4 context=2048,4096
+
+docs: $(BIN)/zensical
+	$(BIN)/zensical build --strict --clean
+	@echo "Open site/index.html, or run '$(BIN)/zensical serve' to see each change as you write."
 
 # worksteal: each worker takes its half in the order of the files, so that a module's runs are made once, and one that
 # is done takes over half of what the other has left. With loadfile it waited for the other's last file.
@@ -65,6 +70,10 @@ $(BIN)/python:
 		echo "sweeper needs Python 3.10 or newer, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)." \
 			"Name another: make install PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+
+$(BIN)/zensical: | $(BIN)/python
+	$(BIN)/python -m pip install --editable '.[docs]'
+	@test -x $@ || { echo "The site needs Python 3.11 or newer: make docs VENV=.venv-docs PYTHON=python3.12" >&2; exit 1; }
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --editable '.[models]'

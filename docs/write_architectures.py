@@ -1,4 +1,4 @@
-"""Runs the sweeps of the table of architectures in docs/workloads.md and writes the table.
+"""Runs the sweeps of the table of architectures in docs/architectures.md and writes the table.
 
 python docs/write_architectures.py
 """
@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = Path(__file__).with_name("workloads.md")
+PAGE = Path(__file__).with_name("architectures.md")
 BEGIN, END = "<!-- architectures -->", "<!-- end of architectures -->"
 HEAD = ("model", "dimension", "reaches the model as", "forward", "train", "generate")
 OPERATIONS = HEAD[3:]

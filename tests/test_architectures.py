@@ -1,4 +1,4 @@
-"""The architectures of conf/model, measured at two values of each dimension, end as docs/workloads.md says."""
+"""The architectures of conf/model, measured at two values of each dimension, end as docs/architectures.md says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of each family of architectures, on conf/model as it is; every one of them is swept for docs/workloads.md."""
+"""One of each family of architectures, on conf/model as it is; every one of them is swept for docs/architectures.md."""
 
 from __future__ import annotations
 

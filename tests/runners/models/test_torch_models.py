@@ -40,7 +40,7 @@ def facts(name: str, device: str = "meta", dtype: str = "bfloat16") -> dict[str,
 
 
 def test_every_model_that_is_named_after_another_is_counted_here() -> None:
-    """The tiny models, one of each architecture, have no published counterpart: docs/workloads.md has their table."""
+    """The tiny models, one of each architecture, have no published counterpart; docs/architectures.md has a table."""
     files = {path.stem for path in CONF.glob("*.yaml") if not path.stem.startswith("tiny-")}
     assert files == {*PARAMETERS, "mlp", "pretrained"} - {"tiny-llama"}
 
