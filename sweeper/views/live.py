@@ -60,6 +60,8 @@ class Cell:
 
 
 class LiveShow(Show):
+    """What runs, how much is left and what fits so far, drawn below the lines of what has ended. To be closed."""
+
     def __init__(self, plan: Plan, folder: Path | None = None) -> None:
         super().__init__(plan, folder)
         self._console = Console(highlight=False, emoji=False)
