@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -72,14 +73,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-ShowFor = Callable[[Plan, Path], contextlib.AbstractContextManager[Show]]
-
-
 def sweep(
     plan: Plan,
     report: Callable[[str], None],
     started: Local | None = None,
-    show_for: ShowFor = show_for,
+    show_for: Callable[[Plan, Path], AbstractContextManager[Show]] = show_for,
     notes: Sequence[str] = (),
 ) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user, when the sweep starts.
@@ -432,7 +430,7 @@ class Sweep:
     def _stop(self, engine: Engine) -> None:
         """End running attempts, which settle as interrupted; at a second signal or after GRACE_SECONDS, kill them."""
         name = signal.Signals(self.signals.caught[0]).name
-        self.show.stopping(sum(lane.running is not None for lane in self.lanes))
+        self.show.stopping(sum(1 for lane in self.lanes if lane.running))
         engine.cancel(f"the sweep was stopped by {name}")
         until = time.monotonic() + GRACE_SECONDS
         while any(lane.running for lane in self.lanes):
