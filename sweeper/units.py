@@ -72,8 +72,10 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration in seconds, or in minutes from 100 seconds on."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    """A duration in seconds, in minutes from 100 seconds on, or in hours from 100 minutes on."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def parse_bytes(value: object) -> int | None:

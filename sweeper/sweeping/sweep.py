@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
@@ -87,14 +88,11 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-ShowFor = Callable[[Plan, Path], contextlib.AbstractContextManager[Show]]
-
-
 def sweep(
     plan: Plan,
     report: Callable[[str], None],
     started: Local | None = None,
-    show_for: ShowFor = show_for,
+    show_for: Callable[[Plan, Path], AbstractContextManager[Show]] = show_for,
     notes: Sequence[str] = (),
 ) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user, when the sweep starts.

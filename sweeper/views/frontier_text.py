@@ -234,10 +234,8 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     counter = device_named(row["device"]).deciding_counter
     peak = row.get(f"peak_{counter}_bytes")
     if peak is not None:
-        text += f"  peak {format_bytes(peak)} {counter}"
+        text += f"  peak {_tensors(row)}{format_bytes(peak)} {counter}"
         text += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
-        tensors = row.get("peak_tensor_bytes") if device_named(row["device"]).is_cpu else None
-        text += "" if tensors is None else f" ({format_bytes(tensors)} tensors)"
     text += _beside(row)
     text += _left(row, f"peak_{counter}_bytes")
     text += _within_context(row)
@@ -246,6 +244,12 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     if obstacle["fits"] is not False or obstacle.get("flaky"):
         return f"{text}; the next, {group.text(group.at(obstacle))}: {why(obstacle)}"
     return text
+
+
+def _tensors(row: Row) -> str:
+    """The peak of tensors where the resident one decides, which includes Python and every library."""
+    tensors = row.get("peak_tensor_bytes") if device_named(row["device"]).is_cpu else None
+    return "" if tensors is None else f"{format_bytes(tensors)} tensors, "
 
 
 RELEVANT = 0.05  # share of the peak from which the memory of other processes is named

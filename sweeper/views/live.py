@@ -35,6 +35,7 @@ FEW = 3  # calculated devices up to which each has a column in a table of points
 MOST_ROWS = 60  # of the table of points that stays on the screen at the end
 REDRAWN_WITHIN = 0.1  # seconds in which it is not drawn again
 STARTS = "start"  # the phase before the first: the interpreter and the imports
+WAITS = "waits"  # for its device, which another sweep uses
 ORDER = (True, False, None)  # of what fits, in the counts
 INDENT = "  "
 CUT = " ..."
@@ -60,6 +61,8 @@ class Cell:
 
 
 class LiveShow(Show):
+    """What runs, how much is left and what fits so far, drawn below the lines of what has ended. To be closed."""
+
     def __init__(self, plan: Plan, folder: Path | None = None) -> None:
         super().__init__(plan, folder)
         self._console = Console(highlight=False, emoji=False)
@@ -113,6 +116,11 @@ class LiveShow(Show):
     def follow(self, device: str, point: Point, attempt: AttemptFolder) -> None:
         if device not in self._cells and (running := self._running.get((device, point.id))) is not None:
             running.folder = attempt
+
+    def waiting(self, device: str, point: Point, holder: str) -> None:
+        if (running := self._running.get((device, point.id))) is not None:
+            running.phase = WAITS
+        super().waiting(device, point, holder)
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._running.pop((device, point.id), None)

@@ -221,21 +221,23 @@ class OnTerminal:
         os.close(self.terminal)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
-    def lines(self) -> list[str]:
-        """What was written, without the codes of the terminal."""
-        return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", self.text).replace("\r", "").splitlines()
+
+def plain(text: str) -> list[str]:
+    """The lines of a terminal's output without its codes."""
+    return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "").splitlines()
 
 
 def test_ctrl_c_is_acknowledged_and_the_sweep_ends_with_the_command_that_goes_on(tmp_path: Path) -> None:
     outputs = tmp_path / "a folder"
     words = [f"outputs={outputs}", *program(HANGS_AT_2_UNTIL_GO, "batch=1,2,3")]
     run = OnTerminal(tmp_path, *words)
-    run.read_until(lambda text: (tmp_path / "hanging").exists() and "1 of 3" in text)
+    run.read_until(lambda text: any(re.match("  cpu +[0-9]+ s  run  batch=2", line) for line in plain(text)))
+    assert any("1 of 3" in line for line in plain(run.text))
     run.press(b"\x03")
     run.read_until(lambda text: "stopping: waiting for 1 attempt, again to kill" in text)
     assert "to go on" not in run.text
     assert run.end() == 130
-    lines = run.lines()
+    lines = plain(run.text)
     assert any("cpu  batch=1  fits" in line for line in lines)
     assert "3 points: 1 ok, 1 interrupted, 1 not_run; 1 fits, 2 undecided" in lines
     command = shlex.split(" ".join(line.removesuffix("\\") for line in lines[lines.index("sweeper: to go on:") + 1 :]))

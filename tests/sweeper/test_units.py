@@ -60,7 +60,7 @@ def test_a_value_that_is_no_size_is_none(typed: object) -> None:
 
 def test_counts_and_durations_have_units() -> None:
     assert [format_count(number, "point") for number in (0, 1, 1200)] == ["0 points", "1 point", "1,200 points"]
-    assert [format_seconds(seconds) for seconds in (0.4, 99.4, 125)] == ["0 s", "99 s", "2 min"]
+    assert [format_seconds(seconds) for seconds in (0.4, 99.4, 125, 9000)] == ["0 s", "99 s", "2 min", "2.5 h"]
 
 
 @pytest.mark.parametrize("typed", ["24GiB", "64MiB", "3KiB", "1537", "24GB", "500MB"])

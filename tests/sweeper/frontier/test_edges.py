@@ -491,7 +491,7 @@ def test_the_command_prints_the_decision_sheet(written: Any, capsys: pytest.Capt
     places = [text.index(section) for section in sections]
     assert places == sorted(places)
     answer, calculated, observed = (text[places[at] : places[at + 1]] for at in (0, 2, 3))
-    assert "largest that fits:   batch=2  peak 347.00 MiB resident" in answer
+    assert "largest that fits:   batch=2  peak 128.00 MiB tensors, 347.00 MiB resident" in answer
     assert "smallest that fails: batch=4  out of memory in cold_forward" in answer
     assert "cuda:0  no attempt decided what fits: 3 unavailable (torch is a CPU build)" in answer
     assert "phases passed: inputs; failed: cold_forward" in observed

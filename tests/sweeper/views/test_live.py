@@ -99,6 +99,15 @@ def test_several_attempts_of_one_device_can_run(screen: Screen) -> None:
     assert screen.text(show)[1:] == ["  cuda:0  2 s  start  batch=2"]
 
 
+def test_an_attempt_that_waits_for_its_device_says_so(screen: Screen) -> None:
+    show = screen.show(plan_on("cpu", batch=(1, 2)))
+    show.planned("cpu", point(batch=1))
+    show.began("cpu", point(batch=1))
+    show.waiting("cpu", point(batch=1), "pid 7")
+    assert screen.text(show)[1] == "  cpu  1 s  waits  batch=1"
+    assert "cpu  batch=1  waits for cpu, which is in use by pid 7" in screen.printed
+
+
 def test_between_two_attempts_the_last_state_stays(screen: Screen) -> None:
     show = screen.show(plan_on("cpu", batch=(1, 2)))
     show.planned("cpu", point(batch=1))
@@ -265,12 +274,15 @@ def test_the_redrawn_part_is_gone_when_the_sweep_has_ended(screen: Screen, monke
     assert "0 of 1" not in kept
 
 
-def test_no_color_leaves_the_signs_without_colours(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
+@pytest.mark.parametrize(("no_color", "sign"), [("1", "✓"), ("", "\x1b[32m✓\x1b[0m")])
+def test_no_color_leaves_the_signs_without_colours(screen: Screen, no_color: str, sign: str) -> None:
+    screen.monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        screen.monkeypatch.setenv("NO_COLOR", no_color)
     show = screen.show(plan_on("cpu", batch=(1, 2)))
     show.planned("cpu", point(batch=1))
     show.settled("cpu", point(batch=1), outcome(Status.OK, MIB), recalled=False)
-    assert screen.terminal.getvalue() == "✓ cpu  batch=1  fits, 1.00 MiB resident\n"
+    assert screen.terminal.getvalue() == f"{sign} cpu  batch=1  fits, 1.00 MiB resident\n"
 
 
 def test_a_complete_table_makes_room_for_what_is_measured(screen: Screen) -> None:
