@@ -19,12 +19,12 @@ class Threshold:
 
     @classmethod
     def parse(cls, text: str, flag: str) -> Threshold:
-        """Raises Mistake for what is neither a percentage nor a size."""
+        """Raises Mistake for what is neither a percentage nor a size with its unit: a bare 2 could be either."""
         share = re.fullmatch(r"\+?([0-9]+(?:\.[0-9]+)?)\s*%", text.strip())
         if share is not None:
             return cls(percent=Fraction(share[1]))
-        size = parse_bytes(int(text) if text.isascii() and text.isdigit() else text.strip())
-        if size is None or text == "":
+        size = parse_bytes(text.strip())
+        if size is None or not text.strip()[-1:].isalpha():
             raise Mistake(f"{flag} {text}: must be a percentage or a size of memory, as in {flag} 2% or {flag} 50MiB")
         return cls(bytes=size)
 

@@ -338,16 +338,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     compare = add(
         "compare",
-        "sweeper compare BEFORE AFTER [--fail-above 2%|50MiB] [--csv|--markdown|--json]",
+        "sweeper compare BEFORE AFTER [--fail-above CHANGE] [--csv|--markdown|--json]",
         "What changed from one run to another, point by point: what no longer fits, which peaks differ, and what the"
         " measurements depended on. With one run: its calculated points against its measured ones.",
     )
     compare.add_argument("words", nargs="*", metavar="RUN", help="the folder of a sweep, as in outputs/mine")
     compare.add_argument(
         "--fail-above",
-        metavar="2%%|50MiB",
-        help="end with exit code 4 if a peak grew by more, or if a point that fitted no longer fits; 3 if a point that"
-        " fitted was not decided",
+        metavar="CHANGE",
+        help="as in --fail-above 2%% or --fail-above 50MiB: end with exit code 4 if a peak grew by more, or if a point"
+        " that fitted no longer fits; with 3 if a point that fitted was not decided",
     )
     for parser in (show, compare):
         parser.add_argument("--csv", action="store_true", help="print CSV, with whole bytes")

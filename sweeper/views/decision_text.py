@@ -74,13 +74,15 @@ def _next_to_each_other(lists: Mapping[str, Lines], width: int) -> str:
 
 def _answer_lines(sheet: Mapping[str, Any]) -> list[str]:
     answers = sheet["answer"]
+    if len(answers) > MOST_ANSWERS:  # a line for each card, and no choice for each of many searches
+        return [*sheet["observed"]["frontier_text"].splitlines(), *sheet["calculated"]["frontier_text"].splitlines()]
     lines = []
-    for answer in answers[:MOST_ANSWERS]:
+    for answer in answers:
         lines += answer["lines"]
         if answer["choice"] is not None:
             how = "" if sheet["margin"] else f"  (by the objective {sheet['objective']}; no margin was set)"
             lines.append(f"  {'choice:':<20} {assignments(answer['choice']['at'])}{how}")
-    return [*(lines or ["no point was tried"]), *more(len(answers), MOST_ANSWERS, "searches")]
+    return lines or ["no point was tried"]
 
 
 def _ran_lines(ran: Mapping[str, Any]) -> list[str]:

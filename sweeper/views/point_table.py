@@ -385,4 +385,4 @@ def named_by(points: Iterable[Row], prefix: str) -> str:
         raise Mistake(f"{prefix}: no point of this run has an id that begins so; sweeper show RUN lists them")
     if len(ids) > 1:
         raise Mistake(f"{prefix}: {len(ids)} points have ids that begin so: {', '.join(ids[:5])}")
-    return ids[0]
+    return str(ids[0])

@@ -278,3 +278,11 @@ def test_a_flaky_point_counts_as_one_that_does_not_fit(pair: Pair) -> None:
     compared = pair.compared("50%")
     assert [each.how for each in compared.found.statuses] == ["no longer fits"]
     assert compared.exit_code == 4
+
+
+@pytest.mark.parametrize("command", ["list", "show", "compare"])
+def test_each_command_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.run([command, "--help"])
+    assert ended.value.code == 0
+    assert f"usage: sweeper {command}" in capsys.readouterr().out
