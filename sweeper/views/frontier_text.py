@@ -40,7 +40,7 @@ LONGEST = 20  # groups on the screen; frontier.parquet has all of them
 # How budget_kind is shown: what the limit is on.
 LIMITS = {
     ALLOCATOR: "of PyTorch's allocator",
-    DATA_LIMIT: "of data above the baseline",
+    DATA_LIMIT: "of data, not counting the imports",
     TENSORS: "of tensors",
     CGROUP: "of the cgroup",
     INHERITED_DATA_LIMIT: "of data, by ulimit -d",
@@ -75,7 +75,24 @@ def frontier_text(
         lines += _lines(group, names, objective, Margin(margin or {}, group.rows, run))
     if len(decided) > LONGEST:
         lines.append(f"... and {len(decided) - LONGEST} more, in frontier.parquet")
-    return "\n".join([*lines, *_undecided_lines([group for group in found if not group.decided])])
+    undecided = _undecided_lines([group for group in found if not group.decided])
+    return "\n".join([*lines, *undecided, *_how_to_go_on(found, objective)])
+
+
+FURTHER = 256  # times the largest value tried; a search doubles from there, and ends soon where memory is small
+
+
+def _how_to_go_on(found: Sequence[FrontierGroup], objective: Objective) -> list[str]:
+    """What to type to find an edge, if everything that was tried fits."""
+    if any(not row["fits"] for group in found for row in group.rows):
+        return []
+    for group in found:
+        largest = group.largest(objective)
+        for key, value in zip(group.along, largest or (), strict=False):
+            if isinstance(value, int):
+                search = f"design=frontier '{key}=interval({value},{value * FURTHER})'"
+                return [f"to find an edge: {search}, or budget=SIZE, which stands for a smaller device"]
+    return []
 
 
 def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
@@ -179,7 +196,7 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     counter = device_named(row["device"]).deciding_counter
     peak = row.get(f"peak_{counter}_bytes")
     if peak is not None:
-        text += f"  peak {format_bytes(peak)} {counter}"
+        text += f"  peak {_tensors(row)}{format_bytes(peak)} {counter}"
         text += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
     text += _beside(row)
     text += _left(row, f"peak_{counter}_bytes")
@@ -188,6 +205,12 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     if obstacle["fits"] is not False or obstacle.get("flaky"):
         return f"{text}; the next, {group.text(group.at(obstacle))}: {why(obstacle)}"
     return text
+
+
+def _tensors(row: Row) -> str:
+    """The peak of tensors where the resident one decides, which includes Python and every library."""
+    tensors = row.get("peak_tensor_bytes") if device_named(row["device"]).is_cpu else None
+    return "" if tensors is None else f"{format_bytes(tensors)} of tensors, "
 
 
 RELEVANT = 0.05  # share of the peak from which the memory of other processes is named
