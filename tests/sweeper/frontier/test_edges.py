@@ -374,7 +374,7 @@ def test_on_cpu_the_peak_of_tensors_stands_before_the_resident_one_which_include
 def test_where_everything_fits_a_line_has_what_to_type_to_find_an_edge() -> None:
     search = "to find an edge: design=frontier 'batch=interval(4,1024)', or budget=SIZE, which stands for a"
     assert search in frontier_text(upto(4, (1, 2, 4)))
-    for found in (upto(2, (1, 2, 4)), line({1: "ok", 2: "error"}), [row()]):
+    for found in (upto(2, (1, 2, 4)), line({1: "ok", 2: "error"})):
         assert "to find an edge" not in frontier_text(found)
 
 
