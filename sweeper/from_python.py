@@ -28,21 +28,23 @@ if TYPE_CHECKING:
 
 # The package is the caller's, wherever that was imported from. The process ends with the thread that waits for it.
 BOOT = """\
-import sys
-if sys.path[:1] == ['']: sys.path.append(sys.path.pop(0))
-sys.path.append(sys.argv[1])
+import os, sys
+sys.path += [sys.argv[1], *([sys.path.pop(0)] if sys.path[:1] == [''] else [])]
 from runners.processes import die_with
 die_with(int(sys.argv[2]))
 sys.argv[:] = ['sweeper', *sys.argv[3:]]
 from sweeper.__main__ import main, pass_on_flags
 pass_on_flags()
-sys.exit(main())
+code = main()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(code)
 """
 PREFIX = "sweeper: "  # of a line on stderr
 UNDECIDED = 3  # the exit code of a sweep with points of which nobody knows whether they fit
 ONE_LIST = ("devices", "retry", "workload.argv")  # keys of which a list is one value
 PLAIN = r"[\w.:/@%+-]+"  # a word that Hydra's grammar reads as it stands
-HELD_SECONDS = 0.5  # a command that reports a mistake ends within this time
+HELD_SECONDS = 1.0  # a command that reports a mistake ends within this time
 LAST_LINES = 20  # of stderr, in the message of a bug
 
 
