@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture
-def hanging(here: Path) -> subprocess.Popen[str]:
+def hanging(here: Path) -> Iterator[subprocess.Popen[str]]:
     """A script in whose sweep a workload hangs."""
     (here / "hangs.py").write_text(HANGS)
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -131,7 +132,9 @@ def hanging(here: Path) -> subprocess.Popen[str]:
     while not any('"began"' in path.read_text() for path in here.glob(journal)):
         assert script.poll() is None
         pause.wait(0.05)
-    return script
+    yield script
+    script.kill()
+    script.communicate()
 
 
 def test_ctrl_c_ends_the_sweep_in_order_and_reaches_the_caller(hanging: subprocess.Popen[str]) -> None:
