@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,22 @@ from nbformat import NotebookNode
 from sweeper.tables.run_tables import Tables
 from tests.sweeper.conftest import BASELINE, phase, started
 
-NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "analysis.ipynb"
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MIB = 2**20
+
+
+def read(name: str) -> NotebookNode:
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
 
 
 @pytest.fixture
 def notebook() -> NotebookNode:
-    return nbformat.read(NOTEBOOK, as_version=4)
+    return read("analysis")
 
 
-def test_the_notebook_is_stored_without_outputs(notebook: NotebookNode) -> None:
-    for cell in notebook.cells:
+@pytest.mark.parametrize("name", sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb")))
+def test_a_notebook_is_stored_without_outputs(name: str) -> None:
+    for cell in read(name).cells:
         assert not cell.get("outputs")
         assert cell.get("execution_count") is None
 
@@ -93,6 +101,45 @@ def test_the_notebook_draws_some_of_many_cards_and_has_a_bar_and_a_sentence_for_
     assert "and 18 more devices or settings" in text
 
 
+@pytest.mark.filterwarnings("default")
+def test_the_protocol_estimates_measures_in_new_processes_and_reads_each_byte_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its last cell runs a sweep from the notebook's kernel."""
+    notebook = read("measure")
+    text = executed(notebook, tmp_path, monkeypatch, tmp_path)
+    assert "3 of 3 attempts reported; failures: [None, None, None]" in text
+    highest = re.search(r"fits: +([\d,]+) bytes = .* (\w+), in the phase 'second", text)
+    assert highest is not None
+    baseline = re.search(r"of it +([\d,]+) bytes = .* were there before the first phase", text)
+    assert baseline is not None
+    grown, estimated = (
+        re.search(rf"^{name}.*: +([\d,]+) bytes", text, re.MULTILINE) for name in ("measured growth", "estimated, at")
+    )
+    assert grown is not None
+    assert estimated is not None
+    peak, base, more, least = (int(each[1].replace(",", "")) for each in (highest, baseline, grown, estimated))
+    assert more == peak - base
+    assert least < more < 3 * least
+    assert "\nsim:h100-80gb  batch=8  fits, " in text
+    assert "\x1b" not in text
+
+
+def test_an_attempt_of_the_protocol_that_does_not_fit_keeps_a_partial_peak() -> None:
+    cells = [cell.source for cell in read("measure").cells if "MEASURED = " in cell.source]
+    (script,) = re.findall(r'MEASURED = """\n(.*?)"""', cells[0], re.DOTALL)
+    code = script.replace("\\\\", "\\")
+    done = subprocess.run(
+        [sys.executable, "-c", code, "512", "1", "1000000", "100000"],
+        capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["failed"] is not None
+    (row,) = found["rows"]
+    assert (row["phase"], row["completed"]) == ("build", False)
+    assert row["peak"]["resident"] >= row["baseline"]["resident"] > 0
+
+
 def executed(notebook: NotebookNode, run: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     """The text of the notebook's outputs, with a line for each picture: the lines and collections of its panels."""
     for cell in notebook.cells:  # figures are closed when they are shown
@@ -107,7 +154,7 @@ def execute(notebook: NotebookNode, run: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("SWEEPER_RUN", str(run))
     monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
-    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOK.parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
     here(monkeypatch, folder)
     resources = {"metadata": {"path": str(folder)}}
     NotebookClient(notebook, timeout=120, kernel_name="python3", resources=resources).execute()
