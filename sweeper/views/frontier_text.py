@@ -210,7 +210,7 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
 def _tensors(row: Row) -> str:
     """The peak of tensors where the resident one decides, which includes Python and every library."""
     tensors = row.get("peak_tensor_bytes") if device_named(row["device"]).is_cpu else None
-    return "" if tensors is None else f"{format_bytes(tensors)} of tensors, "
+    return "" if tensors is None else f"{format_bytes(tensors)} tensors, "
 
 
 RELEVANT = 0.05  # share of the peak from which the memory of other processes is named

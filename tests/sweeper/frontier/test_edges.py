@@ -368,7 +368,7 @@ def test_the_memory_of_other_processes_is_beside_the_peak_where_it_is_a_relevant
 
 def test_on_cpu_the_peak_of_tensors_stands_before_the_resident_one_which_includes_python() -> None:
     shown = frontier_text([row(peak_tensor_bytes=154 * MIB, peak_resident_bytes=462 * MIB)])
-    assert "peak 154.00 MiB of tensors, 462.00 MiB resident" in shown
+    assert "peak 154.00 MiB tensors, 462.00 MiB resident" in shown
 
 
 def test_where_everything_fits_a_line_has_what_to_type_to_find_an_edge() -> None:
@@ -487,7 +487,7 @@ def test_the_command_prints_the_decision_sheet(written: Any, capsys: pytest.Capt
     places = [text.index(section) for section in sections]
     assert places == sorted(places)
     observed, calculated = text[: places[1]], text[places[1] : places[2]]
-    assert "largest that fits:   batch=2  peak 128.00 MiB of tensors, 347.00 MiB resident" in observed
+    assert "largest that fits:   batch=2  peak 128.00 MiB tensors, 347.00 MiB resident" in observed
     assert "smallest that fails: batch=4  out of memory in cold_forward" in observed
     assert "cuda:0  no attempt decided what fits: 3 unavailable (torch is a CPU build)" in observed
     assert "phases passed: inputs; failed: cold_forward" in observed
