@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runners.device import Device
+from runners.device import Card, Device
 from runners.point import Point
 from sweeper.estimates.memory_terms import DTYPE_BITS
 from sweeper.prompt_chunks import refused_chunk
@@ -22,7 +22,11 @@ Changes = Mapping[str, Any]  # by key, as it is typed
 SAME_POINT = "changes nothing here"
 BFLOAT16_SINCE = 80  # the compute capability, as runners/simulation/kernels/torch_gpu_architecture.py has it
 OWN = ("forward", "train", "generate")  # the workloads whose keys are known here
-Q_AND_V = ("llama", "mistral", "qwen2")  # model types with the modules of workload.targets's default
+Q_AND_V = (  # model types with the modules of workload.targets's default, as transformers has them
+    *("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2"),
+    *("gemma3", "gemma3_text", "olmo", "olmo2", "olmo3", "olmoe", "opt", "granite", "cohere", "cohere2", "stablelm"),
+    *("starcoder2", "smollm3", "phi", "glm", "glm4", "helium", "gpt_oss", "nemotron", "gpt_neo", "gptj"),
+)
 NO_ADAPTER = ("mamba",)  # in a model type: peft refuses its layers
 NO_CHECKPOINTING = ("convnext", "resnet")  # model types that transformers refuses to recompute
 CHUNK = 2048  # tokens of a prompt in a pass, where it is advised and nothing else is known
@@ -52,27 +56,25 @@ def impossible(values: Values, device: Device) -> str | None:
     ):
         return f"{model.get('name')} has no layers that support recomputation"
     for key in ("dtype", "workload.precision"):
-        if Point(values=values).get(key) == "bfloat16" and not _computes_in_bfloat16(device):
+        if Point(values=values).get(key) == "bfloat16" and not computes_in_bfloat16(device.card):
             return f"{device.name} does not compute in bfloat16"
     if why := refused_chunk(workload, values.get("context"), model.get("name"), model.get("model_type")):
         return why
-    return _not_quantized(values, workload, device)
+    return _not_quantized(values, workload)
 
 
-def _not_quantized(values: Values, workload: Values, device: Device) -> str | None:
+def _not_quantized(values: Values, workload: Values) -> str | None:
     scheme = values.get("quantize")
     if scheme in (None, "none"):
         return None
-    if device.is_calculated:
-        return "a calculated device has no weights to quantize"
     if workload.get("name") == "train" and workload.get("method") != "lora":
         return "quantized weights cannot be trained without workload.method=lora"
     return f"quantize={scheme} has no kernels for float64" if values.get("dtype") == "float64" else None
 
 
-def _computes_in_bfloat16(device: Device) -> bool:
+def computes_in_bfloat16(card: Card | None) -> bool:
     """Unknown counts as yes: a row of the run itself shows the contrary."""
-    architecture = "" if device.card is None else device.card.architecture
+    architecture = "" if card is None else card.architecture
     of_nvidia = re.fullmatch(r"sm_(\d+)", architecture)
     return of_nvidia is None or int(of_nvidia[1]) >= BFLOAT16_SINCE
 
@@ -110,7 +112,7 @@ def _fixed_costs(values: Values, device: Device) -> Iterator[dict[str, Any]]:
 
 def _half(device: Device) -> str:
     """A dtype of 16 bits that the device is known to compute in."""
-    known = device.is_host or (device.card is not None and _computes_in_bfloat16(device))
+    known = device.is_host or (device.card is not None and computes_in_bfloat16(device.card))
     return "bfloat16" if known else "float16"
 
 

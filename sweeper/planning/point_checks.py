@@ -120,7 +120,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
     refuse_model(values, rules.varied)
     model = values["model"] or {}
-    if why := refused_chunk(workload, values["context"], model.get("name"), _model_type(model)):
+    if why := refused_chunk(workload, values["context"], model.get("name"), model_type(model)):
         raise NotTogether(f"{why}; leave out one of them")
     return Point(values=_as_json({key: value for key, value in values.items() if not _is_later_null(key, value)}))
 
@@ -154,15 +154,20 @@ def _share_of_positions(values: Mapping[str, Any], given: Collection[str]) -> in
         raise Mistake(f"context: inputs={inputs['name']} sets it to a share of the positions ({share}); leave one out")
     if isinstance(inputs["of_positions"], bool) or not 0 < inputs["of_positions"] <= 1:
         raise Mistake(f"{share}: must be a share of the model's positions, above 0 and at most 1")
-    config = _configuration(model)
-    candidates = [each.get(key) for each in (config, config.get("text_config") or {}) for key in POSITION_KEYS]
-    positions = next((each for each in candidates if isinstance(each, int)), None)
+    positions = positions_of(model)
     if positions is None:
         raise Mistake(f"inputs={inputs['name']}: {model['name']} has no positions in its configuration; give a context")
     context = int(positions * Decimal(str(inputs["of_positions"]))) - (values["workload"].get("new_tokens") or 0)
     if context < 1:
         raise Mistake(f"{share}: leaves no context out of the {positions} positions of {model['name']}")
     return context
+
+
+def positions_of(model: Mapping[str, Any]) -> int | None:
+    """The number of tokens that a model's configuration says it was made for. Raises Mistake."""
+    config = _configuration(model)
+    candidates = [each.get(key) for each in (config, config.get("text_config") or {}) for key in POSITION_KEYS]
+    return next((each for each in candidates if isinstance(each, int)), None)
 
 
 def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,7 +181,7 @@ def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def _model_type(model: Mapping[str, Any]) -> Any:
+def model_type(model: Mapping[str, Any]) -> Any:
     """The model's type, from its option or its checkpoint. None if that cannot be read, which the runner reports."""
     try:
         return model.get("model_type") or _configuration(model).get("model_type")

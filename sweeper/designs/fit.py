@@ -1,0 +1,238 @@
+"""design=fit: for each setting and context the peak of one sequence, and the largest batch that fits.
+
+Every round has the next points of all cells. Interpolation only chooses which batches are tried: the answer is a batch
+that fitted, next to one that did not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runners.device import Device
+from runners.point import canonical
+from sweeper.designs.dialogue import Answer, Design
+from sweeper.designs.levers import not_worth_a_run, verdict
+from sweeper.designs.neighbours import Choice, Neighbours
+from sweeper.effects.added_levers import AddedLevers, Verdict, add_levers
+from sweeper.effects.fit_levers import Goal, goals
+from sweeper.errors import Mistake
+from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
+from sweeper.plan import Plan
+
+STRIDE = 4  # from batch to batch where nothing is known, or memory does not grow yet
+STEPS = 32  # the least step after two guesses that were too small: a part of the guess
+SMALL = 8  # batches up to which a rough guess is likely right
+
+
+def fit(plan: Plan, *_: Any) -> Design:
+    """Raises Mistake if there is no cell whose values are valid."""
+    cells = [each for each in cells_of(plan) if each.point is not None]
+    searches = [Search(choice=dict(each.values), context=each.context) for each in cells]
+    neighbours = Neighbours(plan)
+    batch = plan.first_batch or [neighbours.of(search.choice) for search in searches]
+    for search, planned in zip(searches, batch, strict=True):
+        search.takes_batch = planned.point.get("batch") is not None
+    answers = yield list(batch)
+    for search, answer in zip(searches, answers, strict=True):
+        search.record(1, answer)
+    fits = {each.point.id: answer.fits for each, answer in zip(batch, answers, strict=True) if answer is not None}
+    device = next((answer.device for answer in answers if answer is not None), None)
+    added = [Adding(plan, goal, device) for goal in goals(cells, fits)]
+    while True:
+        requests = [(search, size) for search in searches for size in search.next(searches)]
+        changing = [each for each in added if each.choice is not None]
+        if not requests and not changing:
+            return
+        choices = [
+            *({**search.choice, "batch": size} for search, size in requests),
+            *(each.choice for each in changing),
+        ]
+        answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
+        for (search, size), answer in zip(requests, answers, strict=False):
+            search.record(size, answer)
+        for each, answer in zip(changing, answers[len(requests) :], strict=True):
+            each.record(answer)
+
+
+class Adding:
+    """The levers of one goal: `choice` is the next one to run, None when they are added up."""
+
+    def __init__(self, plan: Plan, goal: Goal, device: Device | None) -> None:
+        self.goal = goal
+        self.found: AddedLevers | None = None
+
+        def left_out(before: Choice, choice: Choice) -> str | None:
+            return not_worth_a_run(plan, {**goal.values, **before}, {**goal.values, **choice}, device)
+
+        self._adding = add_levers(goal.levers, left_out)
+        self._next: Choice | None = next(self._adding)
+
+    @property
+    def choice(self) -> Choice | None:
+        return None if self._next is None else {**self.goal.values, **self._next}
+
+    def record(self, answer: Answer | None) -> None:
+        self.send(None if answer is None else verdict(answer))
+
+    def send(self, verdict: Verdict | None) -> None:
+        try:
+            self._next = self._adding.send(verdict)
+        except StopIteration as end:
+            self._next, self.found = None, end.value
+
+
+def cells_of(plan: Plan) -> list[Wanted]:
+    """The cells of the table, for a device that the caller names, in the order of its rows.
+
+    A cell whose values are not valid has the reason. Raises Mistake if there is no other one.
+    """
+    found: list[Wanted] = []
+    known: set[str] = set()
+    points = plan.design_options["points"]
+    order = {canonical(each.values): place for place, each in enumerate(SETTINGS)}
+    has_contexts = plan.design_options.get("has_contexts", True)
+    for choice in sorted(points, key=lambda each: (order.get(_setting_values(each), 0), each.get("context") or 0)):
+        name = setting_of(choice)
+        try:
+            point, because = plan.settle(choice), None
+        except Mistake as mistake:
+            point, because = None, str(mistake)
+        if point is not None and point.id in known:
+            continue
+        if point is not None:
+            known.add(point.id)
+        context = choice.get("context") if point is None else point.get("context")
+        found.append(
+            Wanted(
+                device="",
+                setting=name,
+                context=context if has_contexts else None,
+                values=choice,
+                point=point,
+                because=because,
+            )
+        )
+    if all(each.point is None for each in found):
+        raise Mistake(next(each.because for each in found if each.because))
+    return found
+
+
+def setting_of(choice: Choice) -> str:
+    """The name of a cell's row: that of the setting whose values it has, else the workload's."""
+    values = _setting_values(choice)
+    return next((each.name for each in SETTINGS if canonical(each.values) == values), str(choice.get("workload")))
+
+
+def _setting_values(choice: Choice) -> str:
+    keys = dict.fromkeys(key for each in SETTINGS for key in each.values)
+    return canonical({key: choice[key] for key in keys if key in choice})
+
+
+@dataclass
+class Search:
+    """The search for the largest batch of one cell."""
+
+    choice: Mapping[str, Any]
+    context: int | None
+    takes_batch: bool = True
+    peaks: dict[int, int] = field(default_factory=dict)  # by batch, without a limit
+    fits: dict[int, bool] = field(default_factory=dict)  # by batch
+    limit_bytes: int | None = None
+    is_over: bool = False
+    width: int = 2 * LARGEST_BATCH  # of what was open before the last round
+    misses: int = 0
+
+    def record(self, batch: int, answer: Answer | None) -> None:
+        if answer is None or answer.fits is None:
+            self.is_over = True  # undecided: a larger batch would be too
+            return
+        self.fits[batch] = answer.fits
+        self.limit_bytes = answer.budget_bytes or _usable(answer)
+        peak = answer.unlimited_bytes if answer.device.is_calculated else answer.peak_bytes
+        if peak is None and answer.fits:  # the allocator gave back what it had cached: there is no more room
+            peak = self.limit_bytes
+        if peak is not None:
+            self.peaks[batch] = peak
+
+    @property
+    def largest(self) -> int:
+        """Below the smallest that fails: more of the batch may take less memory, and one above is not relied on."""
+        failing = self.failing
+        return max(
+            (batch for batch, fits in self.fits.items() if fits and (failing is None or batch < failing)), default=0
+        )
+
+    @property
+    def failing(self) -> int | None:
+        return min((batch for batch, fits in self.fits.items() if not fits), default=None)
+
+    def next(self, others: Sequence[Search]) -> list[int]:
+        """The batches to try next; none if the edge is found."""
+        low, high = self.largest, self.failing
+        if self.is_over or not self.takes_batch or not self.fits or low == 0 or low >= LARGEST_BATCH:
+            return []
+        width = (LARGEST_BATCH + 1 if high is None else high) - low
+        if width <= 1:
+            return []
+        self.misses = self.misses + 1 if width > self.width // 2 else 0  # the last round left more than half open
+        self.width = width
+        return [each for each in dict.fromkeys(self._tries(others, low, high)) if low < each < low + width]
+
+    def _tries(self, others: Sequence[Search], low: int, high: int | None) -> Sequence[int]:
+        """Both sides of a guess, which are the edge if it is right; the thirds of what is open after a wrong one."""
+        if high is not None and self.misses:
+            third = (high / low) ** (1 / 3) if high > 4 * low else 1 + (high - low) / 3 / low
+            return max(low + 1, int(low * third)), min(high - 1, math.ceil(high / third))
+        top = LARGEST_BATCH if high is None else high - 1
+        guess = min(max(self._guess(others, low), low), top)
+        if len(self.peaks) == 1 and guess >= SMALL:  # from other contexts, and rough
+            return (guess,)
+        step = max(2**self.misses, guess // STEPS)
+        return (guess, guess + 1) if self.misses < 2 else (guess + 1, min(top, guess + step))
+
+    def _guess(self, others: Sequence[Search], low: int) -> int:
+        """The largest batch that is expected to fit: memory is nearly a straight line in it."""
+        line = self._line() or self._line_of_contexts(others)
+        if line is None or self.limit_bytes is None or line[0] <= 0:
+            return STRIDE * low
+        slope, start = line
+        return min(int((self.limit_bytes - start) // slope), LARGEST_BATCH)
+
+    def _line(self) -> tuple[float, float] | None:
+        """Slope and start of the line through the peaks on both sides of the limit, or the two that are nearest."""
+        if len(self.peaks) < 2 or self.limit_bytes is None:
+            return None
+        limit = self.limit_bytes
+        below = max((batch for batch, peak in self.peaks.items() if peak <= limit), default=None)
+        above = min((batch for batch, peak in self.peaks.items() if peak > limit), default=None)
+        if below is None or above is None or below > above:
+            below, above = sorted(sorted(self.peaks, key=lambda batch: abs(self.peaks[batch] - limit))[:2])
+        slope = (self.peaks[above] - self.peaks[below]) / (above - below)
+        return slope, self.peaks[below] - slope * below
+
+    def _line_of_contexts(self, others: Sequence[Search]) -> tuple[float, float] | None:
+        """The same from batch 1 of the other contexts: memory follows the number of tokens, batch x context."""
+        if self.context is None or 1 not in self.peaks:
+            return None
+        mine = {key: value for key, value in self.choice.items() if key != "context"}
+        alike = [
+            (each.context, each.peaks[1])
+            for each in others
+            if each.context is not None
+            and each.context != self.context
+            and 1 in each.peaks
+            and {key: value for key, value in each.choice.items() if key != "context"} == mine
+        ]
+        if not alike:
+            return None
+        context, peak = min(alike, key=lambda each: (each[0] < self.context, abs(each[0] - self.context)))
+        slope = (peak - self.peaks[1]) / (context - self.context) * self.context
+        return slope, self.peaks[1] - slope
+
+
+def _usable(answer: Answer) -> int | None:
+    card = answer.device.card
+    return None if card is None or card.is_host else card.usable_bytes - (card.used_by_others_bytes or 0)

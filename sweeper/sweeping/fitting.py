@@ -1,0 +1,118 @@
+"""The table of a plan with design=fit and of what has ended of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runners.device import Device
+from sweeper.designs.fit import Adding, cells_of
+from sweeper.effects.added_levers import Verdict
+from sweeper.effects.fit_levers import Goal, goals
+from sweeper.fit import Cell, FitDevice, FitLevers, FitTable, Result, Wanted, cells, contexts_of
+from sweeper.plan import Plan, typed
+from sweeper.planning.suggestions import for_shell
+
+
+def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) -> FitTable:
+    """`results`: how the points ended so far, in any order."""
+    rows = cells_of(plan)
+    found = cells([replace(each, device=device.name) for device in plan.devices for each in rows], results)
+    point = next(each.point for each in rows if each.point is not None)
+    others = point.get("used_by_others")
+    return FitTable(
+        model=point.get("model.name"),
+        parameters=next((each.parameters for each in results if each.parameters is not None), None),
+        dtype=point.get("dtype"),
+        devices=tuple(_fit_device(device, others) for device in plan.devices),
+        settings=tuple(dict.fromkeys(each.setting for each in found)),
+        contexts=contexts_of(found),
+        cells=found,
+        levers=tuple(each for device in plan.devices for each in _levers(plan, device, rows, results)),
+        notes=tuple(_notes(rows)),
+        run=None if folder is None else str(folder),
+        measure=_measure(plan, rows, found),
+    )
+
+
+def _notes(rows: Sequence[Wanted]) -> Iterator[str]:
+    """What the settings are, where their names leave it open."""
+    points = {each.setting: each.point for each in rows if each.point is not None}
+    generate = points.get("run (generate)")
+    if generate is not None:
+        yield f"generate: {generate['workload.new_tokens']} new tokens after a prompt of the whole context."
+    adapted = next((point for point in points.values() if point.get("workload.method") == "lora"), None)
+    if adapted is not None:
+        targets = adapted.get("workload.targets")
+        on = ", ".join(targets) if isinstance(targets, (list, tuple)) else targets or "peft's default modules"
+        yield f"LoRA: rank {adapted['workload.rank']} on {on}. QLoRA: the weights are stored in nf4."
+    full = next((point for point in points.values() if point.get("workload.method") == "full"), None)
+    if full is not None:
+        in_32 = "; in 32 bits: dtype=float32 workload.precision=bfloat16" if full["dtype"] != "float32" else ""
+        optimizer = str(full["workload.optimizer"])
+        yield f"full training: weights, gradients and the states of {optimizer} in {full['dtype']}{in_32}."
+
+
+def _measure(plan: Plan, rows: Sequence[Wanted], found: Sequence[Cell]) -> str | None:
+    """The command that measures the largest batch of a cell on a real card: of the last row that fits anywhere."""
+    fitting = [cell for cell in found if cell.fits and cell.largest_batch]
+    if not fitting:
+        return None
+    last = [cell for cell in fitting if cell.setting == fitting[-1].setting][-1]
+    choice = dict(last.values) | ({"batch": last.largest_batch} if last.takes_batch else {})
+    point = plan.settle(choice)
+    settings = {key: value for key, value in plan.settler.settings[point.id].items() if key != "used_by_others"}
+    named = {key: point.get(key) for key in ("model", "workload") if point.get(key) is not None}
+    others = {key: value for key, value in settings.items() if key not in named}
+    words = [for_shell(key, typed(value)) for key, value in {**named, **others}.items()]
+    return " ".join(["sweeper", *words, "devices=cuda:0"])
+
+
+def _levers(plan: Plan, device: Device, rows: Sequence[Wanted], results: Sequence[Result]) -> list[FitLevers]:
+    """The levers that the design added up, which follows the same rule from the same answers."""
+    by_id = {each.point_id: each for each in results if each.device == device.name}
+    wanted = [replace(each, device=device.name) for each in rows]
+    found = goals(wanted, {id: each.fits for id, each in by_id.items()})
+    return [each for goal in found if (each := _added(plan, goal, device, by_id)) is not None]
+
+
+def _added(plan: Plan, goal: Goal, device: Device, by_id: Mapping[str, Result]) -> FitLevers | None:
+    adding = Adding(plan, goal, device)
+    while adding.choice is not None:
+        result = by_id.get(plan.settle(adding.choice).id)
+        adding.send(None if result is None else Verdict(fits=result.fits, peak_bytes=result.peak_bytes))
+    found = adding.found
+    if found is None:
+        return None
+    kept = [trial.verdict for trial in found.trials if trial.kept and trial.verdict is not None]
+    return FitLevers(
+        device=goal.device,
+        setting=goal.setting,
+        context=goal.context,
+        peak_bytes=found.run.peak_bytes,
+        changes=found.changes,
+        changed_peak_bytes=kept[-1].peak_bytes if kept else None,
+        fits=found.fits,
+    )
+
+
+def _fit_device(device: Device, others: int | None) -> FitDevice:
+    card = device.card
+    if card is None or card.is_host:
+        return FitDevice(
+            name=device.name, kind=device.kind, card=None if card is None else card.name,
+            total_bytes=device.total_bytes, context_bytes=None, context_range_bytes=None, used_by_others_bytes=others, usable_bytes=None,
+        )  # fmt: skip
+    used = card.used_by_others_bytes if others is None else others
+    return FitDevice(
+        name=device.name,
+        kind=device.kind,
+        card=card.name,
+        total_bytes=card.total_bytes,
+        context_bytes=card.context_bytes,
+        context_range_bytes=card.context_range_bytes,
+        used_by_others_bytes=used,
+        usable_bytes=card.usable_bytes - (used or 0),
+        has_display=card.has_display,
+    )

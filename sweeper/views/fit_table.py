@@ -1,0 +1,206 @@
+"""The table of `sweeper fit` as text, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sweeper.fit import Cell, FitDevice, FitTable
+from sweeper.units import GIB, format_bytes
+from sweeper.views.layout import assignments, shortened
+
+WIDTH = 80
+CSV_COLUMNS = (
+    "device", "kind", "setting", "context", "fits", "counter", "peak_bytes", "largest_batch", "largest_peak_bytes",
+    "is_at_least", "failing_batch", "failing_peak_bytes", "needs_at_least_bytes", "status", "because",
+)  # fmt: skip
+PENDING, NOT_APPLICABLE, DOES_NOT_FIT, UNDECIDED = "...", "-", "no", "?"
+LONGEST_REASON = 300
+DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of the card"
+ACCURACY = (
+    "Compared with PyTorch's own counter, allocated was within 0.1 % for training and 0.01 % for running (medians);"
+    " the context of a real card differs by up to some 100 MiB: docs/calculated.md"
+)
+
+
+def as_text(table: FitTable, width: int = WIDTH) -> str:
+    """For a terminal or a pipe, within `width` columns."""
+    blocks = [_filled(_heading(table), width), "\n".join(grid(table)), _filled(_legend(table), width)]
+    blocks += [_filled(lines, width) for lines in (_reasons(table), _lever_lines(table), _notes(table)) if lines]
+    return "\n\n".join([*blocks, "\n".join(_footer(table))])
+
+
+def as_markdown(table: FitTable) -> str:
+    """To paste into an issue."""
+    rows = [["context", *map(_column, table.contexts)], ["---", *["---:"] * len(table.contexts)]]
+    for device in table.devices:
+        for setting in table.settings:
+            found = [table.cell(device.name, setting, context) for context in table.contexts]
+            rows.append([setting, *("" if cell is None else f"{peak_text(cell)} {batch_text(cell)}" for cell in found)])
+    lines = ["| " + " | ".join(cell.strip() for cell in row) + " |" for row in rows]
+    lists = [_listed(part) for part in (_reasons(table), _lever_lines(table), _notes(table)) if part]
+    measure = [] if table.measure is None else [f"```\n{table.measure}\n```"]
+    return "\n\n".join(["  \n".join(_heading(table)), "\n".join(lines), " ".join(_legend(table)), *lists, *measure])
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line.strip()}" for line in lines)
+
+
+def as_csv(table: FitTable) -> str:
+    """One line for each cell. Sizes are bytes; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for cell in table.cells:
+        writer.writerow(["" if (value := getattr(cell, name)) is None else _plain(value) for name in CSV_COLUMNS])
+    return text.getvalue().rstrip("\n")
+
+
+def as_json(table: FitTable) -> dict[str, Any]:
+    """Whole bytes, null for what is not known."""
+    cells = [{**asdict(cell), "is_at_least": cell.is_at_least, "is_edge": cell.is_edge} for cell in table.cells]
+    return {**asdict(table), "cells": cells}
+
+
+def _plain(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def grid(table: FitTable) -> list[str]:
+    """The lines of the table: two for each setting, the peaks and below them the batches."""
+    rows: list[tuple[str, Sequence[str]]] = [
+        ("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])
+    ]
+    for device in table.devices:
+        for setting in table.settings:
+            found = [table.cell(device.name, setting, context) for context in table.contexts]
+            rows.append((setting, ["" if cell is None else peak_text(cell) for cell in found]))
+            rows.append(("", ["" if cell is None else batch_text(cell) for cell in found]))
+    label = max(len(name) for name, _ in rows)
+    width = max(7, *(len(text) for _, texts in rows for text in texts))
+    lines = [f"{name:{label}}" + "".join(f"  {text:>{width}}" for text in texts) for name, texts in rows]
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def peak_text(cell: Cell) -> str:
+    """The peak of batch 1 in GiB."""
+    if cell.peak_bytes is not None:
+        return f"{cell.peak_bytes / GIB:.2f}"
+    if cell.status is None:
+        return PENDING if cell.because is None else NOT_APPLICABLE
+    if cell.fits is None:
+        return NOT_APPLICABLE
+    return UNDECIDED
+
+
+def batch_text(cell: Cell) -> str:
+    """The largest batch that fits: `x4`, `>=1024`, or `no`."""
+    if cell.fits is False:
+        return DOES_NOT_FIT
+    if cell.fits is None:
+        return ""
+    if not cell.takes_batch:
+        return "yes"
+    return f">={cell.largest_batch}" if cell.is_at_least else f"x{cell.largest_batch}"
+
+
+def _column(context: int | None) -> str:
+    return "" if context is None else f"{context:,}"
+
+
+def _heading(table: FitTable) -> list[str]:
+    model = table.model or "the program"
+    if table.parameters is not None:
+        model += f", {table.parameters:,} parameters"
+    dtype = "" if table.dtype is None else f", {table.dtype}"
+    names = ", ".join(device.name for device in table.devices)
+    kinds = " and ".join(sorted({device.kind for device in table.devices}))
+    said = "Calculated, not measured." if kinds == "calculated" else f"{kinds.capitalize()}."
+    return [f"{model}{dtype}, on {names}", said, *map(_device_line, table.devices)]
+
+
+def _device_line(device: FitDevice) -> str:
+    if device.usable_bytes is None or device.total_bytes is None:
+        return f"{device.name}: its memory is not known"
+    others = device.used_by_others_bytes or 0
+    taken = f"{format_bytes(device.context_bytes or 0)} for the context and libraries"
+    if device.context_range_bytes is not None:
+        taken += f" (published: {' to '.join(map(format_bytes, device.context_range_bytes))})"
+    taken += f" - {format_bytes(others)} for other programs" if others else ""
+    usable, total = format_bytes(device.usable_bytes), format_bytes(device.total_bytes)
+    return f"{device.card}: {usable} usable = {total} - {taken}"
+
+
+def _legend(table: FitTable) -> list[str]:
+    counters = " and ".join(sorted({cell.counter for cell in table.cells}))
+    batches = any(cell.takes_batch for cell in table.cells)
+    text = f"Peak of batch 1 in GiB ({counters})"
+    text += "; below it the largest batch that fits, or no." if batches else "; below it whether it fits."
+    lines = [text]
+    capped = [cell.largest_batch or 0 for cell in table.cells if cell.is_at_least]
+    if capped:
+        lines.append(f">={max(capped)}: no larger batch was tried.")
+    return lines
+
+
+def _notes(table: FitTable) -> list[str]:
+    notes = list(table.notes)
+    for device in table.devices:
+        if device.has_display and not device.used_by_others_bytes:
+            notes.append(f"Other programs: none are assumed. {DESKTOP[0].upper()}{DESKTOP[1:]}: used_by_others=1GiB")
+            break
+    fragmented = sum(cell.fits_if_expandable for cell in table.cells)
+    if fragmented:
+        cells = f"{fragmented} of {len(table.cells)} cells"
+        setting = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+        notes.append(f"Fragmentation ends {cells}: one more fits with {setting}, set before the command.")
+    notes.append(ACCURACY)
+    return notes
+
+
+def _footer(table: FitTable) -> list[str]:
+    """Not filled: a line that is copied must not be broken."""
+    lines = [] if table.run is None else [f"every row: {table.run}"]
+    return [*lines, *([] if table.measure is None else [f"one row on a real card: {table.measure}"])]
+
+
+def _reasons(table: FitTable) -> list[str]:
+    """Why settings have no figures, each reason once."""
+    found: dict[tuple[str, str], list[int | None]] = {}
+    for cell in table.cells:
+        if cell.because is not None:
+            found.setdefault((cell.setting, cell.because), []).append(cell.context)
+    lines = []
+    for (setting, because), contexts in found.items():
+        cells = [cell for cell in table.cells if cell.setting == setting]
+        at = "" if len(contexts) == len(cells) else f" at {', '.join(map(_column, contexts))}"
+        lines.append(f"{setting}{at}: {shortened(because, LONGEST_REASON)}")
+    return lines
+
+
+def _lever_lines(table: FitTable) -> list[str]:
+    """What to change first where batch 1 does not fit."""
+    lines = []
+    for each in table.levers:
+        at = "" if each.context is None else f", context {each.context:,}"
+        takes = "" if each.peak_bytes is None else f" ({each.peak_bytes / GIB:.2f} GiB)"
+        peak = "" if each.changed_peak_bytes is None else f": {each.changed_peak_bytes / GIB:.2f} GiB"
+        words = assignments(each.changes)
+        if each.fits:
+            lines.append(f"  {each.setting}{at}{takes} fits with {words}{peak}")
+        elif each.fits is False:
+            tried = f" even with {words}{peak}" if words else "; nothing that was tried saves memory"
+            lines.append(f"  {each.setting}{at}{takes} does not fit{tried}")
+    return ["What to change first, at batch 1:", *lines] if lines else []
+
+
+def _filled(lines: Sequence[str], width: int) -> str:
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+        for line in lines
+    )
