@@ -7,17 +7,19 @@ if TYPE_CHECKING:
     from sweeper.errors import Mistake as Mistake
     from sweeper.errors import NothingMeasured as NothingMeasured
     from sweeper.errors import SweepStopped as SweepStopped
+    from sweeper.from_python import Fit as Fit
     from sweeper.from_python import Run as Run
+    from sweeper.from_python import fit as fit
     from sweeper.from_python import run as run
     from sweeper.tables.loading import Frames as Frames
     from sweeper.tables.loading import load as load
 
 __version__ = "0.1.0"
-__all__ = ["Frames", "Mistake", "NothingMeasured", "Run", "SweepStopped", "__version__", "load", "run"]
+__all__ = ["Fit", "Frames", "Mistake", "NothingMeasured", "Run", "SweepStopped", "__version__", "fit", "load", "run"]
 
 MODULES = {
     "sweeper.errors": ("Mistake", "NothingMeasured", "SweepStopped"),
-    "sweeper.from_python": ("Run", "run"),
+    "sweeper.from_python": ("Fit", "Run", "fit", "run"),
     "sweeper.tables.loading": ("Frames", "load"),
 }
 

@@ -1,4 +1,4 @@
-"""`sweeper.run` from a script or a notebook: the command `sweeper`, run in a process of its own, and its tables.
+"""`sweeper.run` and `sweeper.fit` from a script or a notebook: commands in a process of their own, and their tables.
 
 A process of its own leaves the caller's signal handlers, event loop, working folder and Hydra alone, and can be started
 from any thread. The caller's own modules are not needed in it: each point is measured in yet another process.
@@ -14,8 +14,8 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -92,6 +92,58 @@ def run(*overrides: str | Iterable[str] | Mapping[str, Any], quiet: bool = False
     raise _failure(code, err, folder)
 
 
+@dataclass(frozen=True)
+class Fit:
+    """What `sweeper fit` has calculated. `answer`: the object that `sweeper fit --json` prints.
+
+    In a notebook it is shown as its table.
+    """
+
+    folder: Path
+    answer: Mapping[str, Any]
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """A row for each device, setting and context. Sizes are bytes, and what is not known is null."""
+        import pandas as pd
+
+        return pd.DataFrame(self.answer["cells"]).convert_dtypes()
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """The peak of one sample in GiB and the largest batch that fits, as text: settings by contexts."""
+        from sweeper.fit_cells import Cell
+        from sweeper.views.fit_table import batch_text, peak_text
+
+        names = {field.name for field in fields(Cell)}
+        cells = [Cell(**{key: value for key, value in each.items() if key in names}) for each in self.answer["cells"]]
+        texts = [f"{peak_text(cell)} {batch_text(cell)}" for cell in cells]
+        found = self.cells[["device", "setting", "context"]].assign(text=texts)
+        rows = ["setting"] if found["device"].nunique() == 1 else ["device", "setting"]
+        return found.pivot_table("text", rows, "context", aggfunc="first", sort=False, dropna=False)
+
+    @cached_property
+    def frames(self) -> Frames:
+        """All tables of the folder, in which each point that was calculated has a row."""
+        return load(self.folder)
+
+    def _repr_html_(self) -> str:
+        return self.table.to_html()
+
+
+def fit(*words: str | Iterable[str] | Mapping[str, Any], quiet: bool = False, **keys: Any) -> Fit:
+    """Calculate what fits on a card, as `python -m sweeper fit` does: `sweeper.fit("qwen2.5-7b", "rtx-4090")`.
+
+    `words` are a model, cards and other words of the command; `keys` are such as `context=[2048, 8192]`. It takes about
+    a minute for the default contexts, and prints only messages, on stderr, unless `quiet`. Raises what `run` raises.
+    """
+    code, out, err = _command(["fit", *words_of(*words, **keys), "--json"], quiet, shown=("stderr",))
+    if code not in (0, UNDECIDED):
+        raise _failure(code, err, None)
+    answer = json.loads("\n".join(out))
+    return Fit(Path(answer["run"]).absolute(), answer)
+
+
 TABLES = r"tables: (.*)/points\.parquet, attempts"
 
 
@@ -157,8 +209,10 @@ def _named(key: str, function: Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def _command(words: Iterable[str], quiet: bool) -> tuple[int, list[str], list[str]]:
-    """Run the command. Returns its exit code and its lines on stdout and stderr, which are shown as they come."""
+def _command(
+    words: Iterable[str], quiet: bool, shown: Collection[str] = ("stdout", "stderr")
+) -> tuple[int, list[str], list[str]]:
+    """Run the command. Returns its exit code and its lines on stdout and stderr, which are `shown` as they come."""
     if not sys.executable:
         raise Mistake("sys.executable is empty: sweeper starts processes of this interpreter, and cannot find it")
     root = str(Path(__file__).resolve().parents[1])
@@ -171,7 +225,8 @@ def _command(words: Iterable[str], quiet: bool) -> tuple[int, list[str], list[st
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    out, err = (_Lines(each, name, quiet) for each, name in ((process.stdout, "stdout"), (process.stderr, "stderr")))
+    pipes = {"stdout": process.stdout, "stderr": process.stderr}
+    out, err = (_Lines(pipe, name, quiet or name not in shown) for name, pipe in pipes.items())
     with process:
         try:
             try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +111,27 @@ def test_a_device_that_is_missing_raises_and_names_the_folder_with_the_reasons(
         sweeper.run(model="mlp", devices=["cuda:7"], name="none", quiet=True)
     assert capsys.readouterr() == ("", "")
     assert list(sweeper.load(here / "outputs/none").points["status"]) == ["unavailable"]
+
+
+def test_fit_returns_its_cells_as_a_table_and_as_rows_in_bytes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = sweeper.fit("tiny-llama", card="rtx-4090", workload="forward", context=[64, 128], name="fitted", quiet=True)
+    assert capsys.readouterr() == ("", "")
+    assert found.folder == here / "outputs/fitted"
+    assert list(found.table.columns) == [64, 128]
+    (text,) = found.table[64]
+    assert re.fullmatch(r"\d\.\d\d (x|>=)\d+", text)
+    assert list(found.cells["fits"]) == [True, True]
+    assert found.cells["peak_bytes"].dtype == "Int64"
+    assert set(found.cells.loc[0, "point_ids"]) <= set(found.frames.points["point_id"])
+    with pytest.raises(sweeper.Mistake, match="rtx-4091"):
+        sweeper.fit("tiny-llama", "rtx-4091")
+
+
+@pytest.mark.parametrize("name", sweeper.__all__)
+def test_no_module_hides_a_public_name(name: str) -> None:
+    """The import of a module `sweeper.fit` would put it in the place of the function `sweeper.fit`."""
+    assert hasattr(sweeper, name)
+    assert importlib.util.find_spec(f"sweeper.{name}") is None
 
 
 HANGS = "import time\ndef run(): time.sleep(600)\n"
