@@ -1,4 +1,4 @@
-# make install   .venv with everything that a sweep needs
+# make install   .venv with everything that a sweep needs; its last line is the next command
 # make sweep     the same, and a first sweep on the device that is found
 # make docs      the site of the documentation, in site/index.html
 # make check     ruff, mypy and the tests that neither import torch nor start a process: within three minutes
@@ -28,6 +28,8 @@ help:
 	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 install: $(INSTALLED)
+	@printf '\nInstalled in %s. Next, what fits on a card (calculated, no GPU needed):\n\n  %s\n' \
+		$(VENV) '. $(BIN)/activate && sweeper fit qwen2.5-7b rtx-4090'
 
 sweep: $(INSTALLED)
 	$(BIN)/python -m sweeper batch=1,2,4 context=2048,4096

@@ -103,9 +103,10 @@ def run(arguments: Sequence[str]) -> int:
     if getattr(line.flags, "help", False):
         return show_help(line)
     if line.shows:
+        from sweeper.planning.example import with_example
         from sweeper.planning.hydra_flags import show
 
-        show(line)
+        show(with_example(line)[0] if line.flags.cfg else line)
         return 0
     with end_on_signals():
         return COMMANDS[line.command](line)
@@ -193,9 +194,14 @@ def _plan(line: CommandLine, report: Callable[[str], None], request: FitRequest 
 
     with Probes() as probes:
         probes.foresee(line.words)  # before the import of Hydra, which takes as long as the probe
+        from sweeper.planning.example import with_example
         from sweeper.planning.planner import plan_of
 
-        return plan_of(line, probes, report, request)
+        line, remark = with_example(line)
+        plan = plan_of(line, probes, report, request)
+        if remark is not None:
+            report(remark)
+        return plan
 
 
 def effects(line: CommandLine) -> int:

@@ -31,6 +31,14 @@ class NotTogether(Mistake):
     """Two values that are each valid, and of which no point can have both."""
 
 
+class NothingMeasured(Mistake):
+    """Torch or every device of a sweep is missing. Its points have rows, with the reason."""
+
+
+class SweepStopped(Exception):
+    """A sweep that Python code started ended early: by a signal, a full disk or a bug of sweeper's."""
+
+
 def nearest(word: object, known: Iterable[str]) -> list[str]:
     """The known names that a word probably stands for, at most 5: those that it begins, else the most similar one."""
     typed, names = str(word).lower(), list(known)

@@ -19,7 +19,7 @@ from sweeper.designs.neighbours import Choice, Neighbours
 from sweeper.effects.added_levers import AddedLevers, Verdict, add_levers
 from sweeper.effects.fit_levers import Goal, goals
 from sweeper.errors import Mistake
-from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
+from sweeper.fit_cells import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
 
 STRIDE = 4  # from batch to batch where nothing is known, or memory does not grow yet

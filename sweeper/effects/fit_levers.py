@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeper.effects.levers import CHUNK
-from sweeper.fit import Wanted
+from sweeper.fit_cells import Wanted
 
 PREFILL_CHUNK = "workload.prefill_chunk"
 MOST_CHUNKS = 16  # each takes a pass to calculate

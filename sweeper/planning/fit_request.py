@@ -14,7 +14,7 @@ from runners.device import HOST, SIM, Card
 from sweeper.cards import CONF
 from sweeper.effects.levers import Q_AND_V, computes_in_bfloat16
 from sweeper.errors import Mistake, did_you_mean
-from sweeper.fit import SETTINGS, Setting
+from sweeper.fit_cells import SETTINGS, Setting
 from sweeper.planning.suggestions import no_such_card
 
 EXAMPLE = "sweeper fit model=qwen2.5-7b card=rtx-4090"

@@ -18,7 +18,7 @@ from sweeper.designs.dialogue import NOTHING
 from sweeper.designs.frontier import grows
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
-from sweeper.fit import DESIGN, LARGEST_BATCH
+from sweeper.fit_cells import DESIGN, LARGEST_BATCH
 from sweeper.interval import Interval
 from sweeper.objective import Objective
 from sweeper.plan import Dimension, Plan, RunKeys, dotted, typed

@@ -10,7 +10,7 @@ from runners.device import Device
 from sweeper.designs.fit import Adding, cells_of
 from sweeper.effects.added_levers import Verdict
 from sweeper.effects.fit_levers import Goal, goals
-from sweeper.fit import Cell, FitDevice, FitLevers, FitTable, Result, Wanted, cells, contexts_of
+from sweeper.fit_cells import Cell, FitDevice, FitLevers, FitTable, Result, Wanted, cells, contexts_of
 from sweeper.plan import Plan, typed
 from sweeper.planning.suggestions import for_shell
 

@@ -27,7 +27,7 @@ from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.record import outcome_in
-from sweeper import fit
+from sweeper import fit_cells
 from sweeper.columns import NAMED
 from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer, calculated_bytes
 from sweeper.designs.frontier import grows, searched
@@ -508,7 +508,7 @@ def _slug(plan: Plan) -> str:
     Settings that do not fit are counted; the tables have them.
     """
     first = plan.points[0] if plan.points else plan.settle({})
-    if plan.design == fit.DESIGN:
+    if plan.design == fit_cells.DESIGN:
         cards = "-".join(device.name.removeprefix(SIM) for device in plan.devices[:2])
         return f"fit-{first.get('model.name') or first.get('workload')}-{cards}"
     names = [str(name) for key in NAMED if key != "dtype" and (name := first.get(key)) is not None]

@@ -14,7 +14,7 @@ from typing import Any
 from runners.outcome import Outcome
 from runners.point import Point
 from sweeper.errors import Mistake
-from sweeper.fit import FitTable, Result, result_of
+from sweeper.fit_cells import FitTable, Result, result_of
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.screen import printable

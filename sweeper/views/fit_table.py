@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sweeper.fit import Cell, FitDevice, FitTable
+from sweeper.fit_cells import Cell, FitDevice, FitTable
 from sweeper.units import GIB, format_bytes
 from sweeper.views.layout import assignments, shortened
 

@@ -41,7 +41,7 @@ LONGEST = 20  # groups on the screen; frontier.parquet has all of them
 # How budget_kind is shown: what the limit is on.
 LIMITS = {
     ALLOCATOR: "of PyTorch's allocator",
-    DATA_LIMIT: "of data above the baseline",
+    DATA_LIMIT: "of data, not counting the imports",
     TENSORS: "of tensors",
     CGROUP: "of the cgroup",
     INHERITED_DATA_LIMIT: "of data, by ulimit -d",
@@ -76,7 +76,24 @@ def frontier_text(
         lines += _lines(group, names, objective, Margin(margin or {}, group.rows, run))
     if len(decided) > LONGEST:
         lines.append(f"... and {len(decided) - LONGEST} more, in frontier.parquet")
-    return "\n".join([*lines, *_undecided_lines([group for group in found if not group.decided])])
+    undecided = _undecided_lines([group for group in found if not group.decided])
+    return "\n".join([*lines, *undecided, *_how_to_go_on(found, objective)])
+
+
+FURTHER = 256  # times the largest value tried; a search doubles from there, and ends soon where memory is small
+
+
+def _how_to_go_on(found: Sequence[FrontierGroup], objective: Objective) -> list[str]:
+    """What to type to find an edge, if everything that was tried fits."""
+    if any(not row["fits"] for group in found for row in group.rows):
+        return []
+    for group in found:
+        largest = group.largest(objective)
+        for key, value in zip(group.along, largest or (), strict=False):
+            if isinstance(value, int):
+                search = f"design=frontier '{key}=interval({value},{value * FURTHER})'"
+                return [f"to find an edge: {search}, or budget=SIZE, which stands for a smaller device"]
+    return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from runners.device import Card, Device
 from runners.outcome import Status
 from sweeper.designs.dialogue import Answer
 from sweeper.designs.fit import Search
-from sweeper.fit import LARGEST_BATCH
+from sweeper.fit_cells import LARGEST_BATCH
 
 GIB = 2**30
 CARD = Card(name="a card", vendor="nvidia", architecture="sm_89", total_bytes=24 * GIB, context_bytes=GIB)

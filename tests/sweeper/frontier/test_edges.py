@@ -117,7 +117,7 @@ def test_a_budget_that_follows_the_searched_key_is_shown_as_it_was_typed() -> No
         | {"budget_bytes": batch * 2**30}
         for batch in (1, 2)
     ]
-    assert "  budget=${batch}GiB of data above the baseline" in frontier_text(rows).splitlines()[0]
+    assert "  budget=${batch}GiB of data, not counting the imports" in frontier_text(rows).splitlines()[0]
 
 
 def test_what_others_use_of_a_card_is_no_fragmentation() -> None:
@@ -373,9 +373,21 @@ def test_the_memory_of_other_processes_is_beside_the_peak_where_it_is_a_relevant
     assert "other process" not in frontier_text([row(**helped, other_processes_resident_bytes=4 * MIB)])
 
 
+def test_on_cpu_the_peak_of_tensors_stands_before_the_resident_one_which_includes_python() -> None:
+    shown = frontier_text([row(peak_tensor_bytes=154 * MIB, peak_resident_bytes=462 * MIB)])
+    assert "peak 154.00 MiB tensors, 462.00 MiB resident" in shown
+
+
+def test_where_everything_fits_a_line_has_what_to_type_to_find_an_edge() -> None:
+    search = "to find an edge: design=frontier 'batch=interval(4,1024)', or budget=SIZE, which stands for a"
+    assert search in frontier_text(upto(4, (1, 2, 4)))
+    for found in (upto(2, (1, 2, 4)), line({1: "ok", 2: "error"})):
+        assert "to find an edge" not in frontier_text(found)
+
+
 def test_the_budget_is_shown_although_the_first_point_was_not_measured() -> None:
     rows = [row("skipped"), row(batch=2, budget_bytes=GIB, budget_kind="data_limit")]
-    assert "budget 1.00 GiB of data above the baseline" in frontier_text(rows)
+    assert "budget 1.00 GiB of data, not counting the imports" in frontier_text(rows)
 
 
 def test_undecided_points_between_are_counted_unless_others_imply_them() -> None:

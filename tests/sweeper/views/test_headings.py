@@ -60,12 +60,13 @@ def test_a_single_compared_point_is_named_by_its_values(written: Written) -> Non
 
 
 def test_an_estimate_names_its_only_point_and_says_nothing_of_measuring(tmp_path: Path) -> None:
-    done = command_line.run(["estimate", "batch=3", "context=64"], tmp_path)
+    words = ["estimate", "model=tiny-llama", "batch=3"]
+    done = command_line.run([*words, "context=64"], tmp_path)
     assert "measured" not in done.stdout + done.stderr
     assert "     1  model=tiny-llama workload=forward dtype=float32 batch=3 context=64\n" in done.stdout
     assert "estimate: model=tiny-llama workload=forward dtype=float32 batch=3 context=64 (1 point)" in done.stdout
     assert "weights    27,362,304 bytes = 27.36 MB = 26.09 MiB" in done.stdout
-    found: dict[str, Any] = json.loads(command_line.run(["estimate", "batch=3", "--json"], tmp_path).stdout)
+    found: dict[str, Any] = json.loads(command_line.run([*words, "--json"], tmp_path).stdout)
     assert len(found["points"]) == 1
 
 
