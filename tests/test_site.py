@@ -231,7 +231,7 @@ def test_the_function_of_the_page_is_calculated_for_a_card(tmp_path: Path) -> No
     denoiser(tmp_path)
     _, calculated, _ = blocks(text_of("own-workload"), "tested with denoiser.py")
     output = run(calculated, tmp_path)
-    (shown,) = re.findall(r"```\n(sim:rtx-4090.*?)```", text_of("own-workload"), re.DOTALL)
+    (shown,) = re.findall(r"```\n(note 1: .*?)```", text_of("own-workload"), re.DOTALL)
     assert shown in output
 
 

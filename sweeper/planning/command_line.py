@@ -280,7 +280,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         _add_hydra_flags(parser)
     fit = add(
         "fit",
-        "sweeper fit MODEL CARD [context=N,...] [KEY=VALUE ...] [--json | --markdown | --csv]",
+        "sweeper fit MODEL CARD [KEY=VALUE ...] [--csv|--markdown|--json]",
         "Whether a model fits on a card: to run, with LoRA and QLoRA, and to train, by context. Calculated.",
     )
     fit.add_argument("--markdown", action="store_true", help="print a Markdown table, to paste into an issue")
@@ -323,7 +323,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     runs.add_argument("words", nargs="*", metavar="outputs=FOLDER", help="the folder with the runs; default: outputs")
     show = add(
         "show",
-        "sweeper show [RUN] [POINT_ID] [--csv|--markdown|--json] [--sort COLUMN] [--columns A,B]",
+        "sweeper show [RUN] [POINT_ID] [--csv|--markdown|--json] [FLAG ...]",
         "The points of a run as a table or as matrices, its failures, and everything about one point.",
     )
     show.add_argument(
@@ -338,7 +338,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     compare = add(
         "compare",
-        "sweeper compare BEFORE AFTER [--fail-above CHANGE] [--csv|--markdown|--json]",
+        "sweeper compare A B [--fail-above CHANGE] [--csv|--markdown|--json]",
         "What changed from one run to another, point by point: what no longer fits, which peaks differ, and what the"
         " measurements depended on. With one run: its calculated points against its measured ones.",
     )
