@@ -217,14 +217,28 @@ def _matrices(found: PointTable, down: str, across: str, width: int | None) -> I
         groups.setdefault((row["device"], *(_text(found, row, key) for key in others)), []).append(row)
     marks: set[str] = set()
     for (device, *values), rows in groups.items():
-        counter = next((row["peak_counter"] for row in rows if row["peak_counter"]), None)
+        title = "  ".join([device, *(f"{key}={value}" for key, value in zip(others, values, strict=True))])
         calculated = "  (calculated, not measured)" if rows[0]["kind"] == CALCULATED else ""
-        title = [device, *(f"{key}={value}" for key, value in zip(others, values, strict=True))]
-        yield f"{'  '.join(title)}  peak {counter}{calculated}" if counter else "  ".join(title)
-        yield from _matrix(found, rows, down, across, width, marks)
-        yield ""
+        for counter in _counters(rows)[: 1 if len(groups) > FEW else 2]:
+            yield f"{title}  peak {counter}{calculated}"
+            yield from _matrix(found, rows, down, across, counter, width, marks)
+            yield ""
     legend = [LEGEND[mark] for mark in LEGEND if mark in marks]
     yield from ([*legend, ""] if legend else [])
+
+
+FEW = 4  # matrices up to which each has a second one, of another counter
+SECOND = {"resident": "tensor", "allocated": "reserved"}  # by the counter that decides: the one to read with it
+
+
+def _counters(rows: Sequence[Row]) -> list[str]:
+    """The counter that decides what fits, and the one that is read with it: of resident memory most is libraries."""
+    first = next((str(row["peak_counter"]) for row in rows if row["peak_counter"]), None)
+    if first is None:
+        return ["bytes"]
+    second = SECOND.get(first)
+    has_second = second is not None and any(row[f"peak_{second}_bytes"] is not None for row in rows)
+    return [first, second] if second is not None and has_second else [first]
 
 
 LEGEND = {
@@ -235,10 +249,16 @@ LEGEND = {
 
 
 def _matrix(
-    found: PointTable, rows: Sequence[Row], down: str, across: str, width: int | None, marks: set[str]
+    found: PointTable,
+    rows: Sequence[Row],
+    down: str,
+    across: str,
+    counter: str,
+    width: int | None,
+    marks: set[str],
 ) -> Iterator[str]:
     """Rows and columns in the order of their values. A matrix that is too wide is continued below."""
-    cells = {(_text(found, row, down), _text(found, row, across)): _cell(row) for row in rows}
+    cells = {(_text(found, row, down), _text(found, row, across)): _cell(row, counter) for row in rows}
     marks.update(mark for mark in LEGEND for cell in cells.values() if mark in cell)
     tops, sides = (_in_order(found.at(row).get(key) for row in rows) for key in (across, down))
     heads = [typed_value(across, value) for value in tops]
@@ -272,24 +292,24 @@ def _in_order(values: Iterable[Any]) -> list[Any]:
     return different
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row, counter: str) -> str:
     """The peak of a point that fits; of another one its status, and the bytes that are known to be needed."""
     if row["status"] == Status.OK.value:
-        peak = _peak(row)
+        peak = _peak(row, counter)
         if row["fits"] is None:
             return f"undecided {peak}".rstrip()
         return f"~{peak}" if row.get("flaky") else peak or "ok"
-    if row["status"] not in NO_MEMORY:
-        return str(row["status"]).replace("_", " ")
-    if row["unlimited_peak_bytes"] is not None:
+    if row["status"] in NO_MEMORY and row["unlimited_peak_bytes"] is not None and counter == row["peak_counter"]:
         return f"{row['status']} ({format_bytes(row['unlimited_peak_bytes'])})"
     return str(row["status"]).replace("_", " ")
 
 
-def _peak(row: Row) -> str:
-    if row["peak_bytes"] is None:
+def _peak(row: Row, counter: str | None = None) -> str:
+    """The peak of a counter, by default the one that decides. Partial where it may be higher."""
+    name = "peak_bytes" if counter in (None, row["peak_counter"]) else f"peak_{counter}_bytes"
+    if row.get(name) is None:
         return ""
-    return f"{'>=' if row['peak_is_partial'] else ''}{format_bytes(row['peak_bytes'])}"
+    return f"{'>=' if row['peak_is_partial'] else ''}{format_bytes(row[name])}"
 
 
 def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
