@@ -323,7 +323,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     runs.add_argument("words", nargs="*", metavar="outputs=FOLDER", help="the folder with the runs; default: outputs")
     show = add(
         "show",
-        "sweeper show [RUN] [POINT_ID] [--csv|--markdown|--json] [FLAG ...]",
+        "sweeper show [RUN] [POINT_ID] [FLAGS]",
         "The points of a run as a table or as matrices, its failures, and everything about one point.",
     )
     show.add_argument(
@@ -338,7 +338,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     compare = add(
         "compare",
-        "sweeper compare A B [--fail-above CHANGE] [--csv|--markdown|--json]",
+        "sweeper compare BEFORE AFTER [--fail-above CHANGE] [FLAGS]",
         "What changed from one run to another, point by point: what no longer fits, which peaks differ, and what the"
         " measurements depended on. With one run: its calculated points against its measured ones.",
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,11 @@ DEFAULTS = (
     *("peak_bytes", "peak_counter", "peak_is_partial", "peak_phase", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes", "headroom_bytes", "attempts", "duration_s"),
 )
-SHOWN = ("status", "failed_phase", "peak_bytes", "peak_counter", "headroom_bytes", "duration_s")  # on the screen
+# What names a point, its files and the reason of a failure.
+ALSO_NEEDED = (
+    *("attempt", "config", "settings", "flaky", "handled_refusals", "handled_refusal_bytes", "used_with_shared_bytes"),
+    *("budget_bytes", "context_bytes", "used_by_others_bytes", "device_total_bytes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class PointTable:
     columns: Sequence[str] | None
     is_sorted: bool
     varying: Mapping[tuple[str, str], Mapping[str, Any]]
+    columns_of_keys: Sequence[str]  # of those keys that have one
     commands: Mapping[str, Sequence[str]]
 
     @cached_property
@@ -74,7 +79,7 @@ class PointTable:
 
     def output(self, row: Row) -> Path | None:
         record = record_of(self.folder, row)
-        return None if record is None else record.output
+        return None if record is None or not record.output.exists() else record.output
 
     def place(self, row: Row) -> str | None:
         """Where in the code an attempt failed."""
@@ -92,8 +97,14 @@ def point_table(
             flag = "--columns" if wanted is not None and name in wanted else "--sort"
             near = did_you_mean(name, points.column_names)
             raise Mistake(f"{flag} {name}: no such column{near}; docs/columns.md lists them")
-    rows = points.to_pylist()
-    apart = differing(row["config"] for row in rows)
+    swept = [name for name in points.column_names if name not in columns.FIXED]
+    apart = differing(points["config"].to_pylist())
+    keys = next(iter(apart.values()), {})
+    of_keys = [column for key in keys if (column := columns.column_of(key)) in points.column_names]
+    taken = dict.fromkeys(
+        (*DEFAULTS, *ALSO_NEEDED, *swept, *of_keys, *(wanted or ()), *([sort.lstrip("-")] if sort else ()))
+    )
+    rows = points.select([name for name in taken if name in points.column_names]).to_pylist()
     found = PointTable(
         run=folder.name,
         folder=folder,
@@ -101,6 +112,7 @@ def point_table(
         columns=wanted,
         is_sorted=sort is not None,
         varying={(row["point_id"], row["device"]): apart[row["config"]] for row in rows},
+        columns_of_keys=of_keys,
         commands=commands(read_plan(folder)),
     )
     return found if sort is None else _sorted(found, sort)
@@ -114,30 +126,21 @@ def _sorted(found: PointTable, by: str) -> PointTable:
     numeric = all(not isinstance(values[id(row)], str) for row in known)
     known.sort(key=lambda row: values[id(row)] if numeric else str(values[id(row)]), reverse=by.startswith("-"))
     rest = [row for row in found.rows if values[id(row)] is None]
-    return PointTable(
-        run=found.run,
-        folder=found.folder,
-        rows=[*known, *rest],
-        columns=found.columns,
-        is_sorted=True,
-        varying=found.varying,
-        commands=found.commands,
-    )
+    return replace(found, rows=[*known, *rest], is_sorted=True)
 
 
 # Columns of `show` that points.parquet does not have.
 DERIVED: Mapping[str, Callable[[PointTable, Row], Any]] = {
-    "command": lambda found, row: found.command(row),
-    "output": lambda found, row: None if (path := found.output(row)) is None else str(path),
     "failed_at": lambda found, row: found.place(row),
+    "output": lambda found, row: None if (path := found.output(row)) is None else str(path),
+    "command": lambda found, row: found.command(row),
 }
 
 
 def _values(found: PointTable) -> tuple[list[str], list[list[Any]]]:
     """The heads and the plain values of the table that other programs read."""
     swept = [name for name in (found.rows[0] if found.rows else {}) if name not in columns.FIXED]
-    varying = [column for key in found.keys if (column := columns.column_of(key)) in (found.rows[0] or {})]
-    names = list(found.columns or dict.fromkeys((*DEFAULTS, *varying, *swept, "failed_at", "output", "command")))
+    names = list(found.columns or dict.fromkeys((*DEFAULTS, *found.columns_of_keys, *swept, *DERIVED)))
     return names, [
         [DERIVED[name](found, row) if name in DERIVED else _plain(row[name]) for name in names] for row in found.rows
     ]
@@ -217,14 +220,28 @@ def _matrices(found: PointTable, down: str, across: str, width: int | None) -> I
         groups.setdefault((row["device"], *(_text(found, row, key) for key in others)), []).append(row)
     marks: set[str] = set()
     for (device, *values), rows in groups.items():
-        counter = next((row["peak_counter"] for row in rows if row["peak_counter"]), None)
+        title = "  ".join([device, *(f"{key}={value}" for key, value in zip(others, values, strict=True))])
         calculated = "  (calculated, not measured)" if rows[0]["kind"] == CALCULATED else ""
-        title = [device, *(f"{key}={value}" for key, value in zip(others, values, strict=True))]
-        yield f"{'  '.join(title)}  peak {counter}{calculated}" if counter else "  ".join(title)
-        yield from _matrix(found, rows, down, across, width, marks)
-        yield ""
+        for counter in _counters(rows)[: 1 if len(groups) > FEW else 2]:
+            yield f"{title}  peak {counter}{calculated}"
+            yield from _matrix(found, rows, down, across, counter, width, marks)
+            yield ""
     legend = [LEGEND[mark] for mark in LEGEND if mark in marks]
     yield from ([*legend, ""] if legend else [])
+
+
+FEW = 4  # matrices up to which each has a second one, of another counter
+SECOND = {"resident": "tensor", "allocated": "reserved"}  # by the counter that decides: the one to read with it
+
+
+def _counters(rows: Sequence[Row]) -> list[str]:
+    """The counter that decides what fits, and the one that is read with it: of resident memory most is libraries."""
+    first = next((str(row["peak_counter"]) for row in rows if row["peak_counter"]), None)
+    if first is None:
+        return ["bytes"]
+    second = SECOND.get(first)
+    has_second = second is not None and any(row[f"peak_{second}_bytes"] is not None for row in rows)
+    return [first, second] if second is not None and has_second else [first]
 
 
 LEGEND = {
@@ -235,10 +252,16 @@ LEGEND = {
 
 
 def _matrix(
-    found: PointTable, rows: Sequence[Row], down: str, across: str, width: int | None, marks: set[str]
+    found: PointTable,
+    rows: Sequence[Row],
+    down: str,
+    across: str,
+    counter: str,
+    width: int | None,
+    marks: set[str],
 ) -> Iterator[str]:
     """Rows and columns in the order of their values. A matrix that is too wide is continued below."""
-    cells = {(_text(found, row, down), _text(found, row, across)): _cell(row) for row in rows}
+    cells = {(_text(found, row, down), _text(found, row, across)): _cell(row, counter) for row in rows}
     marks.update(mark for mark in LEGEND for cell in cells.values() if mark in cell)
     tops, sides = (_in_order(found.at(row).get(key) for row in rows) for key in (across, down))
     heads = [typed_value(across, value) for value in tops]
@@ -272,24 +295,24 @@ def _in_order(values: Iterable[Any]) -> list[Any]:
     return different
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row, counter: str) -> str:
     """The peak of a point that fits; of another one its status, and the bytes that are known to be needed."""
     if row["status"] == Status.OK.value:
-        peak = _peak(row)
+        peak = _peak(row, counter)
         if row["fits"] is None:
             return f"undecided {peak}".rstrip()
         return f"~{peak}" if row.get("flaky") else peak or "ok"
-    if row["status"] not in NO_MEMORY:
-        return str(row["status"]).replace("_", " ")
-    if row["unlimited_peak_bytes"] is not None:
+    if row["status"] in NO_MEMORY and row["unlimited_peak_bytes"] is not None and counter == row["peak_counter"]:
         return f"{row['status']} ({format_bytes(row['unlimited_peak_bytes'])})"
     return str(row["status"]).replace("_", " ")
 
 
-def _peak(row: Row) -> str:
-    if row["peak_bytes"] is None:
+def _peak(row: Row, counter: str | None = None) -> str:
+    """The peak of a counter, by default the one that decides. Partial where it may be higher."""
+    name = "peak_bytes" if counter in (None, row["peak_counter"]) else f"peak_{counter}_bytes"
+    if row.get(name) is None:
         return ""
-    return f"{'>=' if row['peak_is_partial'] else ''}{format_bytes(row['peak_bytes'])}"
+    return f"{'>=' if row['peak_is_partial'] else ''}{format_bytes(row[name])}"
 
 
 def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -373,16 +396,16 @@ def _one_failure(found: PointTable, rows: Sequence[Row], width: int | None) -> I
     place, output = found.place(row), found.output(row)
     if place is not None:
         yield f"    at {place}"
-    if output is not None and output.exists():
+    if output is not None:
         yield f"    output: {output}"
     yield f"    again:  {found.command(row)}"
 
 
-def named_by(points: Iterable[Row], prefix: str) -> str:
+def named_by(points: Iterable[str], prefix: str) -> str:
     """The id of the point that a beginning names. Raises Mistake if none or several have it."""
-    ids = sorted({row["point_id"] for row in points if row["point_id"].startswith(prefix.lower())})
+    ids = sorted({id for id in points if id.startswith(prefix.lower())})
     if not ids:
         raise Mistake(f"{prefix}: no point of this run has an id that begins so; sweeper show RUN lists them")
     if len(ids) > 1:
         raise Mistake(f"{prefix}: {len(ids)} points have ids that begin so: {', '.join(ids[:5])}")
-    return str(ids[0])
+    return ids[0]
