@@ -76,7 +76,7 @@ class _Planner:
         with explained():
             self.typed = parse(line.overrides, composer.loader)
         self.cards = composer.cards()
-        if request is not None:
+        if request is not None and request.settings:
             self.typed.fixed.setdefault("dtype", dtype_of([self.cards[card] for card in request.cards]))
         self.configurations = Configurations(composer, self.typed)
 
@@ -182,7 +182,10 @@ class _Planner:
         return key in self.typed.fixed or key in self.typed.several
 
     def _cells(self, first: DictConfig, request: FitRequest) -> list[dict[str, Any]]:
-        """The first point of each cell of `fit`. Contexts that are typed are combined with them later."""
+        """The first point of each cell of `fit`. Contexts that are typed are combined with them later.
+
+        Keys of a workload that were typed are given to the points whose workload has them.
+        """
         if not request.settings:
             return request.points(())
         for key, value in self.typed.fixed.items():
@@ -190,7 +193,18 @@ class _Planner:
                 self.composer.update(first, key, value, key in self.typed.added)
         model = resolved(first.model)
         contexts = () if self._is_typed("context") else contexts_of(model, positions_of(model))
-        return request.points(contexts, model_type(model))
+        points = request.points(contexts, model_type(model))
+        for key in [each for each in self.typed.fixed if each.startswith("workload.")]:
+            takes = [point for point in points if self._has(point["workload"], key)]
+            if takes:  # else the key is reported as unknown
+                value = self.typed.fixed.pop(key)
+                for point in takes:
+                    point[key] = value
+        return points
+
+    def _has(self, workload: str, key: str) -> bool:
+        config = self.composer.compose({**self.configurations.fixed_groups, "workload": workload})
+        return OmegaConf.select(config, key, default=...) is not ...
 
     def _several(self, grid: Values, listed: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
         """The swept keys: those typed come first, and so are outermost, then those of the experiment."""

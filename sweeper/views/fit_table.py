@@ -114,7 +114,7 @@ def _column(context: int | None) -> str:
 
 
 def _heading(table: FitTable) -> list[str]:
-    model = table.model or "the program"
+    model = table.model or ", ".join(table.settings)
     if table.parameters is not None:
         model += f", {table.parameters:,} parameters"
     dtype = "" if table.dtype is None else f", {table.dtype}"
