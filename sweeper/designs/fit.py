@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.device import Device
-from runners.point import Point, canonical
+from runners.point import Point
 from sweeper.designs.dialogue import Answer, Design
 from sweeper.designs.levers import not_worth_a_run, verdict
 from sweeper.designs.neighbours import Choice, Neighbours
@@ -22,6 +22,7 @@ from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
 
+OF_SETTINGS = ("workload.method", "workload.checkpointing", "quantize")  # keys in which settings differ
 LONGEST_NAME = 40
 STRIDE = 4  # from batch to batch where nothing is known, or memory does not grow yet
 STEPS = 32  # the least step after two guesses that were too small: a part of the guess
@@ -93,9 +94,9 @@ def cells_of(plan: Plan) -> list[Wanted]:
     found: list[Wanted] = []
     known: set[str] = set()
     points = plan.design_options["points"]
-    order = {_setting_values(each.values): place for place, each in enumerate(SETTINGS)}
+    order = {each.name: place for place, each in enumerate(SETTINGS)}
     has_contexts = plan.design_options.get("has_contexts", True)
-    for choice in sorted(points, key=lambda each: (order.get(_setting_values(each), 0), each.get("context") or 0)):
+    for choice in points:
         try:
             point, because = plan.settle(choice), None
         except Mistake as mistake:
@@ -117,22 +118,18 @@ def cells_of(plan: Plan) -> list[Wanted]:
         )
     if all(each.point is None for each in found):
         raise Mistake(next(each.because for each in found if each.because))
-    return found
+    return sorted(found, key=lambda each: (order.get(each.setting, 0), each.context or 0))
 
 
 def setting_of(choice: Choice, point: Point | None) -> str:
     """The name of a cell's row: that of the setting whose values it has, else the program's."""
-    values = _setting_values(choice)
-    name = next((each.name for each in SETTINGS if _setting_values(each.values) == values), None)
-    if name is not None or point is None:
-        return name or str(choice.get("workload"))
-    target, argv = point.get("workload.target"), point.get("workload.argv")
-    return str(target or " ".join(argv or [str(point.get("workload"))]))[:LONGEST_NAME]
-
-
-def _setting_values(choice: Choice) -> str:
-    keys = ("workload", "workload.method", "workload.checkpointing", "quantize")
-    return canonical({key: choice[key] for key in keys if key in choice})
+    has = {key: choice.get(key) if point is None else point.get(key) for key in ("workload", *OF_SETTINGS)}
+    for keys in (("workload", *OF_SETTINGS), ("workload", *OF_SETTINGS[:-1])):  # quantize can be typed for all
+        for each in SETTINGS:
+            if all(each.values.get(key) in (None, has[key]) for key in keys):
+                return each.name
+    target, argv = (None, None) if point is None else (point.get("workload.target"), point.get("workload.argv"))
+    return str(target or " ".join(argv or [str(has["workload"])]))[:LONGEST_NAME]
 
 
 @dataclass

@@ -19,6 +19,7 @@ from sweeper.planning.suggestions import no_such_card
 
 EXAMPLE = "sweeper fit model=qwen2.5-7b card=rtx-4090"
 PROGRAMS = ("custom", "command")  # workloads that have no settings of ours
+WORKLOADS = ("train", "generate", "forward")  # those that have settings of ours
 MOST_CONTEXTS = 5
 SMALLEST_CONTEXT = 64
 WITHOUT_POSITIONS = 8192  # the longest context of a model whose configuration has no number of positions

@@ -178,7 +178,7 @@ def _reasons(table: FitTable) -> list[str]:
     lines = []
     for (setting, because), contexts in found.items():
         cells = [cell for cell in table.cells if cell.setting == setting]
-        at = "" if len(contexts) == len(cells) else f" at {', '.join(map(_column, contexts))}"
+        at = "" if len(contexts) == len(cells) or contexts == [None] else f" at {', '.join(map(_column, contexts))}"
         lines.append(f"{setting}{at}: {shortened(because, LONGEST_REASON)}")
     return lines
 
