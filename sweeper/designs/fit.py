@@ -48,10 +48,8 @@ def fit(plan: Plan, *_: Any) -> Design:
         changing = [(each, choice) for each in added if (choice := each.choice) is not None]
         if not requests and not changing:
             return
-        choices = [
-            *({**search.choice, "batch": size} for search, size in requests),
-            *(each.choice for each in changing),
-        ]
+        choices: list[Choice] = [{**search.choice, "batch": size} for search, size in requests]
+        choices += [choice for _, choice in changing]
         answers = yield [neighbours.of(choice) for choice in choices]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
