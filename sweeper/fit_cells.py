@@ -97,8 +97,8 @@ class Result:
 class Cell:
     """A setting at one context on one device. Sizes are bytes of `counter`, null where nothing is known.
 
-    `peak_bytes` is of batch 1, and would be its peak without a limit where that batch does not fit. `failing_batch` is the
-    smallest batch that was tried and does not fit, and `largest_batch` the largest one below it that does.
+    `peak_bytes` is of batch 1, and would be its peak without a limit where that batch does not fit. `failing_batch` is
+    the smallest batch that was tried and does not fit, and `largest_batch` the largest one below it that does.
     """
 
     device: str

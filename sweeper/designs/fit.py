@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.device import Device
-from runners.point import canonical
+from runners.point import Point
 from sweeper.designs.dialogue import Answer, Design
 from sweeper.designs.levers import not_worth_a_run, verdict
 from sweeper.designs.neighbours import Choice, Neighbours
@@ -22,6 +22,8 @@ from sweeper.errors import Mistake
 from sweeper.fit_cells import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
 
+OF_SETTINGS = ("workload.method", "workload.checkpointing", "quantize")  # keys in which settings differ
+LONGEST_NAME = 40
 STRIDE = 4  # from batch to batch where nothing is known, or memory does not grow yet
 STEPS = 32  # the least step after two guesses that were too small: a part of the guess
 SMALL = 8  # batches up to which a rough guess is likely right
@@ -43,17 +45,15 @@ def fit(plan: Plan, *_: Any) -> Design:
     added = [Adding(plan, goal, device) for goal in goals(cells, fits)]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
-        changing = [each for each in added if each.choice is not None]
+        changing = [(each, choice) for each in added if (choice := each.choice) is not None]
         if not requests and not changing:
             return
-        choices = [
-            *({**search.choice, "batch": size} for search, size in requests),
-            *(each.choice for each in changing),
-        ]
-        answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
+        choices: list[Choice] = [{**search.choice, "batch": size} for search, size in requests]
+        choices += [choice for _, choice in changing]
+        answers = yield [neighbours.of(choice) for choice in choices]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
-        for each, answer in zip(changing, answers[len(requests) :], strict=True):
+        for (each, _), answer in zip(changing, answers[len(requests) :], strict=True):
             each.record(answer)
 
 
@@ -92,10 +92,9 @@ def cells_of(plan: Plan) -> list[Wanted]:
     found: list[Wanted] = []
     known: set[str] = set()
     points = plan.design_options["points"]
-    order = {canonical(each.values): place for place, each in enumerate(SETTINGS)}
+    order = {each.name: place for place, each in enumerate(SETTINGS)}
     has_contexts = plan.design_options.get("has_contexts", True)
-    for choice in sorted(points, key=lambda each: (order.get(_setting_values(each), 0), each.get("context") or 0)):
-        name = setting_of(choice)
+    for choice in points:
         try:
             point, because = plan.settle(choice), None
         except Mistake as mistake:
@@ -108,7 +107,7 @@ def cells_of(plan: Plan) -> list[Wanted]:
         found.append(
             Wanted(
                 device="",
-                setting=name,
+                setting=setting_of(choice, point),
                 context=context if has_contexts else None,
                 values=choice,
                 point=point,
@@ -117,18 +116,18 @@ def cells_of(plan: Plan) -> list[Wanted]:
         )
     if all(each.point is None for each in found):
         raise Mistake(next(each.because for each in found if each.because))
-    return found
+    return sorted(found, key=lambda each: (order.get(each.setting, 0), each.context or 0))
 
 
-def setting_of(choice: Choice) -> str:
-    """The name of a cell's row: that of the setting whose values it has, else the workload's."""
-    values = _setting_values(choice)
-    return next((each.name for each in SETTINGS if canonical(each.values) == values), str(choice.get("workload")))
-
-
-def _setting_values(choice: Choice) -> str:
-    keys = dict.fromkeys(key for each in SETTINGS for key in each.values)
-    return canonical({key: choice[key] for key in keys if key in choice})
+def setting_of(choice: Choice, point: Point | None) -> str:
+    """The name of a cell's row: that of the setting whose values it has, else the program's."""
+    has = {key: choice.get(key) if point is None else point.get(key) for key in ("workload", *OF_SETTINGS)}
+    for keys in (("workload", *OF_SETTINGS), ("workload", *OF_SETTINGS[:-1])):  # quantize can be typed for all
+        for each in SETTINGS:
+            if all(each.values.get(key) in (None, has[key]) for key in keys):
+                return each.name
+    target, argv = (None, None) if point is None else (point.get("workload.target"), point.get("workload.argv"))
+    return str(target or " ".join(argv or [str(has["workload"])]))[:LONGEST_NAME]
 
 
 @dataclass

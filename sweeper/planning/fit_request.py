@@ -19,6 +19,7 @@ from sweeper.planning.suggestions import no_such_card
 
 EXAMPLE = "sweeper fit model=qwen2.5-7b card=rtx-4090"
 PROGRAMS = ("custom", "command")  # workloads that have no settings of ours
+WORKLOADS = ("train", "generate", "forward")  # those that have settings of ours
 MOST_CONTEXTS = 5
 SMALLEST_CONTEXT = 64
 WITHOUT_POSITIONS = 8192  # the longest context of a model whose configuration has no number of positions
@@ -95,7 +96,7 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
     for card in named:
         if card == HOST:
             raise Mistake(
-                "card=cpu: fit takes a card with a memory of its own; sweeper devices=cpu measures on the cpu"
+                "card=cpu: fit takes a card with memory of its own; a sweep with devices=cpu measures the cpu"
             )
         if card not in cards:
             raise Mistake(no_such_card(f"card={card}", card, cards, ""))
@@ -106,15 +107,12 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
     if "model" not in given and workload not in PROGRAMS:
         raise Mistake(f"fit: name a model, as in {EXAMPLE}; sweeper --help model lists them")
     devices = f"devices=[{','.join(SIM + card for card in named)}]"
+    is_setting = workload not in (None, *PROGRAMS)
     return FitRequest(
         model=given.get("model"),
         cards=named,
         workload=workload,
-        overrides=(
-            *(f"{key}={value}" for key, value in given.items() if workload is None or key != "workload"),
-            *([f"workload={workload}"] if workload is not None else []),
-            devices,
-        ),
+        overrides=(*(f"{key}={value}" for key, value in given.items() if key != "workload" or not is_setting), devices),
     )
 
 
@@ -144,9 +142,9 @@ def dtype_of(cards: Collection[Card]) -> str:
 def contexts_of(model: Mapping[str, Any], positions: int | None) -> tuple[int, ...]:
     """Powers of two up to the model's own positions, at most 5; the longest is the positions. None without text."""
     config = model.get("config") or {}
-    if positions is None and model.get("library") == "transformers" and "path" not in model:
-        if "vocab_size" not in config or "conv_dim" in config:  # images or sound
-            return ()
+    reads_text = "vocab_size" in config and "conv_dim" not in config  # no images and no sound
+    if positions is None and model.get("library") == "transformers" and "path" not in model and not reads_text:
+        return ()
     longest = positions or WITHOUT_POSITIONS
     ratio = 2 if longest <= 2**15 else 4
     found = [longest]

@@ -28,7 +28,7 @@ from sweeper.planning.composer import ENV, Composer, resolved
 from sweeper.planning.config_files import located
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
 from sweeper.planning.experiment import grid_of, points_of, refuse_typed
-from sweeper.planning.fit_request import FitRequest, contexts_of, dtype_of
+from sweeper.planning.fit_request import WORKLOADS, FitRequest, contexts_of, dtype_of
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.overrides import MOST_POINTS, parse
@@ -76,8 +76,10 @@ class _Planner:
         with explained():
             self.typed = parse(line.overrides, composer.loader)
         self.cards = composer.cards()
-        if request is not None:
+        self.of_workloads: dict[str, Any] = {}
+        if request is not None and request.settings:
             self.typed.fixed.setdefault("dtype", dtype_of([self.cards[card] for card in request.cards]))
+            self.of_workloads = self._taken_from(self.typed.fixed)
         self.configurations = Configurations(composer, self.typed)
 
     def plan(self) -> Plan:
@@ -111,7 +113,7 @@ class _Planner:
         design, options = self._design(config, listed)
         if self.request is not None:
             design = DESIGN
-            options["has_contexts"] = "context" in several
+            options["has_contexts"] = "context" in several or self._is_typed("context")
             several.setdefault("batch", Interval(1, LARGEST_BATCH))
         _check_count(design, swept, len(listed))
         self._check_used(design, run)
@@ -190,7 +192,19 @@ class _Planner:
                 self.composer.update(first, key, value, key in self.typed.added)
         model = resolved(first.model)
         contexts = () if self._is_typed("context") else contexts_of(model, positions_of(model))
-        return request.points(contexts, model_type(model))
+        points = request.points(contexts, model_type(model))
+        for point in points:
+            point |= {key: value for key, value in self.of_workloads.items() if self._has(point["workload"], key)}
+        return points
+
+    def _taken_from(self, typed: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a workload that were typed for `fit`, which has several workloads; unknown keys stay."""
+        keys = [key for key in typed if key.startswith("workload.")]
+        known = [key for key in keys if any(self._has(workload, key) for workload in WORKLOADS)]
+        return {key: typed.pop(key) for key in known}
+
+    def _has(self, workload: str, key: str) -> bool:
+        return OmegaConf.select(self.composer.compose({"workload": workload}), key, default=...) is not ...
 
     def _several(self, grid: Values, listed: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
         """The swept keys: those typed come first, and so are outermost, then those of the experiment."""

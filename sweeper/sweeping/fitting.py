@@ -12,6 +12,7 @@ from sweeper.effects.added_levers import Verdict
 from sweeper.effects.fit_levers import Goal, goals
 from sweeper.fit_cells import Cell, FitDevice, FitLevers, FitTable, Result, Wanted, cells, contexts_of
 from sweeper.plan import Plan, typed
+from sweeper.planning.fit_request import dtype_of
 from sweeper.planning.suggestions import for_shell
 
 
@@ -30,15 +31,19 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
         contexts=contexts_of(found),
         cells=found,
         levers=tuple(each for device in plan.devices for each in _levers(plan, device, rows, results)),
-        notes=tuple(_notes(rows)),
+        notes=tuple(_notes(plan, [each for each, cell in zip(rows, found, strict=False) if cell.because is None])),
         run=None if folder is None else str(folder),
         measure=_measure(plan, rows, found),
     )
 
 
-def _notes(rows: Sequence[Wanted]) -> Iterator[str]:
-    """What the settings are, where their names leave it open."""
+def _notes(plan: Plan, rows: Sequence[Wanted]) -> Iterator[str]:
+    """What the settings are, where their names leave it open. `rows`: the cells that are possible."""
     points = {each.setting: each.point for each in rows if each.point is not None}
+    dtype = next((point.get("dtype") for point in points.values()), None)
+    half = dtype_of([device.card for device in plan.devices if device.card is not None])
+    if dtype == half == "float16":
+        yield "dtype: float16, since the card does not compute in bfloat16."
     generate = points.get("run (generate)")
     if generate is not None:
         yield f"generate: {generate['workload.new_tokens']} new tokens after a prompt of the whole context."
@@ -49,9 +54,11 @@ def _notes(rows: Sequence[Wanted]) -> Iterator[str]:
         yield f"LoRA: rank {adapted['workload.rank']} on {on}. QLoRA: the weights are stored in nf4."
     full = next((point for point in points.values() if point.get("workload.method") == "full"), None)
     if full is not None:
-        in_32 = "; in 32 bits: dtype=float32 workload.precision=bfloat16" if full["dtype"] != "float32" else ""
+        precision = full.get("workload.precision")
+        computed = "" if precision is None else f", computed in {precision}"
+        in_32 = f"; in 32 bits: dtype=float32 workload.precision={half}" if full["dtype"] != "float32" else ""
         optimizer = str(full["workload.optimizer"])
-        yield f"full training: weights, gradients and the states of {optimizer} in {full['dtype']}{in_32}."
+        yield f"full training: weights, gradients and the states of {optimizer} in {full['dtype']}{computed}{in_32}."
 
 
 def _measure(plan: Plan, rows: Sequence[Wanted], found: Sequence[Cell]) -> str | None:
@@ -99,20 +106,16 @@ def _added(plan: Plan, goal: Goal, device: Device, by_id: Mapping[str, Result]) 
 
 def _fit_device(device: Device, others: int | None) -> FitDevice:
     card = device.card
-    if card is None or card.is_host:
-        return FitDevice(
-            name=device.name, kind=device.kind, card=None if card is None else card.name,
-            total_bytes=device.total_bytes, context_bytes=None, context_range_bytes=None, used_by_others_bytes=others, usable_bytes=None,
-        )  # fmt: skip
-    used = card.used_by_others_bytes if others is None else others
+    has_limit = card is not None and not card.is_host
+    used = others if others is not None or card is None else card.used_by_others_bytes
     return FitDevice(
         name=device.name,
         kind=device.kind,
-        card=card.name,
-        total_bytes=card.total_bytes,
-        context_bytes=card.context_bytes,
-        context_range_bytes=card.context_range_bytes,
+        card=None if card is None else card.name,
+        total_bytes=device.total_bytes,
+        context_bytes=None if card is None or not has_limit else card.context_bytes,
+        context_range_bytes=None if card is None else card.context_range_bytes,
         used_by_others_bytes=used,
-        usable_bytes=card.usable_bytes - (used or 0),
-        has_display=card.has_display,
+        usable_bytes=None if card is None or not has_limit else card.usable_bytes - (used or 0),
+        has_display=card is not None and card.has_display,
     )

@@ -114,7 +114,7 @@ def _column(context: int | None) -> str:
 
 
 def _heading(table: FitTable) -> list[str]:
-    model = table.model or "the program"
+    model = table.model or ", ".join(table.settings)
     if table.parameters is not None:
         model += f", {table.parameters:,} parameters"
     dtype = "" if table.dtype is None else f", {table.dtype}"
@@ -178,7 +178,7 @@ def _reasons(table: FitTable) -> list[str]:
     lines = []
     for (setting, because), contexts in found.items():
         cells = [cell for cell in table.cells if cell.setting == setting]
-        at = "" if len(contexts) == len(cells) else f" at {', '.join(map(_column, contexts))}"
+        at = "" if len(contexts) == len(cells) or contexts == [None] else f" at {', '.join(map(_column, contexts))}"
         lines.append(f"{setting}{at}: {shortened(because, LONGEST_REASON)}")
     return lines
 
