@@ -107,7 +107,8 @@ class Fit:
         """A row for each device, setting and context. Sizes are bytes, and what is not known is null."""
         import pandas as pd
 
-        return pd.DataFrame(self.answer["cells"]).convert_dtypes()
+        found: pd.DataFrame = pd.DataFrame(self.answer["cells"]).convert_dtypes()
+        return found
 
     @property
     def table(self) -> pd.DataFrame:
@@ -120,7 +121,8 @@ class Fit:
         texts = [f"{peak_text(cell)} {batch_text(cell)}" for cell in cells]
         found = self.cells[["device", "setting", "context"]].assign(text=texts)
         rows = ["setting"] if found["device"].nunique() == 1 else ["device", "setting"]
-        return found.pivot_table("text", rows, "context", aggfunc="first", sort=False, dropna=False)
+        table: pd.DataFrame = found.pivot_table("text", rows, "context", aggfunc="first", sort=False, dropna=False)
+        return table
 
     @cached_property
     def frames(self) -> Frames:

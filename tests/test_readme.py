@@ -26,6 +26,9 @@ WORKLOADS = (ROOT / "docs" / "workloads.md").read_text()
 EFFECTS = (ROOT / "docs" / "effects.md").read_text()
 
 
+PYTHON = re.compile(r"<!-- tested as Python -->\n```python\n(.*?)```", re.DOTALL)
+
+
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -71,8 +74,9 @@ def test_a_command_of_the_readme_prints_the_lines_below_it(command: str, shown: 
     assert not list(ROOT.glob("*.pt")), "the script's checkpoint is not written"
 
 
-def test_the_readmes_python_runs_and_prints_a_row_for_each_point(tmp_path: Path) -> None:
-    (code,) = re.findall(r"<!-- tested as Python -->\n```python\n(.*?)```", README, re.DOTALL)
+@pytest.mark.parametrize("page", [page for page in PAGES if PYTHON.search(page.read_text())], ids=named)
+def test_the_python_of_a_page_runs_and_makes_a_run(page: Path, tmp_path: Path) -> None:
+    (code,) = PYTHON.findall(page.read_text())
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -80,10 +84,11 @@ def test_the_readmes_python_runs_and_prints_a_row_for_each_point(tmp_path: Path)
         capture_output=True,
         text=True,
         timeout=120,
-        check=True,
+        check=False,
     )
-    assert len(re.findall(r"^\d +[12] +ok +True +\d+ +allocated +\d+$", done.stdout, re.MULTILINE)) == 2
-    assert done.stdout.splitlines()[-1].startswith(str(tmp_path / "outputs"))
+    assert done.returncode == 0, done.stderr
+    (points,) = tmp_path.glob("outputs/*/points.parquet")
+    assert list(pd.read_parquet(points)["status"]) == ["ok", "ok"]
 
 
 @pytest.mark.slow

@@ -134,6 +134,32 @@ def test_no_module_hides_a_public_name(name: str) -> None:
     assert importlib.util.find_spec(f"sweeper.{name}") is None
 
 
+TYPED = """\
+import sweeper
+run = sweeper.run("batch=1,2", ["context=64"], {"seed": 1}, devices=["cpu"], quiet=True)
+reveal_type(run.points)
+reveal_type(sweeper.fit("tiny-llama", "rtx-4090").folder)
+sweeper.run(3)
+"""
+
+
+@pytest.mark.slow
+def test_the_types_of_the_functions_reach_a_users_type_checker(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TYPED)
+    checked = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "script.py"],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    points, folder, wrong, _ = checked.stdout.splitlines()
+    assert points.endswith('Revealed type is "pandas.core.frame.DataFrame"')
+    assert folder.endswith('Revealed type is "pathlib.Path"')
+    assert wrong.startswith('script.py:5: error: Argument 1 to "run" has incompatible type "int"')
+
+
 HANGS = "import time\ndef run(): time.sleep(600)\n"
 CALL = """\
 import sweeper
