@@ -166,7 +166,7 @@ def csv_of(found: PointTable) -> str:
 def markdown_of(found: PointTable) -> str:
     """The table that the screen has, all its rows."""
     heads, rows = _shown(found, found.rows)
-    return as_markdown(heads, rows, _align(rows))
+    return as_markdown(heads, rows, _align(heads, rows))
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -176,12 +176,15 @@ def as_text(found: PointTable, width: int | None = None) -> str:
     statuses = Counter(row["status"] for row in found.rows)
     calculated = sum(row["kind"] == CALCULATED for row in found.rows)
     kinds = f"; {calculated:,} of them calculated, not measured" if calculated else ""
-    lines = [f"{found.run}: {format_count(len(found.rows), 'point')}: {counts(statuses)}{kinds}", ""]
+    ended = f": {counts(statuses)}{kinds}" if statuses else ""
+    lines = [f"{found.run}: {format_count(len(found.rows), 'point')}{ended}", ""]
     axes = None if found.columns is not None or found.is_sorted else _axes(found)
+    if not found.rows:
+        return "\n".join(lines).rstrip()
     if axes is None:
         heads, rows = _shown(found, found.rows[:MOST_ROWS])
         cells = [heads, *rows]
-        lines += [shortened(line, width) if width else line for line in table(cells, _align(rows))]
+        lines += [shortened(line, width) if width else line for line in table(cells, _align(heads, rows))]
         left = len(found.rows) - MOST_ROWS
         lines += [*([f"... and {left:,} more: --csv and --json list all"] if left > 0 else []), ""]
     else:
@@ -189,7 +192,7 @@ def as_text(found: PointTable, width: int | None = None) -> str:
     if found.columns is None:
         failures = list(_failure_lines(found, width))
         lines += [*failures, ""] if failures else []
-    lines += [f"sweeper show {found.folder} {_short(found.rows[0])} shows one point" if found.rows else "no point"]
+    lines += [f"sweeper show {found.folder} {_short(found.rows[0])} shows one point"]
     return "\n".join(lines)
 
 
@@ -354,16 +357,15 @@ def _as_cell(name: str, value: Any, row: Row) -> str:
     return typed_value(name, _plain(value))
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    """Right for columns of numbers."""
+def _align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right for columns of numbers, but for the ids in the first one."""
 
     def is_number(cell: str) -> bool:
         return cell == "-" or cell.lstrip(">=~-")[:1].isdigit()
 
     return "".join(
-        ">" if place > 0 and all(is_number(cell) for cell in cells) else "<"
-        for place, cells in enumerate(zip(*rows, strict=True))
-    ) if rows else "<" * 30  # fmt: skip
+        ">" if place > 0 and rows and all(is_number(row[place]) for row in rows) else "<" for place in range(len(heads))
+    )
 
 
 def _failure_lines(found: PointTable, width: int | None) -> Iterator[str]:
