@@ -251,6 +251,7 @@ LEGEND = {
     ">=": ">=     at least: the peak is partial, since a phase did not complete or was not read whole",
     "(": "(SIZE) what the point would take with unlimited memory",
     "~": "~      passed and failed: does not count as fitting",
+    "-": "-      not among the points of the run",
 }
 
 
@@ -266,6 +267,8 @@ def _matrix(
     """Rows and columns in the order of their values. A matrix that is too wide is continued below."""
     cells = {(_text(found, row, down), _text(found, row, across)): _cell(row, counter) for row in rows}
     marks.update(mark for mark in LEGEND for cell in cells.values() if mark in cell)
+    if len(cells) < len({down for down, _ in cells}) * len({across for _, across in cells}):
+        marks.add("-")
     tops, sides = (_in_order(found.at(row).get(key) for row in rows) for key in (across, down))
     heads = [typed_value(across, value) for value in tops]
     names = [f"{down}={typed_value(down, value)}" for value in sides]
