@@ -28,7 +28,7 @@ from sweeper.settled_keys import differing
 from sweeper.tables.records import place_of, record_of, traceback_of
 from sweeper.units import format_bytes, format_count
 from sweeper.views.frontier_text import why
-from sweeper.views.layout import counts, error_text, indent, more, shortened, table
+from sweeper.views.layout import counts, error_text, indent, more, shortened, table, wrapped
 from sweeper.views.written_table import as_csv, as_markdown
 
 MOST_ROWS = 60  # of a table on the screen
@@ -182,9 +182,7 @@ def as_text(found: PointTable, width: int | None = None) -> str:
     if not found.rows:
         return "\n".join(lines).rstrip()
     if axes is None:
-        heads, rows = _shown(found, found.rows[:MOST_ROWS])
-        cells = [heads, *rows]
-        lines += [shortened(line, width) if width else line for line in table(cells, _align(heads, rows))]
+        lines += _table(*_shown(found, found.rows[:MOST_ROWS]), width)
         left = len(found.rows) - MOST_ROWS
         lines += [*([f"... and {left:,} more: --csv and --json list all"] if left > 0 else []), ""]
     else:
@@ -194,6 +192,17 @@ def as_text(found: PointTable, width: int | None = None) -> str:
         lines += [*failures, ""] if failures else []
     lines += [f"sweeper show {found.folder} {_short(found.rows[0])} shows one point"]
     return "\n".join(lines)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """As many of the columns as there is room for, and the names of the others."""
+    count = len(heads)
+    lines = table([heads, *rows], _align(heads, rows))
+    while width is not None and count > 1 and max(map(len, lines)) > width:
+        count -= 1
+        lines = table([heads[:count], *(row[:count] for row in rows)], _align(heads, rows)[:count])
+    left = heads[count:]
+    return [*lines, *(wrapped([f"no room for {', '.join(left)}: --csv has every column"], width) if left else [])]
 
 
 def _short(row: Row) -> str:
@@ -331,17 +340,16 @@ def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list
         ]
     keys = [key for key in found.keys if key not in ("device",)]
     devices = ["device"] if len({row["device"] for row in found.rows}) > 1 or not keys else []
-    peak = "peak"
-    heads = ["point", *devices, *keys, "status", "in phase", peak, "counter", "headroom", "seconds"]
+    heads = ["point", *devices, *keys, "status", "peak", "counter", "in phase", "headroom", "seconds"]
     return heads, [
         [
             _short(row),
             *(f"{row['device']}{' (calculated)' if row['kind'] == CALCULATED else ''}" for _ in devices),
             *(_text(found, row, key) for key in keys),
             row["status"],
-            row["failed_phase"] or row["peak_phase"] or "-",
             _peak(row) or "-",
             row["peak_counter"] or "-",
+            row["failed_phase"] or row["peak_phase"] or "-",
             "-" if row["headroom_bytes"] is None else format_bytes(row["headroom_bytes"]),
             "-" if row["duration_s"] is None else f"{row['duration_s']:.2f}",
         ]
