@@ -28,7 +28,7 @@ from sweeper.settled_keys import differing
 from sweeper.tables.records import place_of, record_of, traceback_of
 from sweeper.units import format_bytes, format_count
 from sweeper.views.frontier_text import why
-from sweeper.views.layout import counts, error_text, indent, more, shortened, table
+from sweeper.views.layout import counts, error_text, indent, more, shortened, table, wrapped
 from sweeper.views.written_table import as_csv, as_markdown
 
 MOST_ROWS = 60  # of a table on the screen
@@ -166,7 +166,7 @@ def csv_of(found: PointTable) -> str:
 def markdown_of(found: PointTable) -> str:
     """The table that the screen has, all its rows."""
     heads, rows = _shown(found, found.rows)
-    return as_markdown(heads, rows, _align(rows))
+    return as_markdown(heads, rows, _align(heads, rows))
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -176,12 +176,13 @@ def as_text(found: PointTable, width: int | None = None) -> str:
     statuses = Counter(row["status"] for row in found.rows)
     calculated = sum(row["kind"] == CALCULATED for row in found.rows)
     kinds = f"; {calculated:,} of them calculated, not measured" if calculated else ""
-    lines = [f"{found.run}: {format_count(len(found.rows), 'point')}: {counts(statuses)}{kinds}", ""]
+    ended = f": {counts(statuses)}{kinds}" if statuses else ""
+    lines = [f"{found.run}: {format_count(len(found.rows), 'point')}{ended}", ""]
     axes = None if found.columns is not None or found.is_sorted else _axes(found)
+    if not found.rows:
+        return "\n".join(lines).rstrip()
     if axes is None:
-        heads, rows = _shown(found, found.rows[:MOST_ROWS])
-        cells = [heads, *rows]
-        lines += [shortened(line, width) if width else line for line in table(cells, _align(rows))]
+        lines += _table(*_shown(found, found.rows[:MOST_ROWS]), width)
         left = len(found.rows) - MOST_ROWS
         lines += [*([f"... and {left:,} more: --csv and --json list all"] if left > 0 else []), ""]
     else:
@@ -189,8 +190,19 @@ def as_text(found: PointTable, width: int | None = None) -> str:
     if found.columns is None:
         failures = list(_failure_lines(found, width))
         lines += [*failures, ""] if failures else []
-    lines += [f"sweeper show {found.folder} {_short(found.rows[0])} shows one point" if found.rows else "no point"]
+    lines += [f"sweeper show {found.folder} {_short(found.rows[0])} shows one point"]
     return "\n".join(lines)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """As many of the columns as there is room for, and the names of the others."""
+    count = len(heads)
+    lines = table([heads, *rows], _align(heads, rows))
+    while width is not None and count > 1 and max(map(len, lines)) > width:
+        count -= 1
+        lines = table([heads[:count], *(row[:count] for row in rows)], _align(heads, rows)[:count])
+    left = heads[count:]
+    return [*lines, *(wrapped([f"no room for {', '.join(left)}: --csv has every column"], width) if left else [])]
 
 
 def _short(row: Row) -> str:
@@ -248,6 +260,7 @@ LEGEND = {
     ">=": ">=     at least: the peak is partial, since a phase did not complete or was not read whole",
     "(": "(SIZE) what the point would take with unlimited memory",
     "~": "~      passed and failed: does not count as fitting",
+    "-": "-      not among the points of the run",
 }
 
 
@@ -263,6 +276,8 @@ def _matrix(
     """Rows and columns in the order of their values. A matrix that is too wide is continued below."""
     cells = {(_text(found, row, down), _text(found, row, across)): _cell(row, counter) for row in rows}
     marks.update(mark for mark in LEGEND for cell in cells.values() if mark in cell)
+    if len(cells) < len({down for down, _ in cells}) * len({across for _, across in cells}):
+        marks.add("-")
     tops, sides = (_in_order(found.at(row).get(key) for row in rows) for key in (across, down))
     heads = [typed_value(across, value) for value in tops]
     names = [f"{down}={typed_value(down, value)}" for value in sides]
@@ -325,17 +340,16 @@ def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list
         ]
     keys = [key for key in found.keys if key not in ("device",)]
     devices = ["device"] if len({row["device"] for row in found.rows}) > 1 or not keys else []
-    peak = "peak"
-    heads = ["point", *devices, *keys, "status", "in phase", peak, "counter", "headroom", "seconds"]
+    heads = ["point", *devices, *keys, "status", "peak", "counter", "in phase", "headroom", "seconds"]
     return heads, [
         [
             _short(row),
             *(f"{row['device']}{' (calculated)' if row['kind'] == CALCULATED else ''}" for _ in devices),
             *(_text(found, row, key) for key in keys),
             row["status"],
-            row["failed_phase"] or row["peak_phase"] or "-",
             _peak(row) or "-",
             row["peak_counter"] or "-",
+            row["failed_phase"] or row["peak_phase"] or "-",
             "-" if row["headroom_bytes"] is None else format_bytes(row["headroom_bytes"]),
             "-" if row["duration_s"] is None else f"{row['duration_s']:.2f}",
         ]
@@ -354,16 +368,15 @@ def _as_cell(name: str, value: Any, row: Row) -> str:
     return typed_value(name, _plain(value))
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    """Right for columns of numbers."""
+def _align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right for columns of numbers, but for the ids in the first one."""
 
     def is_number(cell: str) -> bool:
         return cell == "-" or cell.lstrip(">=~-")[:1].isdigit()
 
     return "".join(
-        ">" if place > 0 and all(is_number(cell) for cell in cells) else "<"
-        for place, cells in enumerate(zip(*rows, strict=True))
-    ) if rows else "<" * 30  # fmt: skip
+        ">" if place > 0 and rows and all(is_number(row[place]) for row in rows) else "<" for place in range(len(heads))
+    )
 
 
 def _failure_lines(found: PointTable, width: int | None) -> Iterator[str]:

@@ -209,3 +209,20 @@ def test_a_run_of_one_point_is_a_table(written: Written, tmp_path: Path) -> None
     Tables(run.folder).write()
     (line,) = [line for line in as_text(table_of(run)).splitlines() if "300.00 MiB" in line]
     assert line.split()[1:3] == ["cpu", "ok"]
+
+
+def test_a_run_without_points_is_shown_as_one_in_every_form(written: Written) -> None:
+    run = written({"batch": [1]})
+    Tables(run.folder).write()
+    found = table_of(run)
+    assert as_text(found).splitlines()[0] == "bill: 0 points"
+    assert csv_of(found).count("\n") == 0
+    assert markdown_of(found).count("\n") == 1
+
+
+def test_a_table_on_a_narrow_terminal_cuts_no_figure_and_names_the_columns_it_leaves_out(run: WrittenRun) -> None:
+    text = as_text(table_of(run, sort="batch"), 60)
+    table, _, _ = text.partition("FAILURES")
+    assert max(map(len, table.splitlines())) <= 60
+    assert table.count("301.00 MiB") == 2
+    assert "no room for in phase, headroom, seconds: --csv has every column" in " ".join(table.split())
