@@ -24,7 +24,8 @@ def differing(configs: Iterable[str], apart_from: Iterable[str] = ()) -> dict[st
     keys = [key for key in dict.fromkeys(key for point in every for key in point) if _differs(key, every)]
     kept = [key for key in keys if all(point.get(key) is not None for point in every)]
     for key in keys:
-        if key not in kept and not any(_follows(key, other, every) for other in kept):
+        others = (*kept, *(other for other in keys if other != key and not _follows(other, key, every)))
+        if key not in kept and not any(_follows(key, other, every) for other in others):
             kept.append(key)
     left_out = set(apart_from)
     listed = [key for key in keys if key in kept and key.removesuffix(".name") not in left_out]
@@ -36,6 +37,15 @@ def without_followers(keys: Iterable[str], configs: Iterable[str]) -> list[str]:
     found = differing(configs)
     listed = next(iter(found.values()), {})
     return [key for key in keys if any(each == key or each.startswith(f"{key}.") for each in listed)]
+
+
+def has_key(config: str, key: str) -> bool:
+    """Whether the options of a point's groups (`model`, `workload`, `inputs`) have a key below a group.
+
+    A key that they lack is null in the tables too, like one that is null by choice.
+    """
+    values = dict(dotted(json.loads(config)))
+    return "." not in key or any(each == key or each.startswith(f"{key}.") for each in values)
 
 
 def _differs(key: str, points: Sequence[Values]) -> bool:

@@ -29,7 +29,7 @@ from sweeper.estimates.memory_terms import DTYPE_BITS
 from sweeper.plan import typed_value
 from sweeper.requested import rest_of, settings_text, value_in
 from sweeper.rows import Row
-from sweeper.settled_keys import without_followers
+from sweeper.settled_keys import has_key, without_followers
 from sweeper.units import format_count
 
 PEAKS = tuple(column.name for column in columns.PEAKS if column.name.startswith("peak_") and column.unit == "bytes")
@@ -519,6 +519,7 @@ def title(family: Family, families: Sequence[Family]) -> list[str]:
     apart = without_followers(apart, (each.rows[0]["config"] for each in families))
     named = dict.fromkeys((*(["allocator"] if device_named(row["device"]).is_cpu else []), *apart))
     names = [str(row[name]) for name in ("device", *NAMED) if row[name] is not None]
+    named = {key: None for key in named if has_key(row["config"], key)}
     names += [f"{key}={typed_value(key, value_in(row, key))}" for key in named]
     return names + settings_text(row, (*named, *SIZE))
 

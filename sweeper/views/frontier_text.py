@@ -32,7 +32,7 @@ from sweeper.objective import TOKENS, Objective
 from sweeper.plan import typed_value
 from sweeper.requested import follows_in, settings_text, value_in
 from sweeper.rows import Row
-from sweeper.settled_keys import without_followers
+from sweeper.settled_keys import has_key, without_followers
 from sweeper.units import format_bytes, format_count
 from sweeper.views.layout import counts, error_text, handled, other_processes, over_budget
 from sweeper.views.prefill_text import GENERATE, least_in_chunks, prefill_of
@@ -164,6 +164,7 @@ def _title(group: FrontierGroup, names: Sequence[str]) -> list[str]:
     row = group.rows[0]
     named = [*(["allocator"] if device_named(row["device"]).is_cpu and "allocator" not in names else []), *names]
     title = [str(row[name]) for name in NAMED if row.get(name) is not None]
+    named = [name for name in named if has_key(row["config"], name)]
     title += [f"{name}={typed_value(name, value_in(row, name))}" for name in named if name != PREFILL_CHUNK]
     title += settings_text(row, (*named, *group.along, "budget", PREFILL_CHUNK))
     read = prefill_of(row)

@@ -24,7 +24,7 @@ from sweeper.plan import typed_value
 from sweeper.plan_lines import read_plan
 from sweeper.rerun import commands, rerun
 from sweeper.rows import Row
-from sweeper.settled_keys import differing
+from sweeper.settled_keys import differing, has_key
 from sweeper.tables.records import place_of, record_of, traceback_of
 from sweeper.units import format_bytes, format_count
 from sweeper.views.frontier_text import why
@@ -232,7 +232,8 @@ def _matrices(found: PointTable, down: str, across: str, width: int | None) -> I
         groups.setdefault((row["device"], *(_text(found, row, key) for key in others)), []).append(row)
     marks: set[str] = set()
     for (device, *values), rows in groups.items():
-        title = "  ".join([device, *(f"{key}={value}" for key, value in zip(others, values, strict=True))])
+        shown = zip(others, values, strict=True)
+        title = "  ".join([device, *(f"{key}={value}" for key, value in shown if has_key(rows[0]["config"], key))])
         calculated = "  (calculated, not measured)" if rows[0]["kind"] == CALCULATED else ""
         for counter in _counters(rows)[: 1 if len(groups) > FEW else 2]:
             yield f"{title}  peak {counter}{calculated}"

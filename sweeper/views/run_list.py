@@ -11,9 +11,11 @@ from sweeper.tables.overview import RUNNING, Dimensioned, RunOverview, local_tim
 from sweeper.units import format_count
 from sweeper.views.layout import counts, shortened, table
 
+USUAL = ("batch", "context", "quantize")
 HEADS = ("run", "started", "ended", "measured", "points")
 ELSEWHERE = ("name", "outputs", "devices", "model", "workload", "dtype", "python", "parallel", "heartbeat")
 LEAST = 24  # columns that the last two have on a narrow terminal
+MOST_SWEPT = 6  # dimensions in a cell
 MOST_NAMED = 3  # models, workloads or devices in a cell
 
 
@@ -63,11 +65,20 @@ def _narrow(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 def _row(run: RunOverview) -> tuple[str, str, str, str, str]:
     what = [_some(run.models), _some(run.workloads), _some(run.dtypes)]
     on = f"on {_some(run.devices)}" if run.devices else ""
-    measured = " ".join(filter(None, [*what, on, *map(_dimension, run.dimensions), *_typed(run)]))
+    measured = " ".join(filter(None, [*what, on, *_swept(run), *_typed(run)]))
     points = "-" if run.points is None else _points(run.points) or "none"
     if run.points is not None and (run.behind or run.ended == RUNNING):
         points += " so far"
     return run.name, local_time(run.started_at) or "-", run.ended, measured, points
+
+
+def _swept(run: RunOverview) -> list[str]:
+    """The dimensions; the usual ones alone where there are many, as in a run that compares workloads."""
+    named = run.dimensions
+    if len(named) > MOST_SWEPT:
+        named = [each for each in named if each.key in USUAL]
+    left = len(run.dimensions) - len(named)
+    return [*map(_dimension, named), *([f"and {format_count(left, 'other key')}"] if left else [])]
 
 
 def _typed(run: RunOverview) -> list[str]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sweeper.settled_keys import differing, without_followers
+from sweeper.settled_keys import differing, has_key, without_followers
 
 
 def config(model: str = "a", width: int = 1, **workload: Any) -> str:
@@ -38,7 +38,16 @@ def test_a_key_that_is_null_without_effect_is_left_out_and_one_that_chooses_null
     assert keys(*precisions) == [{"workload.precision": None}, {"workload.precision": "bfloat16"}]
 
 
-def test_a_key_that_follows_another_is_not_named_beside_it() -> None:
+def test_a_key_that_a_workload_lacks_is_no_key_of_its_points() -> None:
+    assert has_key(config(method="full", rank=None), "workload.rank")
+    assert not has_key(config(), "workload.rank")
+    assert has_key(config(params={"deep": {"x": 1}}), "workload.params.deep")
+    assert has_key(config(), "allocator")
+
+
+def test_a_key_that_follows_another_is_not_named_with_it_in_whichever_order_they_are() -> None:
+    reversed_order = config(rank=8, method="lora"), config(rank=None, method="full"), config("b")
+    assert [set(each) for each in keys(*reversed_order)] == [{"model", "workload.method"}] * 3
     adapted = config(method="lora", rank=8), config(method="full", rank=None)
     assert without_followers(["workload.method", "workload.rank"], adapted) == ["workload.method"]
     ranks = (*adapted, config(method="lora", rank=4))
