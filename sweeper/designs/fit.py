@@ -54,7 +54,7 @@ def fit(plan: Plan, *_: Any) -> Design:
         answers = yield [neighbours.of(choice) for choice in choices]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
-        for (lever, _), answer in zip(changing, answers[len(requests) :], strict=True):
+        for (lever, _choice), answer in zip(changing, answers[len(requests) :], strict=True):
             lever.record(answer)
 
 
