@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runners.outcome import Outcome
+from runners.outcome import Outcome, Status
 from runners.point import Point
 from sweeper.errors import Mistake
 from sweeper.fit import FitTable, Result, result_of
@@ -55,7 +55,8 @@ class FitShow(Show):
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
-        self._results[device, point.id] = result_of(point, outcome)
+        if outcome.status is not Status.INTERRUPTED:  # the next command goes on there
+            self._results[device, point.id] = result_of(point, outcome)
 
     def ended(
         self,

@@ -143,9 +143,8 @@ def _legend(table: FitTable) -> list[str]:
     text = f"Peak of batch 1 in GiB ({counters})"
     text += "; below it the largest batch that fits, or no." if batches else "; below it whether it fits."
     lines = [text]
-    capped = [cell.largest_batch or 0 for cell in table.cells if cell.is_at_least]
-    if capped:
-        lines.append(f">={max(capped)}: no larger batch was tried.")
+    if any(cell.is_at_least for cell in table.cells):
+        lines.append(">=: no larger batch was tried.")
     return lines
 
 
@@ -167,7 +166,7 @@ def _notes(table: FitTable) -> list[str]:
 def _footer(table: FitTable) -> list[str]:
     """Not filled: a line that is copied must not be broken."""
     lines = [] if table.run is None else [f"every row: {table.run}"]
-    if table.run is not None and any(batch_text(cell) == PENDING for cell in table.cells):
+    if table.run is not None and any(cell.is_open for cell in table.cells):
         lines.append(f"not finished: the same command with name={Path(table.run).name} goes on from here")
     return [*lines, *([] if table.measure is None else [f"one row on a real card: {table.measure}"])]
 
