@@ -45,7 +45,7 @@ Options, by group. `sweeper --help GROUP` describes those of a group.
   workload=forward       or train, generate, custom, command
   inputs=synthetic       or text, images, usual, long, limit
   design=grid            or axes, list, frontier, levers
-  experiment=NAME        a file of keys: example, small_training, training_bill,
+  experiment=NAME        keys in a file: example, small_training, training_bill,
                          three_inputs, training_levers, generation_levers
   devices=auto           one idle GPU, or else the CPU; or cpu, cuda:0, all,
                          cuda:0+cuda:1; sim:rtx-4090 and sim:all are calculated:
