@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from sweeper import screen
 from sweeper.errors import Mistake, NothingMeasured, SweepStopped
 from sweeper.tables.loading import Frames, load
 
@@ -272,7 +273,7 @@ class _Lines:
         for line in self.lines[self._printed : to]:
             self._printed += 1
             if not self._quiet:
-                print(line, file=getattr(sys, self._name), flush=True)
+                screen.repeat(line, getattr(sys, self._name))
 
 
 def _follow(*pipes: _Lines) -> None:

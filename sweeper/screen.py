@@ -83,6 +83,11 @@ def print_command(label: str, typed: Callable[[int | None], str]) -> None:
         discard(sys.stderr)
 
 
+def repeat(line: str, stream: TextIO) -> None:
+    """Print a line of a command that runs for this process, to the stream that stands for the command's."""
+    print(printable(line), file=stream, flush=True)
+
+
 def discard(stream: TextIO) -> None:
     """Send what is in a stream's buffer, and what is written to it later, to /dev/null.
 

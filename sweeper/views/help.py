@@ -22,7 +22,7 @@ Does this PyTorch workload fit on that device, and what is the largest that
 does? Each configuration is measured in a new process.
 
   sweeper fit MODEL CARD         a table, calculated: what of a model fits on a
-                                 card, to run, with LoRA and to train, by context
+                                 card: to run, with LoRA, to train, by context
   sweeper KEY=VALUE,VALUE ...    measure every combination
   sweeper estimate KEY=VALUE ... show the plan and its arithmetic, run nothing
   sweeper estimate RUN           each point: estimated, calculated and measured
@@ -49,7 +49,7 @@ Options, by group. `sweeper --help GROUP` describes those of a group.
   workload=forward       or train, generate, custom, command
   inputs=synthetic       or text, images, usual, long, limit
   design=grid            or axes, list, frontier, levers
-  experiment=NAME        a file of keys: example, small_training, training_bill,
+  experiment=NAME        keys in a file: example, small_training, training_bill,
                          three_inputs, training_levers, generation_levers
   devices=auto           one idle GPU, or else the CPU; or cpu, cuda:0, all,
                          cuda:0+cuda:1; sim:rtx-4090 and sim:all are calculated:
