@@ -87,6 +87,7 @@ class _Planner:
             interpreter=run.python,
             listed=[key for key in several if key not in swept and _varies(several[key])],
             given={*self.typed.fixed, *swept, *configuration.settings},
+            configuration=lambda path, revision: self.probes.configuration(run.python, path, revision),
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)
