@@ -12,6 +12,8 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +25,7 @@ from sweeper.sweeping.signals import end_on_signals
 
 if TYPE_CHECKING:
     from sweeper.plan import Plan
+    from sweeper.planning.fit_request import FitRequest
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for what is printed into a file
 
@@ -104,10 +107,9 @@ def show_help(line: CommandLine) -> int:
 
     Loads nothing of Hydra. Raises Mistake for a word that names none.
     """
-    from sweeper.cards import CONF
     from sweeper.views import help
 
-    folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
+    folders = _folders(line)
     named = [group for word in line.words if "=" not in word for group in help.groups_of(word, folders)]
     groups = [help.options(group, folders) for group in dict.fromkeys(named)]
     screen.show("\n\n".join(groups) or (help.ESTIMATE if line.command == "estimate" else help.HELP))
@@ -122,6 +124,29 @@ def sweep(line: CommandLine) -> int:
         from sweeper.sweeping.sweep import sweep
 
         return sweep(plan, screen.warn, started)
+
+
+def fit(line: CommandLine) -> int:
+    from sweeper.planning.fit_request import read_request
+    from sweeper.sweeping.conditions import calculated_lanes
+    from sweeper.sweeping.expected import engine_for
+    from sweeper.views import fit_show
+
+    shown_as = fit_show.form(line.flags)
+    request = read_request(line.words, _folders(line))
+    sweep_line = replace(line, words=request.overrides)
+    with engine_for(sweep_line.words, calculated_lanes()) as started:
+        plan = _plan(sweep_line, request)
+        from sweeper.sweeping.sweep import sweep
+
+        return sweep(plan, screen.warn, started, partial(fit_show.show_for, shown_as=shown_as))
+
+
+def _folders(line: CommandLine) -> list[Path]:
+    """The folders with options."""
+    from sweeper.cards import CONF
+
+    return [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
 
 
 def estimate(line: CommandLine) -> int:
@@ -145,14 +170,14 @@ def estimate(line: CommandLine) -> int:
     return _show(line, estimate_report.plan_estimate(plan), estimate_report.as_text, estimate_report.as_json)
 
 
-def _plan(line: CommandLine) -> Plan:
+def _plan(line: CommandLine, request: FitRequest | None = None) -> Plan:
     from sweeper.planning.probes import Probes
 
     with Probes() as probes:
         probes.foresee(line.words)  # before the import of Hydra, which takes as long as the probe
         from sweeper.planning.planner import plan_of
 
-        return plan_of(line, probes, screen.warn)
+        return plan_of(line, probes, screen.warn, request)
 
 
 def effects(line: CommandLine) -> int:
@@ -216,6 +241,7 @@ def _show(
 
 COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "sweep": sweep,
+    "fit": fit,
     "estimate": estimate,
     "effects": effects,
     "environment": environment,

@@ -126,6 +126,10 @@ class Local:
         assert self._wake is not None
         os.read(self._wake, 2**16)
 
+    def has(self, lane: str) -> bool:
+        """Whether the lane has a supervisor already, which imports libraries or has imported them."""
+        return lane in self._lanes
+
     def renew(self, lane: str) -> None:
         """Give the lane's next attempt a new supervisor, and so a new template."""
         if lane in self._lanes:

@@ -28,6 +28,7 @@ class Answer:
     # allocator that gave its cache back to make room reserves what there is, whatever the point needs.
     used_bytes: int | None
     peak_bytes: int | None = None  # the complete peak of the deciding counter; of a refused point only if calculated
+    unlimited_bytes: int | None = None  # of a calculated device: the peak of the counter that decides, without a limit
 
 
 Design = Generator[list[PlannedPoint], list[Answer | None], None]
@@ -44,6 +45,7 @@ def answer(outcome: Outcome) -> Answer:
         budget_bytes=outcome.budget_bytes,
         used_bytes=None if _was_cut(outcome) else used,
         peak_bytes=_complete_peak(outcome),
+        unlimited_bytes=calculated_bytes(outcome) if outcome.device.is_calculated else None,
     )
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runners.device import Device
+from runners.device import Card, Device
 from runners.point import Point
 from sweeper.estimates.memory_terms import DTYPE_BITS
 from sweeper.prompt_chunks import refused_chunk
@@ -52,7 +52,7 @@ def impossible(values: Values, device: Device) -> str | None:
     ):
         return f"{model.get('name')} has no layers that support recomputation"
     for key in ("dtype", "workload.precision"):
-        if Point(values=values).get(key) == "bfloat16" and not _computes_in_bfloat16(device):
+        if Point(values=values).get(key) == "bfloat16" and not computes_in_bfloat16(device.card):
             return f"{device.name} does not compute in bfloat16"
     if why := refused_chunk(workload, values.get("context"), model.get("name"), model.get("model_type")):
         return why
@@ -70,9 +70,9 @@ def _not_quantized(values: Values, workload: Values, device: Device) -> str | No
     return f"quantize={scheme} has no kernels for float64" if values.get("dtype") == "float64" else None
 
 
-def _computes_in_bfloat16(device: Device) -> bool:
+def computes_in_bfloat16(card: Card | None) -> bool:
     """Unknown counts as yes: a row of the run itself shows the contrary."""
-    architecture = "" if device.card is None else device.card.architecture
+    architecture = "" if card is None else card.architecture
     of_nvidia = re.fullmatch(r"sm_(\d+)", architecture)
     return of_nvidia is None or int(of_nvidia[1]) >= BFLOAT16_SINCE
 
@@ -110,7 +110,7 @@ def _fixed_costs(values: Values, device: Device) -> Iterator[dict[str, Any]]:
 
 def _half(device: Device) -> str:
     """A dtype of 16 bits that the device is known to compute in."""
-    known = device.is_host or (device.card is not None and _computes_in_bfloat16(device))
+    known = device.is_host or (device.card is not None and computes_in_bfloat16(device.card))
     return "bfloat16" if known else "float16"
 
 

@@ -28,7 +28,10 @@ WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """A command with its flags and its other words, in the order typed. `arguments`: all that follows the command."""
+    """A command with its flags and its other words, in the order typed.
+
+    `arguments`: all that follows the command, for the record of a sweep; with the command itself if that is `fit`.
+    """
 
     command: str
     flags: argparse.Namespace
@@ -58,7 +61,7 @@ def read(arguments: Sequence[str]) -> CommandLine:
     _refuse_files(command, rest)
     if command == "sweep" and "--json" in rest:
         raise Mistake("--json belongs to a command, as in sweeper frontier RUN --json; a sweep writes tables")
-    _check_flags(rest, commands[command], takes_keys=command in ("sweep", "estimate"))
+    _check_flags(rest, commands[command], takes_keys=command in ("sweep", "estimate", "fit"))
     if command in ("sweep", "estimate"):
         _check_words(command, rest)
     flags, extra = parser.parse_known_args([command, *rest])
@@ -66,7 +69,8 @@ def read(arguments: Sequence[str]) -> CommandLine:
     if unknown:
         commands[command].error(f"no such flag: {', '.join(unknown)}")
     # argparse puts only the first positionals into `words`; those after a flag are left over.
-    line = CommandLine(command=command, flags=flags, words=(*flags.words, *extra), arguments=tuple(rest))
+    typed = (command, *rest) if command == "fit" else tuple(rest)
+    line = CommandLine(command=command, flags=flags, words=(*flags.words, *extra), arguments=typed)
     if command in ("sweep", "estimate"):
         _check_hydra_flags(line)
     return line
@@ -221,6 +225,20 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     ):
         parser.add_argument("words", nargs="*")
         _add_hydra_flags(parser)
+    fit = add(
+        "fit",
+        "sweeper fit MODEL CARD [context=N,...] [KEY=VALUE ...] [--json | --markdown | --csv]",
+        "Whether a model fits on a card: to run, with LoRA and QLoRA, and to train, by context. Calculated.",
+    )
+    fit.add_argument("--markdown", action="store_true", help="print a Markdown table, to paste into an issue")
+    fit.add_argument("--csv", action="store_true", help="print one line for each cell, sizes in bytes")
+    fit.add_argument(
+        "words",
+        nargs="*",
+        metavar="MODEL CARD",
+        help="as in qwen2.5-7b rtx-4090, or model=qwen2.5-7b card=rtx-4090; context=2k,8k: the columns;"
+        " used_by_others=1GiB: what a desktop takes; dtype=, name=, outputs= and other keys of a sweep",
+    )
     effects = add(
         "effects",
         "sweeper effects [RUN] [--json] [--at SIZE] [--picture FILE]",

@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from runners.point import Point
 from runners.point import canonical as as_text
@@ -18,19 +18,23 @@ from sweeper.designs.dialogue import NOTHING
 from sweeper.designs.frontier import grows
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
+from sweeper.fit import DESIGN, LARGEST_BATCH
+from sweeper.interpreter import interpreter
 from sweeper.interval import Interval
 from sweeper.objective import Objective
 from sweeper.plan import Dimension, Plan, RunKeys, dotted, typed
 from sweeper.planning import devices
 from sweeper.planning.command_line import CommandLine
-from sweeper.planning.composer import ENV, Composer
+from sweeper.planning.composer import ENV, Composer, resolved
 from sweeper.planning.config_files import located
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
 from sweeper.planning.experiment import grid_of, points_of, refuse_typed
+from sweeper.planning.fit_request import FitRequest, contexts_of, dtype_of
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
+from sweeper.planning.model_checks import configuration_of
 from sweeper.planning.overrides import MOST_POINTS, parse
-from sweeper.planning.point_checks import Rules
+from sweeper.planning.point_checks import Rules, positions_of
 from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
 from sweeper.planning.schema import Keys, as_list
@@ -42,11 +46,16 @@ OF_THE_SEARCH = ("edge", "confirm")  # keys of the run; `objective` and `margin`
 DEFAULTS = {each.name: each.default for each in fields(Keys)}
 
 
-def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) -> Plan:
-    """Plan a command line. Raises Mistake. `report` is called with messages for the user."""
+def plan_of(
+    line: CommandLine, probes: Probes, report: Callable[[str], None], request: FitRequest | None = None
+) -> Plan:
+    """Plan a command line. Raises Mistake. `report` is called with messages for the user.
+
+    `request`: the line is that of `fit`, whose points it has.
+    """
     folder = ["--config-dir", line.flags.config_dir] if line.flags.config_dir else []
     with explained():
-        planner = _Planner(composer_of([*folder, *line.of_hydra]), line, probes, report)
+        planner = _Planner(composer_of([*folder, *line.of_hydra]), line, probes, report, request)
     try:
         with explained():
             return planner.plan()
@@ -57,18 +66,28 @@ def plan_of(line: CommandLine, probes: Probes, report: Callable[[str], None]) ->
 
 
 class _Planner:
-    def __init__(self, composer: Composer, line: CommandLine, probes: Probes, report: Callable[[str], None]) -> None:
-        self.composer, self.line, self.probes, self.report = composer, line, probes, report
+    def __init__(
+        self,
+        composer: Composer,
+        line: CommandLine,
+        probes: Probes,
+        report: Callable[[str], None],
+        request: FitRequest | None = None,
+    ) -> None:
+        self.composer, self.line, self.probes, self.report, self.request = composer, line, probes, report, request
         with explained():
             self.typed = parse(line.overrides, composer.loader)
         self.cards = composer.cards()
+        if request is not None:
+            self.typed.fixed.setdefault("dtype", dtype_of([self.cards[card] for card in request.cards]))
         self.configurations = Configurations(composer, self.typed)
 
     def plan(self) -> Plan:
         refuse_typed(self.typed)
         first = self.composer.compose(self.configurations.fixed_groups)
         grid = grid_of(first, self.composer.loader)
-        listed = [{key: each[key] for key in each if not self._is_typed(key)} for each in points_of(first)]
+        requested = points_of(first) if self.request is None else self._cells(first, self.request)
+        listed = [{key: each[key] for key in each if not self._is_typed(key)} for each in requested]
         several = self._several(grid, listed)
         # The keys of listed points are given with each of them: the first point may lack a key that a later one has.
         swept = self.typed.several if listed else several
@@ -93,6 +112,10 @@ class _Planner:
         settler = ComposedSettler(self.configurations, rules, reference)
         names = devices.canonical(as_list(config["devices"]), list(self.cards))
         design, options = self._design(config, listed)
+        if self.request is not None:
+            design = DESIGN
+            options["has_contexts"] = "context" in several
+            several.setdefault("batch", Interval(1, LARGEST_BATCH))
         _check_count(design, swept, len(listed))
         self._check_used(design, run)
         if listed:
@@ -159,6 +182,18 @@ class _Planner:
     def _is_typed(self, key: str) -> bool:
         """Whether the command line has the key, which then overrides an experiment's."""
         return key in self.typed.fixed or key in self.typed.several
+
+    def _cells(self, first: DictConfig, request: FitRequest) -> list[dict[str, Any]]:
+        """The first point of each cell of `fit`. Contexts that are typed are combined with them later."""
+        if self._is_typed("context") or not request.settings:
+            return request.points(())
+        for key, value in self.typed.fixed.items():
+            if key.startswith("model."):
+                self.composer.update(first, key, value, key in self.typed.added)
+        model = resolved(first.model)
+        python = interpreter(self.typed.fixed.get("python"))
+        config = configuration_of(model, lambda path, revision: self.probes.configuration(python, path, revision))
+        return request.points(contexts_of(model, positions_of(config)))
 
     def _several(self, grid: Values, listed: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
         """The swept keys: those typed come first, and so are outermost, then those of the experiment."""

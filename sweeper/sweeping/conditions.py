@@ -66,6 +66,15 @@ def calculated_lane(core: int) -> str:
     return f"sim-{core}"
 
 
+MOST_CALCULATED = 8  # lanes of calculated attempts: each has a process with torch, of some 400 MiB
+
+
+def calculated_lanes() -> int:
+    """The number of calculated attempts that run at once: the cores of this process, MOST_CALCULATED at the most."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_CALCULATED)
+
+
 AMD_DRIVER = Path("/dev/kfd")
 
 

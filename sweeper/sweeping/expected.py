@@ -26,14 +26,18 @@ OF_THE_ENVIRONMENT = ("env", "allocator", "start", "experiment")  # keys that an
 
 
 @contextmanager
-def engine_for(arguments: Sequence[str]) -> Iterator[Local | None]:
-    """An engine with a process that imports what the arguments will need; None if none of them names a card."""
+def engine_for(arguments: Sequence[str], lanes: int = 1) -> Iterator[Local | None]:
+    """An engine with processes that import what the arguments will need; None if none of them names a card.
+
+    `lanes`: how many calculated attempts will run at once.
+    """
     engine = None
     given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if SIM in given.get("devices", "") and not any(key.partition(".")[0] in OF_THE_ENVIRONMENT for key in given):
         with suppress(Mistake, EngineFailed):  # reported when the answer is needed
             engine = Local(interpreter(given.get("python")), lanes=1)
-            engine.expect(_attempt(given), calculated_lane(0))
+            for lane in map(calculated_lane, range(lanes)):
+                engine.expect(_attempt(given), lane)
     try:
         yield engine
     finally:

@@ -11,20 +11,23 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from pyarrow import ArrowException
 
 import sweeper
-from runners.device import Device
+from runners.device import SIM, Device
 from runners.engines.local import EngineFailed, Event, Local
 from runners.fingerprint import code_names
 from runners.outcome import Outcome, Status
 from runners.point import Attempt, AttemptFolder, Point, canonical
 from runners.record import outcome_in
+from sweeper import fit
 from sweeper.columns import NAMED
 from sweeper.designs.dialogue import NOTHING, CalculatedPeaks, Design, answer, calculated_bytes
 from sweeper.designs.frontier import grows, searched
@@ -35,13 +38,14 @@ from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine,
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.sweeping.conditions import (
     calculated_lane,
+    calculated_lanes,
     check_libraries,
     check_limits,
     check_locks,
     environ_of,
     locks_of,
 )
-from sweeper.sweeping.lane import Lane
+from sweeper.sweeping.lane import Lane, Running
 from sweeper.sweeping.recall import Fingerprint, current_fingerprint, recall
 from sweeper.sweeping.signals import Signals, catch_signals
 from sweeper.tables.run_tables import Tables
@@ -50,6 +54,7 @@ from sweeper.views.layout import error_text
 from sweeper.views.progress import Show, show_for
 
 LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
+WORTH_A_PROCESS = 6.0  # seconds of calculation that are left: a process takes 4 to import torch and transformers
 GRACE_SECONDS = 5.0  # for running attempts to end when the sweep is stopped
 
 
@@ -60,6 +65,8 @@ class Engine(Protocol):
 
     def wait(self, timeout: float | None) -> Sequence[Event]: ...
 
+    def has(self, lane: str) -> bool: ...
+
     def renew(self, lane: str) -> None: ...
 
     def cancel(self, reason: str) -> None: ...
@@ -69,10 +76,16 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def sweep(plan: Plan, report: Callable[[str], None], started: Local | None = None) -> int:
+def sweep(
+    plan: Plan,
+    report: Callable[[str], None],
+    started: Local | None = None,
+    show_for: Callable[[Plan, Path], AbstractContextManager[Show]] = show_for,
+) -> int:
     """Run the plan. Returns the exit code. `report` is called with messages for the user.
 
     `started`: an engine that was started before the plan was known, which is used if it fits the plan.
+    `show_for`: makes what shows the progress and the result.
 
     0: every point is decided or skipped, 3: some are undecided, 2: no device was available, 130, 143 and 129: stopped
     by SIGINT, SIGTERM or SIGHUP. Raises Mistake before anything is started or written into an existing run.
@@ -117,6 +130,7 @@ class Sweep:
         calculated = (device.name for device in plan.devices if device.is_calculated)
         self.calculated = {name: dict[str, tuple[Point, int]]() for name in calculated}
         self.lanes = [Lane(device, self._design_for(device)) for device in plan.devices]
+        self.calculated_seconds: list[float] = []  # of each attempt that was calculated
         self.cwd = os.getcwd()
 
     def run(self) -> int:
@@ -197,8 +211,7 @@ class Sweep:
 
     def _take(self, lane: Lane, batch: Sequence[PlannedPoint]) -> None:
         """Queue the design's next batch. Its points are in the plan before any of them starts."""
-        lane.batch = [each for each in batch if each.because is None]
-        lane.answers = []
+        lane.take([each for each in batch if each.because is None])
         self._add_lines([line for each in batch for line in self._lines_of(each, lane.device.name)])
         for each in lane.batch:
             if not each.later:
@@ -236,9 +249,9 @@ class Sweep:
         try:
             while not self.signals.caught:
                 for lane in available:
-                    if lane.running is None and self._may_start(lane):
+                    if self._may_start(lane):
                         self._start_next(engine, lane)
-                if all(lane.done for lane in available):
+                if all(lane.done and not lane.running for lane in available):
                     return
                 if any(lane.running for lane in available):  # else a lane has just finished, and another may start
                     self._wait(engine)
@@ -255,43 +268,55 @@ class Sweep:
         twin = None if lane.device.is_calculated else self._calculated_twin(lane.device)
         if twin is not None and any(other.device is twin and not other.done for other in self.lanes):
             return False
+        if lane.running and not lane.device.is_calculated:
+            return False
         if self.plan.run.parallel or not lane.device.is_cpu:
             return True
         return all(other.done for other in self.lanes if other is not lane and other.device.unavailable is None)
 
     def _start_next(self, engine: Engine, lane: Lane) -> None:
-        """Start the lane's next attempt. Points with a recalled outcome on the way are settled by it."""
+        """Start the lane's next attempt, or several on a calculated device.
+
+        Points with a recalled outcome on the way are settled by it.
+        """
         while not lane.done:
             planned = lane.next
             if planned is None:
+                if lane.running:
+                    return
                 self._advance(lane)
                 continue
+            if lane.is_running(planned):  # the number of its next attempt is known when this one has ended
+                return
             number, outcome = self._recall(planned, lane.device)
+            place = lane.taken
             if planned.later:
-                lane.answers.append(None if outcome is None else answer(outcome))
+                lane.answers[place] = None if outcome is None else answer(outcome)
             elif outcome is not None:
-                self._settle(lane, planned.point, outcome, recalled=True)
-            else:
-                self._start(engine, lane, self._attempt(planned.point, lane.device, number))
+                self._settle(lane, place, planned.point, outcome, recalled=True)
+            elif not self._start(engine, lane, place, self._attempt(planned.point, lane.device, number)):
+                return
+            lane.taken += 1
+            if lane.running and not lane.device.is_calculated:
                 return
 
-    def _start(self, engine: Engine, lane: Lane, attempt: Attempt) -> None:
-        """Start an attempt, unless it has to wait for an engine's lane."""
-        engine_lane = self._engine_lane(attempt)
+    def _start(self, engine: Engine, lane: Lane, place: int, attempt: Attempt) -> bool:
+        """Start an attempt. False if it has to wait for an engine's lane."""
+        engine_lane = self._engine_lane(engine, attempt)
         if engine_lane is None:
-            return
-        lane.engine_lane = engine_lane
+            return False
         # Copies of one template share its memory layout, so their peaks would agree to the byte and prove nothing.
         if attempt.warm and attempt.point.id in lane.forked:
-            engine.renew(lane.engine_lane)
+            engine.renew(engine_lane)
             lane.forked.clear()
         if not attempt.device.is_calculated:
             lane.forked.add(attempt.point.id)
         self.run_folder.check()
         attempt, folder = self._created(attempt)
-        engine.start(attempt, folder, lane.engine_lane)
-        lane.running = attempt
+        engine.start(attempt, folder, engine_lane)
+        lane.running[engine_lane] = Running(attempt, place)
         self.show.began(lane.device.name, attempt.point)
+        return True
 
     def _created(self, attempt: Attempt) -> tuple[Attempt, AttemptFolder]:
         """The attempt in a new folder. Its number is the next free one where an earlier folder was lost."""
@@ -304,7 +329,7 @@ class Sweep:
             else:
                 return attempt, folder
 
-    def _engine_lane(self, attempt: Attempt) -> str | None:
+    def _engine_lane(self, engine: Engine, attempt: Attempt) -> str | None:
         """The engine's lane for an attempt, None if it has to wait.
 
         A measuring device has its own. Calculated devices share as many as there are cores; an attempt whose trace is
@@ -312,12 +337,24 @@ class Sweep:
         """
         if not attempt.device.is_calculated:
             return attempt.device.name
-        running = {lane.engine_lane: lane.running for lane in self.lanes if lane.running and lane.device.is_calculated}
+        running = {
+            engine_lane: each.attempt
+            for lane in self.lanes
+            if lane.device.is_calculated
+            for engine_lane, each in lane.running.items()
+        }
         if attempt.allocation_trace in {each.allocation_trace for each in running.values()}:
             return None
-        return next(
-            (lane for core in range(os.cpu_count() or 1) if (lane := calculated_lane(core)) not in running), None
-        )
+        free = next((lane for lane in map(calculated_lane, range(calculated_lanes())) if lane not in running), None)
+        if free is None or not running or engine.has(free) or self._is_worth_a_process():
+            return free
+        return None
+
+    def _is_worth_a_process(self) -> bool:
+        """Whether the calculated points that are left take longer than another process takes to import torch."""
+        left = sum(len(lane.batch) - lane.taken for lane in self.lanes if lane.device.is_calculated)
+        seconds = self.calculated_seconds
+        return bool(seconds) and left * sum(seconds) / len(seconds) > WORTH_A_PROCESS
 
     def _advance(self, lane: Lane) -> None:
         """Send the answers to a batch into the design, and queue its next one."""
@@ -354,18 +391,18 @@ class Sweep:
     def _wait(self, engine: Engine, timeout: float = 1.0) -> None:
         """Wait for events of running attempts, at most `timeout` seconds, then let the display advance."""
         for event in engine.wait(timeout):
-            lane = next((lane for lane in self.lanes if lane.running and lane.engine_lane == event.lane), None)
-            if lane is None or lane.running is None:
+            lane = next((lane for lane in self.lanes if event.lane in lane.running), None)
+            if lane is None:
                 continue
-            attempt = lane.running
+            attempt, place = lane.running[event.lane].attempt, lane.running[event.lane].place
             if event.kind == "waiting":
                 self.show.waiting(lane.device.name, attempt.point, event.detail or "another sweep")
             elif event.kind in ("settled", "unkept"):
-                lane.running = None
+                del lane.running[event.lane]
                 self.run_folder.check()
                 outcome = outcome_in(event.folder, attempt) if event.kind == "settled" else _unkept(attempt, event)
                 self.tables.settled(attempt, outcome)
-                self._settle(lane, attempt.point, outcome)
+                self._settle(lane, place, attempt.point, outcome)
                 self.tables.write_if_grown()
         self.show.tick()
 
@@ -386,8 +423,10 @@ class Sweep:
             return NOTHING
         return CalculatedPeaks(comes_first=True, total_bytes=device.total_bytes, peaks=self.calculated[twin.name])
 
-    def _settle(self, lane: Lane, point: Point, outcome: Outcome, recalled: bool = False) -> None:
-        lane.answers.append(answer(outcome))
+    def _settle(self, lane: Lane, place: int, point: Point, outcome: Outcome, recalled: bool = False) -> None:
+        lane.answers[place] = answer(outcome)
+        if lane.device.is_calculated and not recalled and outcome.duration_s is not None:
+            self.calculated_seconds.append(outcome.duration_s)
         calculated = calculated_bytes(outcome) if lane.device.is_calculated else None
         if calculated is not None:
             self.calculated[lane.device.name][point.id] = point, calculated
@@ -422,6 +461,9 @@ def _slug(plan: Plan) -> str:
     Settings that do not fit are counted; the tables have them.
     """
     first = plan.points[0] if plan.points else plan.settle({})
+    if plan.design == fit.DESIGN:
+        cards = "-".join(device.name.removeprefix(SIM) for device in plan.devices[:2])
+        return f"fit-{first.get('model.name') or first.get('workload')}-{cards}"
     names = [str(name) for key in NAMED if key != "dtype" and (name := first.get(key)) is not None]
     swept = {dimension.key for dimension in plan.dimensions}
     settings = plan.settler.settings.get(first.id, {})

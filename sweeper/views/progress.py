@@ -133,15 +133,15 @@ class TerminalShow(Show):
 
         self._console = Console(highlight=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._running: dict[str, tuple[str, float]] = {}
+        self._running: dict[tuple[str, str], tuple[str, float]] = {}
         self._seconds: list[float] = []
 
     def began(self, device: str, point: Point) -> None:
-        self._running[device] = self._named(device, point), time.monotonic()
+        self._running[device, point.id] = self._named(device, point), time.monotonic()
         self.tick()
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
-        self._running.pop(device, None)
+        self._running.pop((device, point.id), None)
         if not recalled and outcome.duration_s is not None:
             self._seconds.append(outcome.duration_s)
         super().settled(device, point, outcome, recalled)

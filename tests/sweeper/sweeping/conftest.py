@@ -75,6 +75,9 @@ class FakeEngine:
         for _, folder in self.running.values():
             write_aside(folder.exit, {"format": 1, "interrupted": True, "reason": reason})
 
+    def has(self, lane: str) -> bool:
+        return True
+
     def renew(self, lane: str) -> None:
         self.calls.append(f"renew {lane}")
 

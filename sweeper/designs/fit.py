@@ -1,0 +1,179 @@
+"""design=fit: for each setting and context the peak of one sequence, and the largest batch that fits.
+
+Every round has the next points of all cells. Interpolation only chooses which batches are tried: the answer is a batch
+that fitted, next to one that did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runners.point import canonical
+from sweeper.designs.dialogue import Answer, Design
+from sweeper.designs.neighbours import Choice, Neighbours
+from sweeper.errors import Mistake
+from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
+from sweeper.plan import Plan, PlannedPoint
+
+SMALL = 8  # batches up to which a rough guess is likely right
+MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
+
+
+def fit(plan: Plan, *_: Any) -> Design:
+    """Raises Mistake if there is no cell whose values are valid."""
+    searches = [Search(choice=dict(each.values), context=each.context) for each in cells_of(plan) if each.point]
+    neighbours = Neighbours(plan)
+    batch = [neighbours.of(search.choice) for search in searches]
+    for search, planned in zip(searches, batch, strict=True):
+        search.takes_batch = planned.point.get("batch") is not None
+    answers = yield batch
+    for search, answer in zip(searches, answers, strict=True):
+        search.record(1, answer)
+    while True:
+        requests = [(search, size) for search in searches for size in search.next(searches)]
+        if not requests:
+            return
+        planned_next: list[PlannedPoint] = [neighbours.of({**s.choice, "batch": size}) for s, size in requests]
+        answers = yield planned_next
+        for (search, size), answer in zip(requests, answers, strict=True):
+            search.record(size, answer)
+
+
+def cells_of(plan: Plan) -> list[Wanted]:
+    """The cells of the table, for a device that the caller names, in the order of its rows.
+
+    A cell whose values are not valid has the reason. Raises Mistake if there is no other one.
+    """
+    found: list[Wanted] = []
+    known: set[str] = set()
+    points = plan.design_options["points"]
+    order = {canonical(each.values): place for place, each in enumerate(SETTINGS)}
+    has_contexts = plan.design_options.get("has_contexts", True)
+    for choice in sorted(points, key=lambda each: (order.get(_setting_values(each), 0), each.get("context") or 0)):
+        name = setting_of(choice)
+        try:
+            point, because = plan.settle(choice), None
+        except Mistake as mistake:
+            point, because = None, str(mistake)
+        if point is not None and point.id in known:
+            continue
+        if point is not None:
+            known.add(point.id)
+        context = choice.get("context") if point is None else point.get("context")
+        found.append(
+            Wanted(
+                device="",
+                setting=name,
+                context=context if has_contexts else None,
+                values=choice,
+                point=point,
+                because=because,
+            )
+        )
+    if all(each.point is None for each in found):
+        raise Mistake(next(each.because for each in found if each.because))
+    return found
+
+
+def setting_of(choice: Choice) -> str:
+    """The name of a cell's row: that of the setting whose values it has, else the workload's."""
+    values = _setting_values(choice)
+    return next((each.name for each in SETTINGS if canonical(each.values) == values), str(choice.get("workload")))
+
+
+def _setting_values(choice: Choice) -> str:
+    keys = dict.fromkeys(key for each in SETTINGS for key in each.values)
+    return canonical({key: choice[key] for key in keys if key in choice})
+
+
+@dataclass
+class Search:
+    """The search for the largest batch of one cell."""
+
+    choice: Mapping[str, Any]
+    context: int | None
+    takes_batch: bool = True
+    peaks: dict[int, int] = field(default_factory=dict)  # by batch, without a limit
+    fits: dict[int, bool] = field(default_factory=dict)  # by batch
+    limit_bytes: int | None = None
+    is_over: bool = False
+    guesses: int = 0
+
+    def record(self, batch: int, answer: Answer | None) -> None:
+        if answer is None or answer.fits is None:
+            self.is_over = True  # undecided: a larger batch would be too
+            return
+        self.fits[batch] = answer.fits
+        peak = answer.unlimited_bytes if answer.device.is_calculated else answer.peak_bytes
+        if peak is not None:
+            self.peaks[batch] = peak
+        self.limit_bytes = answer.budget_bytes or _usable(answer)
+
+    @property
+    def largest(self) -> int:
+        return max((batch for batch, fits in self.fits.items() if fits), default=0)
+
+    @property
+    def failing(self) -> int | None:
+        return min((batch for batch, fits in self.fits.items() if not fits), default=None)
+
+    def next(self, others: Sequence[Search]) -> list[int]:
+        """The batches to try next; none if the edge is found."""
+        low, high = self.largest, self.failing
+        if self.is_over or not self.takes_batch or not self.fits or low == 0 or low >= LARGEST_BATCH:
+            return []
+        if high is not None and high - low <= 1:
+            return []
+        top = LARGEST_BATCH if high is None else high - 1
+        guess = min(max(self._guess(others, low, high), low), top)
+        self.guesses += 1
+        # Both sides of the guess at once: if it is right, they are the edge. A guess from other contexts is rough.
+        both = (guess, guess + 1) if len(self.peaks) > 1 or guess < SMALL else (max(guess, low + 1),)
+        return [each for each in both if low < each <= top]
+
+    def _guess(self, others: Sequence[Search], low: int, high: int | None) -> int:
+        """The largest batch that is expected to fit: memory is nearly a straight line in it."""
+        if self.guesses > MOST_GUESSES or self.limit_bytes is None:
+            return (low + high) // 2 if high is not None else 2 * low
+        line = self._line(low, high) or self._line_of_contexts(others)
+        if line is None:
+            return 2 * low
+        slope, start = line
+        return LARGEST_BATCH if slope <= 0 else int((self.limit_bytes - start) // slope)
+
+    def _line(self, low: int, high: int | None) -> tuple[float, float] | None:
+        """Slope and start of the line through the known batches on both sides of the edge, or the two largest."""
+        known = sorted(self.peaks)
+        near = [batch for batch in (low, high) if batch in self.peaks]
+        if len(near) < 2:
+            near = known[-2:]
+        if len(near) < 2 or near[0] == near[1]:
+            return None
+        slope = (self.peaks[near[1]] - self.peaks[near[0]]) / (near[1] - near[0])
+        return slope, self.peaks[near[0]] - slope * near[0]
+
+    def _line_of_contexts(self, others: Sequence[Search]) -> tuple[float, float] | None:
+        """The same from batch 1 of the other contexts: memory follows the number of tokens, batch x context."""
+        if self.context is None or 1 not in self.peaks:
+            return None
+        mine = {key: value for key, value in self.choice.items() if key != "context"}
+        alike = [
+            (each.context, each.peaks[1])
+            for each in others
+            if each.context is not None
+            and each.context != self.context
+            and 1 in each.peaks
+            and {key: value for key, value in each.choice.items() if key != "context"} == mine
+        ]
+        if not alike:
+            return None
+        context, peak = min(alike, key=lambda each: (each[0] < self.context, abs(each[0] - self.context)))
+        slope = (peak - self.peaks[1]) / (context - self.context) * self.context
+        return slope, self.peaks[1] - slope
+
+
+def _usable(answer: Answer) -> int | None:
+    card = answer.device.card
+    return None if card is None or card.is_host else card.usable_bytes - (card.used_by_others_bytes or 0)

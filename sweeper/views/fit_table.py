@@ -1,0 +1,159 @@
+"""The table of `sweeper fit` as text, Markdown, CSV and JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from sweeper.fit import Cell, FitDevice, FitTable
+from sweeper.units import GIB, format_bytes
+from sweeper.views.layout import shortened
+
+WIDTH = 80
+CSV_COLUMNS = (
+    "device", "kind", "setting", "context", "fits", "counter", "peak_bytes", "largest_batch", "largest_peak_bytes",
+    "is_at_least", "failing_batch", "failing_peak_bytes", "needs_at_least_bytes", "status", "because",
+)  # fmt: skip
+PENDING, NOT_APPLICABLE, DOES_NOT_FIT, UNDECIDED = "...", "-", "no", "?"
+LONGEST_REASON = 300
+
+
+def as_text(table: FitTable, width: int = WIDTH) -> str:
+    """For a terminal or a pipe, within `width` columns."""
+    blocks = [_filled(_heading(table), width), "\n".join(grid(table)), _filled(_legend(table), width)]
+    blocks += [_filled(lines, width) for lines in (_reasons(table), table.notes) if lines]
+    return "\n\n".join(blocks)
+
+
+def as_markdown(table: FitTable) -> str:
+    """To paste into an issue."""
+    head = ["", *map(_column, table.contexts)]
+    lines = [" | ".join(("", *head, "")).strip(), " | ".join(("", "---", *["---:"] * len(table.contexts), "")).strip()]
+    for device in table.devices:
+        for setting in table.settings:
+            texts = []
+            for context in table.contexts:
+                cell = table.cell(device.name, setting, context)
+                texts.append("" if cell is None else " ".join(filter(None, (peak_text(cell), batch_text(cell)))))
+            lines.append(" | ".join(("", setting, *texts, "")).strip())
+    paragraphs = [_heading(table), lines, _legend(table), _reasons(table), table.notes]
+    return "\n\n".join("\n".join(part) if part is lines else "  \n".join(part) for part in paragraphs if part)
+
+
+def as_csv(table: FitTable) -> str:
+    """One line for each cell. Sizes are bytes; what is not known is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for cell in table.cells:
+        writer.writerow(["" if (value := getattr(cell, name)) is None else _plain(value) for name in CSV_COLUMNS])
+    return text.getvalue().rstrip("\n")
+
+
+def as_json(table: FitTable) -> dict[str, Any]:
+    """Whole bytes, null for what is not known."""
+    cells = [{**asdict(cell), "is_at_least": cell.is_at_least, "is_edge": cell.is_edge} for cell in table.cells]
+    return {**asdict(table), "cells": cells}
+
+
+def _plain(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def grid(table: FitTable) -> list[str]:
+    """The lines of the table: two for each setting, the peaks and below them the batches."""
+    rows: list[tuple[str, Sequence[str]]] = [
+        ("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])
+    ]
+    for device in table.devices:
+        for setting in table.settings:
+            found = [table.cell(device.name, setting, context) for context in table.contexts]
+            rows.append((setting, ["" if cell is None else peak_text(cell) for cell in found]))
+            rows.append(("", ["" if cell is None else batch_text(cell) for cell in found]))
+    label = max(len(name) for name, _ in rows)
+    width = max(7, *(len(text) for _, texts in rows for text in texts))
+    lines = [f"{name:{label}}" + "".join(f"  {text:>{width}}" for text in texts) for name, texts in rows]
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def peak_text(cell: Cell) -> str:
+    """The peak of batch 1 in GiB."""
+    if cell.peak_bytes is not None:
+        return f"{cell.peak_bytes / GIB:.2f}"
+    if cell.status is None:
+        return PENDING if cell.because is None else NOT_APPLICABLE
+    if cell.fits is None:
+        return NOT_APPLICABLE
+    return UNDECIDED
+
+
+def batch_text(cell: Cell) -> str:
+    """The largest batch that fits: `x4`, `>=1024`, or `no`."""
+    if cell.fits is False:
+        return DOES_NOT_FIT
+    if cell.fits is None:
+        return ""
+    if not cell.takes_batch:
+        return "yes"
+    return f">={cell.largest_batch}" if cell.is_at_least else f"x{cell.largest_batch}"
+
+
+def _column(context: int | None) -> str:
+    return "" if context is None else f"{context:,}"
+
+
+def _heading(table: FitTable) -> list[str]:
+    model = table.model or "the program"
+    if table.parameters is not None:
+        model += f" ({table.parameters:,} parameters)"
+    names = ", ".join(device.name for device in table.devices)
+    kinds = " and ".join(sorted({device.kind for device in table.devices}))
+    dtype = "" if table.dtype is None else f", {table.dtype}"
+    not_measured = f"{kinds}, not measured" if kinds == "calculated" else kinds
+    return [f"{model} on {names}{dtype}: {not_measured}", *map(_device_line, table.devices)]
+
+
+def _device_line(device: FitDevice) -> str:
+    if device.usable_bytes is None or device.total_bytes is None:
+        return f"{device.name}: its memory is not known"
+    others = device.used_by_others_bytes or 0
+    taken = f"{format_bytes(device.context_bytes or 0)} for the context and libraries"
+    taken += f" - {format_bytes(others)} for other programs" if others else ""
+    total = f"{format_bytes(device.total_bytes)} in total"
+    return f"{device.card}: {format_bytes(device.usable_bytes)} usable = {total} - {taken}"
+
+
+def _legend(table: FitTable) -> list[str]:
+    counters = " and ".join(sorted({cell.counter for cell in table.cells}))
+    lines = [
+        f"Above: peak of batch 1 in GiB ({counters}). Below: the largest batch that fits, x4; no: batch 1 does not fit."
+    ]
+    if any(cell.is_at_least for cell in table.cells):
+        largest = max(cell.largest_batch or 0 for cell in table.cells if cell.is_at_least)
+        lines.append(f">={largest}: no larger batch was tried.")
+    return lines
+
+
+def _reasons(table: FitTable) -> list[str]:
+    """Why settings have no figures, each reason once."""
+    found: dict[tuple[str, str], list[int | None]] = {}
+    for cell in table.cells:
+        if cell.because is not None:
+            found.setdefault((cell.setting, cell.because), []).append(cell.context)
+    lines = []
+    for (setting, because), contexts in found.items():
+        cells = [cell for cell in table.cells if cell.setting == setting]
+        at = "" if len(contexts) == len(cells) else f" at {', '.join(map(_column, contexts))}"
+        lines.append(f"{setting}{at}: {shortened(because, LONGEST_REASON)}")
+    return lines
+
+
+def _filled(lines: Sequence[str], width: int) -> str:
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+        for line in lines
+    )
