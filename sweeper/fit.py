@@ -39,12 +39,13 @@ def _training(method: str, checkpointing: bool, quantize: str = "none") -> dict[
 
 
 # A calculated pass does not vary: the second one already has the cache that the first one left.
+# Each new token takes as long as a pass, and adds to the cache what each token of the prompt does.
 TWO_PASSES = {"warmup": 0, "repeats": 1}
 
 # In the order of the table: from what takes least to what takes most.
 SETTINGS = (
     Setting(name="run (forward)", values={"workload": "forward", **TWO_PASSES}),
-    Setting(name="run (generate)", values={"workload": "generate", **TWO_PASSES}),
+    Setting(name="run (generate)", values={"workload": "generate", **TWO_PASSES, "workload.new_tokens": 8}),
     Setting(name="QLoRA + checkpointing", values=_training("lora", True, "nf4")),
     Setting(name="LoRA + checkpointing", values=_training("lora", True)),
     Setting(name="LoRA", values=_training("lora", False)),
@@ -143,6 +144,22 @@ class FitDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FitLevers:
+    """What was changed until a cell's batch 1 fitted. `fits` is None if that was not calculated to its end.
+
+    `changes`: by key, as a person types it. `peak_bytes` is of the cell, and `changed_peak_bytes` after the changes.
+    """
+
+    device: str
+    setting: str
+    context: int | None
+    peak_bytes: int | None
+    changes: Mapping[str, Any]
+    changed_peak_bytes: int | None
+    fits: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitTable:
     """The answer of `sweeper fit`."""
 
@@ -153,6 +170,7 @@ class FitTable:
     settings: tuple[str, ...]  # rows
     contexts: tuple[int | None, ...]  # columns; (None,) if the workload takes no context
     cells: tuple[Cell, ...]
+    levers: tuple[FitLevers, ...] = ()
     run: str | None = None  # the folder
     notes: tuple[str, ...] = ()
 

@@ -10,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runners.device import Device
 from runners.point import canonical
 from sweeper.designs.dialogue import Answer, Design
+from sweeper.designs.levers import not_worth_a_run, verdict
 from sweeper.designs.neighbours import Choice, Neighbours
+from sweeper.effects.added_levers import AddedLevers, Verdict, add_levers
+from sweeper.effects.fit_levers import Goal, goals
 from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
-from sweeper.plan import Plan, PlannedPoint
+from sweeper.plan import Plan
 
 SMALL = 8  # batches up to which a rough guess is likely right
 MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
@@ -23,22 +27,56 @@ MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
 
 def fit(plan: Plan, *_: Any) -> Design:
     """Raises Mistake if there is no cell whose values are valid."""
-    searches = [Search(choice=dict(each.values), context=each.context) for each in cells_of(plan) if each.point]
+    cells = [each for each in cells_of(plan) if each.point is not None]
+    searches = [Search(choice=dict(each.values), context=each.context) for each in cells]
     neighbours = Neighbours(plan)
-    batch = [neighbours.of(search.choice) for search in searches]
+    batch = plan.first_batch or [neighbours.of(search.choice) for search in searches]
     for search, planned in zip(searches, batch, strict=True):
         search.takes_batch = planned.point.get("batch") is not None
-    answers = yield batch
+    answers = yield list(batch)
     for search, answer in zip(searches, answers, strict=True):
         search.record(1, answer)
+    fits = {each.point.id: answer.fits for each, answer in zip(batch, answers, strict=True) if answer is not None}
+    device = next((answer.device for answer in answers if answer is not None), None)
+    added = [Adding(plan, goal, device) for goal in goals(cells, fits)]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
-        if not requests:
+        changing = [each for each in added if each.choice is not None]
+        if not requests and not changing:
             return
-        planned_next: list[PlannedPoint] = [neighbours.of({**s.choice, "batch": size}) for s, size in requests]
-        answers = yield planned_next
-        for (search, size), answer in zip(requests, answers, strict=True):
+        choices = [*({**search.choice, "batch": size} for search, size in requests), *(each.choice for each in changing)]
+        answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
+        for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
+        for each, answer in zip(changing, answers[len(requests) :], strict=True):
+            each.record(answer)
+
+
+class Adding:
+    """The levers of one goal: `choice` is the next one to run, None when they are added up."""
+
+    def __init__(self, plan: Plan, goal: Goal, device: Device | None) -> None:
+        self.goal = goal
+        self.found: AddedLevers | None = None
+
+        def left_out(before: Choice, choice: Choice) -> str | None:
+            return not_worth_a_run(plan, {**goal.values, **before}, {**goal.values, **choice}, device)
+
+        self._adding = add_levers(goal.levers, left_out)
+        self._next: Choice | None = next(self._adding)
+
+    @property
+    def choice(self) -> Choice | None:
+        return None if self._next is None else {**self.goal.values, **self._next}
+
+    def record(self, answer: Answer | None) -> None:
+        self.send(None if answer is None else verdict(answer))
+
+    def send(self, verdict: Verdict | None) -> None:
+        try:
+            self._next = self._adding.send(verdict)
+        except StopIteration as end:
+            self._next, self.found = None, end.value
 
 
 def cells_of(plan: Plan) -> list[Wanted]:

@@ -26,13 +26,7 @@ def levers(plan: Plan, *_: Any) -> Design:
     device: Device | None = None
 
     def left_out(before: Choice, choice: Choice) -> str | None:
-        try:
-            now, then = plan.settle(choice), plan.settle(before)
-        except Mistake as mistake:
-            return str(mistake)
-        if now.id == then.id:
-            return SAME_POINT
-        return None if device is None else impossible(now.values, device)
+        return not_worth_a_run(plan, before, choice, device)
 
     neighbours = Neighbours(plan)
     known: dict[str, Answer] = {}  # by the point's id: a step back may lead to a point that was tried
@@ -47,9 +41,24 @@ def levers(plan: Plan, *_: Any) -> Design:
         answer = known[each.point.id]
         device = answer.device
         try:
-            choice = adding.send(Verdict(fits=answer.fits, peak_bytes=answer.peak_bytes, because=answer.status.value))
+            choice = adding.send(verdict(answer))
         except StopIteration:
             return
+
+
+def not_worth_a_run(plan: Plan, before: Choice, choice: Choice, device: Device | None) -> str | None:
+    """Why a choice is not worth a run after another one, or None."""
+    try:
+        now, then = plan.settle(choice), plan.settle(before)
+    except Mistake as mistake:
+        return str(mistake)
+    if now.id == then.id:
+        return SAME_POINT
+    return None if device is None else impossible(now.values, device)
+
+
+def verdict(answer: Answer) -> Verdict:
+    return Verdict(fits=answer.fits, peak_bytes=answer.peak_bytes, because=answer.status.value)
 
 
 def _check(plan: Plan) -> None:

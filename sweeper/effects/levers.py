@@ -56,15 +56,13 @@ def impossible(values: Values, device: Device) -> str | None:
             return f"{device.name} does not compute in bfloat16"
     if why := refused_chunk(workload, values.get("context"), model.get("name"), model.get("model_type")):
         return why
-    return _not_quantized(values, workload, device)
+    return _not_quantized(values, workload)
 
 
-def _not_quantized(values: Values, workload: Values, device: Device) -> str | None:
+def _not_quantized(values: Values, workload: Values) -> str | None:
     scheme = values.get("quantize")
     if scheme in (None, "none"):
         return None
-    if device.is_calculated:
-        return "a calculated device has no weights to quantize"
     if workload.get("name") == "train" and workload.get("method") != "lora":
         return "quantized weights cannot be trained without workload.method=lora"
     return f"quantize={scheme} has no kernels for float64" if values.get("dtype") == "float64" else None

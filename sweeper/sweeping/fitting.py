@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from runners.device import Device
-from sweeper.designs.fit import cells_of
-from sweeper.fit import FitDevice, FitTable, Result, cells, contexts_of
+from sweeper.designs.fit import Adding, cells_of
+from sweeper.effects.added_levers import Verdict
+from sweeper.effects.fit_levers import Goal, goals
+from sweeper.fit import FitDevice, FitLevers, FitTable, Result, Wanted, cells, contexts_of
 from sweeper.plan import Plan
 
 
@@ -26,7 +28,36 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
         settings=tuple(dict.fromkeys(each.setting for each in found)),
         contexts=contexts_of(found),
         cells=found,
+        levers=tuple(each for device in plan.devices for each in _levers(plan, device, rows, results)),
         run=None if folder is None else str(folder),
+    )
+
+
+def _levers(plan: Plan, device: Device, rows: Sequence[Wanted], results: Sequence[Result]) -> list[FitLevers]:
+    """The levers that the design added up, which follows the same rule from the same answers."""
+    by_id = {each.point_id: each for each in results if each.device == device.name}
+    wanted = [replace(each, device=device.name) for each in rows]
+    found = goals(wanted, {id: each.fits for id, each in by_id.items()})
+    return [each for goal in found if (each := _added(plan, goal, device, by_id)) is not None]
+
+
+def _added(plan: Plan, goal: Goal, device: Device, by_id: Mapping[str, Result]) -> FitLevers | None:
+    adding = Adding(plan, goal, device)
+    while adding.choice is not None:
+        result = by_id.get(plan.settle(adding.choice).id)
+        adding.send(None if result is None else Verdict(fits=result.fits, peak_bytes=result.peak_bytes))
+    found = adding.found
+    if found is None:
+        return None
+    kept = [trial.verdict for trial in found.trials if trial.kept and trial.verdict is not None]
+    return FitLevers(
+        device=goal.device,
+        setting=goal.setting,
+        context=goal.context,
+        peak_bytes=found.run.peak_bytes,
+        changes=found.changes,
+        changed_peak_bytes=kept[-1].peak_bytes if kept else None,
+        fits=found.fits,
     )
 
 

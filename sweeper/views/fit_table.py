@@ -11,7 +11,7 @@ from typing import Any
 
 from sweeper.fit import Cell, FitDevice, FitTable
 from sweeper.units import GIB, format_bytes
-from sweeper.views.layout import shortened
+from sweeper.views.layout import assignments, shortened
 
 WIDTH = 80
 CSV_COLUMNS = (
@@ -25,7 +25,7 @@ LONGEST_REASON = 300
 def as_text(table: FitTable, width: int = WIDTH) -> str:
     """For a terminal or a pipe, within `width` columns."""
     blocks = [_filled(_heading(table), width), "\n".join(grid(table)), _filled(_legend(table), width)]
-    blocks += [_filled(lines, width) for lines in (_reasons(table), table.notes) if lines]
+    blocks += [_filled(lines, width) for lines in (_reasons(table), _lever_lines(table), table.notes) if lines]
     return "\n\n".join(blocks)
 
 
@@ -40,8 +40,10 @@ def as_markdown(table: FitTable) -> str:
                 cell = table.cell(device.name, setting, context)
                 texts.append("" if cell is None else " ".join(filter(None, (peak_text(cell), batch_text(cell)))))
             lines.append(" | ".join(("", setting, *texts, "")).strip())
-    paragraphs = [_heading(table), lines, _legend(table), _reasons(table), table.notes]
-    return "\n\n".join("\n".join(part) if part is lines else "  \n".join(part) for part in paragraphs if part)
+    paragraphs = [_heading(table), lines, _legend(table), _reasons(table), _lever_lines(table), table.notes]
+    return "\n\n".join(
+        "\n".join(part) if part is lines else "  \n".join(part) for part in paragraphs if part
+    )
 
 
 def as_csv(table: FitTable) -> str:
@@ -66,9 +68,7 @@ def _plain(value: Any) -> Any:
 
 def grid(table: FitTable) -> list[str]:
     """The lines of the table: two for each setting, the peaks and below them the batches."""
-    rows: list[tuple[str, Sequence[str]]] = [
-        ("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])
-    ]
+    rows: list[tuple[str, Sequence[str]]] = [("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])]
     for device in table.devices:
         for setting in table.settings:
             found = [table.cell(device.name, setting, context) for context in table.contexts]
@@ -129,9 +129,7 @@ def _device_line(device: FitDevice) -> str:
 
 def _legend(table: FitTable) -> list[str]:
     counters = " and ".join(sorted({cell.counter for cell in table.cells}))
-    lines = [
-        f"Above: peak of batch 1 in GiB ({counters}). Below: the largest batch that fits, x4; no: batch 1 does not fit."
-    ]
+    lines = [f"Above: peak of batch 1 in GiB ({counters}). Below: the largest batch that fits, x4; no: batch 1 does not fit."]
     if any(cell.is_at_least for cell in table.cells):
         largest = max(cell.largest_batch or 0 for cell in table.cells if cell.is_at_least)
         lines.append(f">={largest}: no larger batch was tried.")
@@ -150,6 +148,22 @@ def _reasons(table: FitTable) -> list[str]:
         at = "" if len(contexts) == len(cells) else f" at {', '.join(map(_column, contexts))}"
         lines.append(f"{setting}{at}: {shortened(because, LONGEST_REASON)}")
     return lines
+
+
+def _lever_lines(table: FitTable) -> list[str]:
+    """What to change first where batch 1 does not fit."""
+    lines = []
+    for each in table.levers:
+        at = "" if each.context is None else f", context {each.context:,}"
+        takes = "" if each.peak_bytes is None else f" ({each.peak_bytes / GIB:.2f} GiB)"
+        peak = "" if each.changed_peak_bytes is None else f": {each.changed_peak_bytes / GIB:.2f} GiB"
+        words = assignments(each.changes)
+        if each.fits:
+            lines.append(f"  {each.setting}{at}{takes} fits with {words}{peak}")
+        elif each.fits is False:
+            tried = f" even with {words}{peak}" if words else "; nothing that was tried saves memory"
+            lines.append(f"  {each.setting}{at}{takes} does not fit{tried}")
+    return ["What to change first, at batch 1:", *lines] if lines else []
 
 
 def _filled(lines: Sequence[str], width: int) -> str:
