@@ -16,6 +16,7 @@ from runners.device import Card
 from runners.point import Point, canonical
 from runners.workloads.command import placeholders
 from sweeper import quality
+from sweeper.cards import card_named
 from sweeper.errors import Mistake, NotTogether, did_you_mean
 from sweeper.plan import dotted, typed
 from sweeper.planning.model_checks import Configuration, configuration_in, configuration_of, refuse_model
@@ -207,9 +208,10 @@ def _budget(value: Any, cards: Mapping[str, Card], others: int) -> int:
     `others` is what other processes use of the card that the budget is named after.
     """
     if isinstance(value, str) and value.startswith("card:"):
-        card = value.removeprefix("card:")
-        if card not in cards:
-            raise Mistake(no_such_card(f"budget={value}", card, list(cards), "card:"))
+        typed_name = value.removeprefix("card:")
+        card = card_named(typed_name, cards)
+        if card is None:
+            raise Mistake(no_such_card(f"budget={value}", typed_name, list(cards), "card:"))
         usable = cards[card].usable_bytes
         if usable - others < MINIMUM_BUDGET_BYTES:
             left = f"leaves too little of the {format_bytes(usable)} of budget={value}"
