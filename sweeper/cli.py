@@ -127,16 +127,15 @@ def sweep(line: CommandLine) -> int:
 
 
 def fit(line: CommandLine) -> int:
-    from sweeper.planning.fit_request import read_request
+    from sweeper.planning.fit_request import options_with, read_request
     from sweeper.sweeping.conditions import calculated_lanes
     from sweeper.sweeping.expected import engine_for
     from sweeper.views import fit_show
 
     shown_as = fit_show.form(line.flags)
     request = read_request(line.words, _folders(line))
-    sweep_line = replace(line, words=request.overrides)
-    with engine_for(sweep_line.words, calculated_lanes()) as started:
-        plan = _plan(sweep_line, request)
+    with options_with(request.own_file) as found_with, engine_for(request.overrides, calculated_lanes()) as started:
+        plan = _plan(replace(line, words=(*request.overrides, *found_with)), request)
         from sweeper.sweeping.sweep import sweep
 
         return sweep(plan, screen.warn, started, partial(fit_show.show_for, shown_as=shown_as))

@@ -193,7 +193,7 @@ class _Planner:
         model = resolved(first.model)
         python = interpreter(self.typed.fixed.get("python"))
         config = configuration_of(model, lambda path, revision: self.probes.configuration(python, path, revision))
-        return request.points(contexts_of(model, positions_of(config)))
+        return request.points(request.chosen_contexts(contexts_of(model, positions_of(config))))
 
     def _several(self, grid: Values, listed: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
         """The swept keys: those typed come first, and so are outermost, then those of the experiment."""
