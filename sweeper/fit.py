@@ -141,6 +141,8 @@ class FitDevice:
     used_by_others_bytes: int | None
     usable_bytes: int | None
     has_display: bool = False
+    bandwidth_bytes_per_s: int | None = None
+    price_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

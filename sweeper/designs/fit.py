@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runners.device import Device
-from runners.point import canonical
+from runners.point import Point
 from sweeper.designs.dialogue import Answer, Design
 from sweeper.designs.levers import not_worth_a_run, verdict
 from sweeper.designs.neighbours import Choice, Neighbours
@@ -20,6 +20,7 @@ from sweeper.effects.fit_levers import Goal, goals
 from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
+from sweeper.serving import PAGED, SERVE
 
 SMALL = 8  # batches up to which a rough guess is likely right
 MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
@@ -38,13 +39,17 @@ def fit(plan: Plan, *_: Any) -> Design:
         search.record(1, answer)
     fits = {each.point.id: answer.fits for each, answer in zip(batch, answers, strict=True) if answer is not None}
     device = next((answer.device for answer in answers if answer is not None), None)
-    added = [Adding(plan, goal, device) for goal in goals(cells, fits)]
+    # Of several cards, each has its own answer to what should change: their comparison leaves that out.
+    added = [Adding(plan, goal, device) for goal in (goals(cells, fits) if len(plan.devices) == 1 else ())]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
         changing = [each for each in added if each.choice is not None]
         if not requests and not changing:
             return
-        choices = [*({**search.choice, "batch": size} for search, size in requests), *(each.choice for each in changing)]
+        choices = [
+            *({**search.choice, "batch": size} for search, size in requests),
+            *(each.choice for each in changing),
+        ]
         answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
@@ -86,11 +91,7 @@ def cells_of(plan: Plan) -> list[Wanted]:
     """
     found: list[Wanted] = []
     known: set[str] = set()
-    points = plan.design_options["points"]
-    order = {canonical(each.values): place for place, each in enumerate(SETTINGS)}
-    has_contexts = plan.design_options.get("has_contexts", True)
-    for choice in sorted(points, key=lambda each: (order.get(_setting_values(each), 0), each.get("context") or 0)):
-        name = setting_of(choice)
+    for choice in plan.design_options["points"]:
         try:
             point, because = plan.settle(choice), None
         except Mistake as mistake:
@@ -100,30 +101,25 @@ def cells_of(plan: Plan) -> list[Wanted]:
         if point is not None:
             known.add(point.id)
         context = choice.get("context") if point is None else point.get("context")
-        found.append(
-            Wanted(
-                device="",
-                setting=name,
-                context=context if has_contexts else None,
-                values=choice,
-                point=point,
-                because=because,
-            )
-        )
+        setting = setting_of(choice if point is None else point)
+        found.append(Wanted(device="", setting=setting, context=context, values=choice, point=point, because=because))
     if all(each.point is None for each in found):
         raise Mistake(next(each.because for each in found if each.because))
-    return found
+    order = {each.name: place for place, each in enumerate(SETTINGS)}
+    return sorted(found, key=lambda each: (order.get(each.setting, 0), each.context or 0))
 
 
-def setting_of(choice: Choice) -> str:
+def setting_of(values: Choice | Point) -> str:
     """The name of a cell's row: that of the setting whose values it has, else the workload's."""
-    values = _setting_values(choice)
-    return next((each.name for each in SETTINGS if canonical(each.values) == values), str(choice.get("workload")))
-
-
-def _setting_values(choice: Choice) -> str:
-    keys = dict.fromkeys(key for each in SETTINGS for key in each.values)
-    return canonical({key: choice[key] for key in keys if key in choice})
+    if values.get("workload.cache") == PAGED:
+        return SERVE
+    if values.get("workload") != "train":
+        runs = {each.values["workload"]: each.name for each in SETTINGS}
+        return str(runs.get(values.get("workload"), values.get("workload")))
+    keys = ("workload.method", "workload.checkpointing", "quantize")
+    return next(
+        (each.name for each in SETTINGS if all(each.values.get(key) == values.get(key) for key in keys)), "train"
+    )
 
 
 @dataclass

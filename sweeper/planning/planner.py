@@ -114,7 +114,7 @@ class _Planner:
         design, options = self._design(config, listed)
         if self.request is not None:
             design = DESIGN
-            options["has_contexts"] = "context" in several
+            options["concurrency"] = self.request.concurrency
             several.setdefault("batch", Interval(1, LARGEST_BATCH))
         _check_count(design, swept, len(listed))
         self._check_used(design, run)

@@ -21,7 +21,7 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
     point = next(each.point for each in rows if each.point is not None)
     others = point.get("used_by_others")
     return FitTable(
-        model=point.get("model.name"),
+        model=point.get("model.path") or point.get("model.name"),
         parameters=next((each.parameters for each in results if each.parameters is not None), None),
         dtype=point.get("dtype"),
         devices=tuple(_fit_device(device, others) for device in plan.devices),
@@ -35,6 +35,8 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
 
 def _levers(plan: Plan, device: Device, rows: Sequence[Wanted], results: Sequence[Result]) -> list[FitLevers]:
     """The levers that the design added up, which follows the same rule from the same answers."""
+    if len(plan.devices) > 1:
+        return []
     by_id = {each.point_id: each for each in results if each.device == device.name}
     wanted = [replace(each, device=device.name) for each in rows]
     found = goals(wanted, {id: each.fits for id, each in by_id.items()})
@@ -78,4 +80,6 @@ def _fit_device(device: Device, others: int | None) -> FitDevice:
         used_by_others_bytes=used,
         usable_bytes=card.usable_bytes - (used or 0),
         has_display=card.has_display,
+        bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
+        price_per_hour=card.price_per_hour,
     )

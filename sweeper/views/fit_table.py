@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from sweeper.cards_compared import smallest_cards
 from sweeper.fit import Cell, FitDevice, FitTable
 from sweeper.units import GIB, format_bytes
+from sweeper.views import cards_table
 from sweeper.views.layout import assignments, shortened
 
 WIDTH = 80
@@ -25,6 +27,8 @@ LONGEST_REASON = 300
 def as_text(table: FitTable, width: int = WIDTH) -> str:
     """For a terminal or a pipe, within `width` columns."""
     blocks = [_filled(_heading(table), width), "\n".join(grid(table)), _filled(_legend(table), width)]
+    if len(table.devices) > 1:
+        blocks.append(_filled(cards_table.summary(table), width))
     blocks += [_filled(lines, width) for lines in (_reasons(table), _lever_lines(table), table.notes) if lines]
     return "\n\n".join(blocks)
 
@@ -40,7 +44,10 @@ def as_markdown(table: FitTable) -> str:
                 cell = table.cell(device.name, setting, context)
                 texts.append("" if cell is None else " ".join(filter(None, (peak_text(cell), batch_text(cell)))))
             lines.append(" | ".join(("", setting, *texts, "")).strip())
-    paragraphs = [_heading(table), lines, _legend(table), _reasons(table), _lever_lines(table), table.notes]
+    several = len(table.devices) > 1
+    lines = cards_table.markdown(table) if several else lines
+    summary = cards_table.summary(table) if several else []
+    paragraphs = [_heading(table), lines, _legend(table), summary, _reasons(table), _lever_lines(table), table.notes]
     return "\n\n".join(
         "\n".join(part) if part is lines else "  \n".join(part) for part in paragraphs if part
     )
@@ -59,7 +66,8 @@ def as_csv(table: FitTable) -> str:
 def as_json(table: FitTable) -> dict[str, Any]:
     """Whole bytes, null for what is not known."""
     cells = [{**asdict(cell), "is_at_least": cell.is_at_least, "is_edge": cell.is_edge} for cell in table.cells]
-    return {**asdict(table), "cells": cells}
+    smallest = [asdict(each) for each in smallest_cards(table)] if len(table.devices) > 1 else []
+    return {**asdict(table), "cells": cells, "smallest_cards": smallest}
 
 
 def _plain(value: Any) -> Any:
@@ -68,6 +76,8 @@ def _plain(value: Any) -> Any:
 
 def grid(table: FitTable) -> list[str]:
     """The lines of the table: two for each setting, the peaks and below them the batches."""
+    if len(table.devices) > 1:
+        return cards_table.grid(table)
     rows: list[tuple[str, Sequence[str]]] = [("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])]
     for device in table.devices:
         for setting in table.settings:
@@ -110,11 +120,12 @@ def _heading(table: FitTable) -> list[str]:
     model = table.model or "the program"
     if table.parameters is not None:
         model += f" ({table.parameters:,} parameters)"
-    names = ", ".join(device.name for device in table.devices)
+    several = len(table.devices) > 1
+    names = f"{len(table.devices)} cards" if several else table.devices[0].name
     kinds = " and ".join(sorted({device.kind for device in table.devices}))
     dtype = "" if table.dtype is None else f", {table.dtype}"
     not_measured = f"{kinds}, not measured" if kinds == "calculated" else kinds
-    return [f"{model} on {names}{dtype}: {not_measured}", *map(_device_line, table.devices)]
+    return [f"{model} on {names}{dtype}: {not_measured}", *([] if several else map(_device_line, table.devices))]
 
 
 def _device_line(device: FitDevice) -> str:
@@ -128,6 +139,8 @@ def _device_line(device: FitDevice) -> str:
 
 
 def _legend(table: FitTable) -> list[str]:
+    if len(table.devices) > 1:
+        return cards_table.legend(table)
     counters = " and ".join(sorted({cell.counter for cell in table.cells}))
     lines = [f"Above: peak of batch 1 in GiB ({counters}). Below: the largest batch that fits, x4; no: batch 1 does not fit."]
     if any(cell.is_at_least for cell in table.cells):
