@@ -3,6 +3,7 @@
 dynamic     all keys and values, in tensors that grow with each token; windows are ignored
 static      space for all positions (or one window), allocated at once
 sliding     as dynamic, but a layer with a window holds only its window
+paged       pages of 16 tokens, as a server keeps them; windows are ignored
 quantized   as dynamic, in 4 or 8 bits
 offloaded   as dynamic, on the host; the device holds the current layer and the next one
 """
@@ -13,6 +14,7 @@ import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ FULL, WINDOWED = ("full_attention",), ("sliding_attention", "chunked_attention")
 # that stay in the dtype until they are quantised together. fp8 has one scale per tensor and quantises every token.
 BITS, GROUP, RESIDUAL = 4, 64, 128
 SCALE_OF_FP8 = 4  # bytes: a float32
+PAGE = 16  # tokens of a page of a paged cache: the block size that vLLM has by default on GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +53,8 @@ class CacheSpec:
             return transformers.StaticCache(config=self.config, max_cache_len=self.capacity)
         if self.kind == "quantized":
             return transformers.QuantizedCache(self.backend or "", self.config)
+        if self.kind == "paged":
+            return cache_utils.Cache(layer_class_to_replicate=partial(PagedLayer, self._pages))  # type: ignore[arg-type]
         # Without a configuration, a DynamicCache ignores windows.
         config = None if self.kind != "sliding" and any(_windows(self.config) or ()) else self.config
         return transformers.DynamicCache(config=config, offloading=self.kind == "offloaded")
@@ -65,10 +70,15 @@ class CacheSpec:
             return None
         if self.kind == "quantized":
             return len(windows) * self._quantized(rows * vectors, prompt, positions, element)
-        stored = self.capacity if self.kind == "static" else positions
+        stored = {"static": self.capacity, "paged": self._pages * PAGE}.get(self.kind, positions)
         within = self.kind in ("static", "sliding")
         held = sum(min(stored, window) if within and window else stored for window in windows)
         return rows * held * vectors * element
+
+    @property
+    def _pages(self) -> int:
+        """Pages of a row: its last token is chosen and never stored."""
+        return -(-(self.capacity - 1) // PAGE)
 
     def _quantized(self, vectors: int, prompt: int, positions: int, element: int) -> int:
         """Bytes of one layer of a quantized cache."""
@@ -77,6 +87,60 @@ class CacheSpec:
         residual = (positions - prompt) % RESIDUAL
         quantised = (positions - residual) * vectors
         return quantised * BITS // 8 + quantised // GROUP * 2 * element + residual * vectors * element
+
+
+class PagedLayer(cache_utils.CacheLayerMixin):
+    """One layer of a paged cache: each row has as many pages of PAGE tokens as it needs, allocated at its first pass.
+
+    The pages of a row lie next to each other, so attention reads them in place, as a kernel for pages does: there is no
+    copy of them. A server's table of pages, 4 bytes a page, is not part of it.
+    """
+
+    is_sliding = False
+
+    def __init__(self, pages: int) -> None:
+        super().__init__()
+        self.pages, self.stored = pages, 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        self.device = key_states.device
+        values = key_states if value_states is None else value_states
+        self.keys, self.values = map(self._empty, (key_states, values))
+        self.is_initialized = True
+
+    def _empty(self, states: torch.Tensor) -> torch.Tensor:
+        """Pages (rows x pages, PAGE, heads, size) for states (rows, heads, tokens, size)."""
+        rows, heads, _, size = states.shape
+        return torch.empty(rows * self.pages, PAGE, heads, size, dtype=states.dtype, device=states.device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        first, self.stored = self.stored, self.stored + key_states.shape[-2]
+        return self._written(self.keys, key_states, first), self._written(self.values, value_states, first)
+
+    def _written(self, pages: torch.Tensor | None, states: torch.Tensor, first: int) -> torch.Tensor:
+        """All states of the rows so far (rows, heads, tokens, size), a view of the pages."""
+        assert pages is not None
+        rows, heads, _, size = states.shape
+        by_row = pages.view(rows, self.pages * PAGE, heads, size)
+        by_row[:, first : self.stored] = states.transpose(1, 2)
+        return by_row[:, : self.stored].transpose(1, 2)
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self.stored
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """Keys of a pass, and the first of them. Earlier versions of the library give the places of the queries."""
+        queries = query_length if isinstance(query_length, int) else len(query_length)
+        return self.stored + queries, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its earlier name
 
 
 def prepare(
@@ -89,6 +153,11 @@ def prepare(
     kind, windows = workload["cache"], _windows(config)
     if not argument(model):
         raise ValueError(f"workload=generate: {name} has no cache of keys and values")
+    if kind == "paged" and (windows is None or _elements_of_a_position(config) is None):
+        raise ValueError(f"workload.cache=paged: {name} has layers without keys and values of each position")
+    if kind == "paged" and (workload["prompt_lengths"] > 1 or workload["packing"] == "packed"):
+        key = "packing=packed" if workload["packing"] == "packed" else f"prompt_lengths={workload['prompt_lengths']}"
+        raise ValueError(f"workload.cache=paged with workload.{key}: every prompt has the pages of the longest")
     if kind == "sliding" and not any(windows or ()):
         raise ValueError(f"workload.cache=sliding: {name} has no layer with a window")
     if in_chunks:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from runners.models import checkpoints, torch_models, transformers_inputs, transformers_real_inputs
+from runners.models import checkpoints, torch_models, torch_weights, transformers_inputs, transformers_real_inputs
 from runners.models.torch_models import Network, dtype_named, weights_seed
 from runners.phases import Unavailable
 
@@ -197,6 +197,22 @@ def class_and_config(model: Mapping[str, Any]) -> tuple[Any, Any]:
     model_class = _class(_module(model["model_type"]), model["model_type"], model.get("architecture"))
     # A copy: the library modifies the rope parameters in place.
     return model_class, model_class.config_class(**copy.deepcopy(dict(model["config"])))
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+OTHER_PARTS = ("vision_config", "audio_config", "encoder_config")  # of a prompt's images and sound
+
+
+def weights_of_a_step(module: Any) -> int | None:
+    """Bytes of the weights that every decoding step reads. None for a model whose steps read a part of the weights:
+    one with experts, of which each token has its own, or one that reads images or sound."""
+    config = getattr(module, "config", None)
+    if any(getattr(config, name, None) is not None for name in OTHER_PARTS):
+        return None
+    text = config.get_text_config(decoder=True) if config is not None else None
+    if any((getattr(text, name, None) or 0) > 1 for name in EXPERTS):
+        return None
+    return torch_weights.read_by_a_step(module)
 
 
 # --- the class --------------------------------------------------------------------------------------------------------

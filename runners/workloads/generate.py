@@ -57,6 +57,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
     import torch
 
+    from runners.models import transformers_models
     from runners.models.torch_models import empty_cache
 
     sequences = values["batch"] * values["workload"]["prompt_lengths"]
@@ -80,6 +81,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
             metrics = generation.once(phase, "warm_", run_index)
             done += 1
     passes = done * metrics["new_tokens"]
+    metrics = metrics | {"step_weight_bytes": transformers_models.weights_of_a_step(network.module)}
     metrics = metrics | quality.measure(network, values, phase)
     return {"metrics": metrics, "steps": passes, "tokens": passes * sequences}
 
@@ -132,6 +134,7 @@ class Generation:
                 notes.iterations = passes
             chosen = [torch.cat(first_tokens) if len(first_tokens) > 1 else first_tokens[0]]
             notes.metrics |= self._metrics(cache, chosen)
+            prompt_bytes = notes.metrics["cache_bytes"]
         with phase(f"{prefix}decode", run_index) as notes:
             for step in range(1, self.new_tokens):
                 inputs = self.prompts.decode(chosen[-1], step, self.cache_spec.width)
@@ -140,7 +143,7 @@ class Generation:
                 del inputs
                 notes.iterations = step
             notes.metrics |= self._metrics(cache, chosen)
-        return notes.metrics
+        return notes.metrics | {"prompt_cache_bytes": prompt_bytes}
 
     def _read_prompts(self, cache: Any, first: int, end: int, notes: Notes) -> list[torch.Tensor]:
         """Read the positions [first, end) of each row. Returns the first new tokens of the prompts that end there."""

@@ -136,6 +136,52 @@ def test_a_static_cache_takes_exactly_its_capacity_at_once(
         assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == taken
 
 
+@pytest.mark.parametrize(
+    ("context", "new_tokens", "pages"), [(1, 1, 1), (16, 1, 1), (16, 2, 2), (15, 2, 1), (40, 25, 4), (40, 26, 5)]
+)
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_paged_cache_takes_whole_pages_of_16_tokens_at_once(
+    generated: Any, context: int, new_tokens: int, pages: int, chunk: int | None
+) -> None:
+    """The last new token is chosen and never read, so that it needs no place."""
+    options = {"cache": "paged", "new_tokens": new_tokens, "prefill_chunk": chunk}
+    result = generated(options, batch=3, context=context)
+    for name in ("cold_prefill", "cold_decode"):
+        metrics = result.phase(name)["metrics"]
+        assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == LAYERS * POSITION * 3 * 16 * pages
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_pages_make_the_same_tokens_and_are_read_in_place(
+    decoder: dict[str, Any], settled: Any, generated: Any, attention: str
+) -> None:
+    built = network(decoder, settled, batch=3, context=37, attention=attention)
+    plain = tokens(built, new_tokens=20)
+    for chunk in (None, 8):
+        assert torch.equal(tokens(built, cache="paged", new_tokens=20, prefill_chunk=chunk), plain)
+    # A decoding step holds the pages, and neither a second cache nor a copy of a layer of it.
+    sizes = {"batch": 4, "context": 500, "attention": attention}
+    paged, static = (generated({"cache": kind, "new_tokens": 13}, **sizes) for kind in ("paged", "static"))
+    held = LAYERS * POSITION * 4 * 512
+    assert paged.phase("cold_decode")["metrics"]["cache_bytes"] == held
+    difference = paged.tensor("cold_decode", "peak") - static.tensor("cold_decode", "peak")
+    assert abs(difference) <= held - LAYERS * POSITION * 4 * 500
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        ({"prompt_lengths": 2}, "workload.cache=paged with workload.prompt_lengths=2: every prompt has the pages"),
+        ({"packing": "packed"}, "workload.cache=paged with workload.packing=packed"),
+    ],
+)
+def test_pages_of_prompts_of_different_lengths_are_refused(
+    generated: Any, workload: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        generated({"cache": "paged", **workload})
+
+
 @pytest.mark.parametrize(("context", "new_tokens"), [(2, 2), (3, 6), (16, 2), (16, 30)])
 def test_a_sliding_cache_holds_no_more_than_the_window(
     generated: Any, windowed: dict[str, Any], context: int, new_tokens: int
@@ -228,8 +274,9 @@ def test_quanto_without_a_compiler_is_unavailable_before_anything_is_measured(
 
 def test_every_kind_of_cache_makes_the_same_tokens(windowed: dict[str, Any], settled: Any) -> None:
     built = network(windowed, settled, context=12)
-    made = {kind: tokens(built, cache=kind, new_tokens=10) for kind in ("dynamic", "static", "sliding")}
+    made = {kind: tokens(built, cache=kind, new_tokens=10) for kind in ("dynamic", "static", "sliding", "paged")}
     assert torch.equal(made["dynamic"], made["static"])
+    assert torch.equal(made["dynamic"], made["paged"])
     assert torch.equal(made["dynamic"], made["sliding"])
 
 
@@ -517,3 +564,26 @@ def test_a_missing_library_makes_a_point_unavailable(tmp_path: Any, decoder: dic
     message = measured.outcome.error_message or ""
     assert message.startswith("optimum.quanto is not installed: ")
     assert message.endswith('pip install "sweeper[quantize]"')
+
+
+# --- what a decoding step reads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_reads_every_weight_but_the_table_of_which_it_looks_up_rows(
+    generated: Any, decoder: dict[str, Any], tied: bool
+) -> None:
+    """32 x 96 elements of embedding, which is read as a whole only where it is the output layer too."""
+    model = decoder | {"config": {**decoder["config"], "tie_word_embeddings": tied}}
+    result = generated(model=model, batch=3, context=16)
+    metrics = result.returned["metrics"]
+    table = 0 if tied else 96 * 32 * FLOAT32
+    assert metrics["step_weight_bytes"] == result.model["parameter_bytes"] - table
+    assert metrics["prompt_cache_bytes"] == LAYERS * POSITION * 3 * 16
+
+
+def test_what_a_step_of_experts_reads_is_not_known(generated: Any) -> None:
+    config = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = {"name": "experts", "library": "transformers", "model_type": "mixtral", "config": config}
+    assert generated(model=model).returned["metrics"]["step_weight_bytes"] is None
