@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from runners.device import device_named
 from runners.outcome import Outcome, Status
 from runners.point import Point, canonical
 from sweeper.rows import Row
+
+if TYPE_CHECKING:
+    from sweeper.serving import CellSpeed, Serving
 
 DESIGN = "fit"
 LARGEST_BATCH = 1024  # that is tried
@@ -84,6 +87,7 @@ class Result:
     phase: str | None = None  # that has the peak, or in which an allocation was refused
     because: str | None = None  # why it is undecided
     parameters: int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of a point that fits
 
     @property
     def batch(self) -> int:
@@ -173,6 +177,8 @@ class FitTable:
     contexts: tuple[int | None, ...]  # columns; (None,) if the workload takes no context
     cells: tuple[Cell, ...]
     levers: tuple[FitLevers, ...] = ()
+    speeds: tuple[CellSpeed, ...] = ()
+    servings: tuple[Serving, ...] = ()
     run: str | None = None  # the folder
     notes: tuple[str, ...] = ()
 
@@ -182,7 +188,13 @@ class FitTable:
 
 
 def without_batch(values: Mapping[str, Any]) -> str:
-    """The settled values of a point apart from its batch, as one text: equal in all rows of a cell."""
+    """The settled values of a point apart from its batch, as one text: equal in all rows of a cell.
+
+    A server's chunks of the prompts follow from the batch.
+    """
+    workload = values.get("workload")
+    if isinstance(workload, Mapping) and workload.get("cache") == "paged":
+        values = {**values, "workload": {**workload, "prefill_chunk": None}}
     return canonical({**values, "batch": None})
 
 
@@ -204,6 +216,7 @@ def result_of_row(row: Row) -> Result:
         phase=row["peak_phase"] if passed else row["failed_phase"],
         because=None if row["fits"] is not None else message or row["status"],
         parameters=row.get("parameters"),
+        metrics=json.loads(row.get("metrics") or "{}"),
     )
 
 
@@ -224,6 +237,7 @@ def result_of(point: Point, outcome: Outcome) -> Result:
         phase=outcome.peak_phase if passed else outcome.failed_phase,
         because=None if outcome.fits is not None else message or outcome.status.value,
         parameters=outcome.model.get("parameters"),
+        metrics=outcome.metrics or {},
     )
 
 

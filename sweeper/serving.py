@@ -6,10 +6,12 @@ chunks, so that a pass has about as many tokens as a pass of a server.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sweeper.fit import Setting
+from sweeper.estimates.generation_speed import GenerationSpeed, most_tokens_per_second
+from sweeper.fit import Cell, FitDevice, Result, Setting
 
 SERVE, PAGED = "serve", "paged"
 PASS_TOKENS = 8192  # of all prompts together: the limit that vLLM has by default on a card of 80 GB
@@ -20,13 +22,132 @@ NOT_INCLUDED = (
 )
 
 
-def serving_setting(requests: int, given: Collection[str] = ()) -> Setting:
-    """`given`: keys that the user typed, which stay as they are."""
+MOST_PASSES = 64
+PREFILL_CHUNK = "workload.prefill_chunk"
+PAGE = 16  # tokens of a page, as in runners/models/transformers_caches.py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSpeed:
+    """The most tokens a second in a cell: with one sequence, the largest batch, or the one that was asked for."""
+
+    device: str
+    setting: str
+    context: int | None
+    speed: GenerationSpeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How many requests of one length a device can answer at once. Peaks are bytes of `counter`.
+
+    `fits` and `peak_bytes` are of the `requests` asked for: what they would take without a limit if they do not fit.
+    """
+
+    device: str
+    kind: str
+    counter: str
+    context: int | None  # tokens of each prompt
+    new_tokens: int | None
+    requests: int
+    fits: bool | None = None
+    peak_bytes: int | None = None
+    largest: int | None = None
+    largest_peak_bytes: int | None = None
+    is_at_least: bool = False  # no larger number was tried
+    request_bytes: int | None = None  # pages of one request
+    request_pages: int | None = None  # in each layer
+    pass_tokens: int | None = None  # that a pass of the prefill reads of all prompts, with the largest number
+    because: str | None = None  # why it is undecided
+
+
+def serving_setting(given: Collection[str] = ()) -> Setting:
+    """Of one request. `given`: keys that the user typed, which stay as they are."""
     values: Mapping[str, Any] = {
         "workload": "generate",
         "workload.cache": PAGED,
-        "workload.prefill_chunk": max(1, PASS_TOKENS // requests),
+        PREFILL_CHUNK: PASS_TOKENS,
         "warmup": 0,
         "repeats": 1,
     }
     return Setting(name=SERVE, values={key: value for key, value in values.items() if key not in given})
+
+
+def prefill_chunk(requests: int, context: int | None) -> int:
+    """Tokens of each prompt that a pass reads, so that it has about PASS_TOKENS of all prompts together.
+
+    Prompts are read in at most MOST_PASSES passes, since each takes time to calculate. So a pass has more tokens, and
+    takes more memory than a server's, where `requests` x `context` exceeds PASS_TOKENS x MOST_PASSES.
+    """
+    return max(1, PASS_TOKENS // requests, -(-(context or 0) // MOST_PASSES))
+
+
+def servings(cells: Iterable[Cell], results: Iterable[Result], requests: int | None) -> tuple[Serving, ...]:
+    """One for each cell, if a number of requests was asked for."""
+    if requests is None:
+        return ()
+    by_id = {(each.device, each.point_id): each for each in results}
+    return tuple(
+        _serving(cell, [by_id[cell.device, id] for id in cell.point_ids if (cell.device, id) in by_id], requests)
+        for cell in cells
+    )
+
+
+def _serving(cell: Cell, results: Sequence[Result], requests: int) -> Serving:
+    asked = next((each for each in results if each.batch == requests), None)
+    known = next((each for each in results if each.metrics.get("cache_bytes") is not None), None)
+    workload: Mapping[str, Any] = results[0].values["workload"] if results else {}
+    stored = None if cell.context is None or not workload else cell.context + workload["new_tokens"] - 1
+    fits = None if asked is None else asked.fits
+    if asked is None and cell.fits is False:
+        fits = False  # one request does not fit
+    return Serving(
+        device=cell.device,
+        kind=cell.kind,
+        counter=cell.counter,
+        context=cell.context,
+        new_tokens=workload.get("new_tokens"),
+        requests=requests,
+        fits=fits,
+        peak_bytes=None if asked is None else asked.peak_bytes,
+        largest=0 if cell.fits is False else cell.largest_batch,
+        largest_peak_bytes=cell.largest_peak_bytes,
+        is_at_least=cell.is_at_least,
+        request_bytes=None if known is None else known.metrics["cache_bytes"] // known.batch,
+        request_pages=None if stored is None or workload.get("cache") != PAGED else -(-stored // PAGE),
+        pass_tokens=_pass_tokens(next((each for each in results if each.batch == cell.largest_batch), asked)),
+        because=cell.because if asked is None else asked.because,
+    )
+
+
+def _pass_tokens(result: Result | None) -> int | None:
+    context = None if result is None else result.values.get("context")
+    if result is None or context is None:
+        return None
+    chunk = result.values["workload"].get("prefill_chunk") or context
+    return result.batch * int(min(chunk, context))
+
+
+def speeds(
+    cells: Iterable[Cell], results: Iterable[Result], devices: Iterable[FitDevice], requests: int | None
+) -> tuple[CellSpeed, ...]:
+    """Of each batch of interest of the cells that generate: one sequence, the largest batch and the one asked for."""
+    by_name = {each.name: each for each in devices}
+    by_id = {(each.device, each.point_id): each for each in results}
+    found = []
+    for cell in cells:
+        device = by_name[cell.device]
+        interesting = {1, cell.largest_batch, requests}
+        for result in (by_id.get((cell.device, id)) for id in cell.point_ids):
+            if result is None or not result.fits or result.batch not in interesting:
+                continue
+            speed = most_tokens_per_second(
+                batch=result.batch,
+                weight_bytes=result.metrics.get("step_weight_bytes"),
+                cache_bytes=result.metrics.get("prompt_cache_bytes"),
+                bandwidth_bytes_per_s=device.bandwidth_bytes_per_s,
+                price_per_hour=device.price_per_hour,
+            )
+            if speed is not None:
+                found.append(CellSpeed(device=cell.device, setting=cell.setting, context=cell.context, speed=speed))
+    return tuple(found)

@@ -20,7 +20,7 @@ from sweeper.effects.fit_levers import Goal, goals
 from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
-from sweeper.serving import PAGED, SERVE
+from sweeper.serving import PAGED, PREFILL_CHUNK, SERVE, prefill_chunk
 
 SMALL = 8  # batches up to which a rough guess is likely right
 MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
@@ -29,7 +29,8 @@ MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
 def fit(plan: Plan, *_: Any) -> Design:
     """Raises Mistake if there is no cell whose values are valid."""
     cells = [each for each in cells_of(plan) if each.point is not None]
-    searches = [Search(choice=dict(each.values), context=each.context) for each in cells]
+    asked = plan.design_options.get("concurrency")
+    searches = [Search(choice=dict(each.values), context=each.context, asked=asked) for each in cells]
     neighbours = Neighbours(plan)
     batch = plan.first_batch or [neighbours.of(search.choice) for search in searches]
     for search, planned in zip(searches, batch, strict=True):
@@ -47,7 +48,7 @@ def fit(plan: Plan, *_: Any) -> Design:
         if not requests and not changing:
             return
         choices = [
-            *({**search.choice, "batch": size} for search, size in requests),
+            *(search.at(size) for search, size in requests),
             *(each.choice for each in changing),
         ]
         answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
@@ -129,6 +130,7 @@ class Search:
     choice: Mapping[str, Any]
     context: int | None
     takes_batch: bool = True
+    asked: int | None = None  # a batch that is tried in any case
     peaks: dict[int, int] = field(default_factory=dict)  # by batch, without a limit
     fits: dict[int, bool] = field(default_factory=dict)  # by batch
     limit_bytes: int | None = None
@@ -145,6 +147,12 @@ class Search:
             self.peaks[batch] = peak
         self.limit_bytes = answer.budget_bytes or _usable(answer)
 
+    def at(self, batch: int) -> dict[str, Any]:
+        """The values of a batch. A server reads less of each prompt in a pass where there are more of them."""
+        chunk = {PREFILL_CHUNK: prefill_chunk(batch, self.context)}
+        is_served = self.choice.get("workload.cache") == PAGED and PREFILL_CHUNK in self.choice
+        return {**self.choice, "batch": batch, **(chunk if is_served else {})}
+
     @property
     def largest(self) -> int:
         return max((batch for batch, fits in self.fits.items() if fits), default=0)
@@ -156,6 +164,9 @@ class Search:
     def next(self, others: Sequence[Search]) -> list[int]:
         """The batches to try next; none if the edge is found."""
         low, high = self.largest, self.failing
+        if low > 0 and not self.is_over and self.takes_batch and self.asked not in (None, *self.fits):
+            assert self.asked is not None
+            return [self.asked]
         if self.is_over or not self.takes_batch or not self.fits or low == 0 or low >= LARGEST_BATCH:
             return []
         if high is not None and high - low <= 1:

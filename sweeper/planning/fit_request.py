@@ -63,7 +63,7 @@ class FitRequest:
         if self.workload in PROGRAMS:
             return ()
         if self.concurrency is not None:
-            return (serving_setting(self.concurrency, [each.partition("=")[0] for each in self.overrides]),)
+            return (serving_setting([each.partition("=")[0] for each in self.overrides]),)
         return tuple(each for each in SETTINGS if self.workload in (None, each.values["workload"]))
 
     def chosen_contexts(self, contexts: Sequence[int]) -> Sequence[int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.device import Device
+from sweeper import serving
 from sweeper.designs.fit import Adding, cells_of
 from sweeper.effects.added_levers import Verdict
 from sweeper.effects.fit_levers import Goal, goals
@@ -19,16 +20,19 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
     rows = cells_of(plan)
     found = cells([replace(each, device=device.name) for device in plan.devices for each in rows], results)
     point = next(each.point for each in rows if each.point is not None)
-    others = point.get("used_by_others")
+    devices = tuple(_fit_device(device, point.get("used_by_others")) for device in plan.devices)
+    requests = plan.design_options.get("concurrency")
     return FitTable(
         model=point.get("model.path") or point.get("model.name"),
         parameters=next((each.parameters for each in results if each.parameters is not None), None),
         dtype=point.get("dtype"),
-        devices=tuple(_fit_device(device, others) for device in plan.devices),
+        devices=devices,
         settings=tuple(dict.fromkeys(each.setting for each in found)),
         contexts=contexts_of(found),
         cells=found,
         levers=tuple(each for device in plan.devices for each in _levers(plan, device, rows, results)),
+        speeds=serving.speeds(found, results, devices, requests),
+        servings=serving.servings(found, results, requests),
         run=None if folder is None else str(folder),
     )
 

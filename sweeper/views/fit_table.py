@@ -12,7 +12,7 @@ from typing import Any
 from sweeper.cards_compared import smallest_cards
 from sweeper.fit import Cell, FitDevice, FitTable
 from sweeper.units import GIB, format_bytes
-from sweeper.views import cards_table
+from sweeper.views import cards_table, serving_text
 from sweeper.views.layout import assignments, shortened
 
 WIDTH = 80
@@ -27,9 +27,10 @@ LONGEST_REASON = 300
 def as_text(table: FitTable, width: int = WIDTH) -> str:
     """For a terminal or a pipe, within `width` columns."""
     blocks = [_filled(_heading(table), width), "\n".join(grid(table)), _filled(_legend(table), width)]
-    if len(table.devices) > 1:
+    if len(table.devices) > 1 and not table.servings:
         blocks.append(_filled(cards_table.summary(table), width))
-    blocks += [_filled(lines, width) for lines in (_reasons(table), _lever_lines(table), table.notes) if lines]
+    below = (_reasons(table), serving_text.speed_lines(table), _lever_lines(table), table.notes)
+    blocks += [_filled(lines, width) for lines in below if lines]
     return "\n\n".join(blocks)
 
 
@@ -44,13 +45,14 @@ def as_markdown(table: FitTable) -> str:
                 cell = table.cell(device.name, setting, context)
                 texts.append("" if cell is None else " ".join(filter(None, (peak_text(cell), batch_text(cell)))))
             lines.append(" | ".join(("", setting, *texts, "")).strip())
-    several = len(table.devices) > 1
+    several = len(table.devices) > 1 and not table.servings
     lines = cards_table.markdown(table) if several else lines
+    if table.servings:
+        lines = ["```", *serving_text.grid(table), "```"]
     summary = cards_table.summary(table) if several else []
-    paragraphs = [_heading(table), lines, _legend(table), summary, _reasons(table), _lever_lines(table), table.notes]
-    return "\n\n".join(
-        "\n".join(part) if part is lines else "  \n".join(part) for part in paragraphs if part
-    )
+    below = (_reasons(table), serving_text.speed_lines(table), _lever_lines(table), table.notes)
+    paragraphs = [_heading(table), lines, _legend(table), summary, *below]
+    return "\n\n".join("\n".join(part) if part is lines else "  \n".join(part) for part in paragraphs if part)
 
 
 def as_csv(table: FitTable) -> str:
@@ -76,9 +78,13 @@ def _plain(value: Any) -> Any:
 
 def grid(table: FitTable) -> list[str]:
     """The lines of the table: two for each setting, the peaks and below them the batches."""
+    if table.servings:
+        return serving_text.grid(table)
     if len(table.devices) > 1:
         return cards_table.grid(table)
-    rows: list[tuple[str, Sequence[str]]] = [("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])]
+    rows: list[tuple[str, Sequence[str]]] = [
+        ("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])
+    ]
     for device in table.devices:
         for setting in table.settings:
             found = [table.cell(device.name, setting, context) for context in table.contexts]
@@ -139,10 +145,14 @@ def _device_line(device: FitDevice) -> str:
 
 
 def _legend(table: FitTable) -> list[str]:
+    if table.servings:
+        return serving_text.legend(table)
     if len(table.devices) > 1:
         return cards_table.legend(table)
     counters = " and ".join(sorted({cell.counter for cell in table.cells}))
-    lines = [f"Above: peak of batch 1 in GiB ({counters}). Below: the largest batch that fits, x4; no: batch 1 does not fit."]
+    lines = [
+        f"Above: peak of batch 1 in GiB ({counters}). Below: the largest batch that fits, x4; no: batch 1 does not fit."
+    ]
     if any(cell.is_at_least for cell in table.cells):
         largest = max(cell.largest_batch or 0 for cell in table.cells if cell.is_at_least)
         lines.append(f">={largest}: no larger batch was tried.")
