@@ -188,13 +188,7 @@ class FitTable:
 
 
 def without_batch(values: Mapping[str, Any]) -> str:
-    """The settled values of a point apart from its batch, as one text: equal in all rows of a cell.
-
-    A server's chunks of the prompts follow from the batch.
-    """
-    workload = values.get("workload")
-    if isinstance(workload, Mapping) and workload.get("cache") == "paged":
-        values = {**values, "workload": {**workload, "prefill_chunk": None}}
+    """The settled values of a point apart from its batch, as one text: equal in all rows of a cell."""
     return canonical({**values, "batch": None})
 
 

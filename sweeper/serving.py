@@ -1,7 +1,7 @@
 """A server of a model: how many requests it can answer at once, from rows of the workload `generate`. Pure.
 
-Each request has pages of the cache for its prompt and its new tokens (workload.cache=paged). The prompts are read in
-chunks, so that a pass has about as many tokens as a pass of a server.
+Each request has pages of the cache for its prompt and its new tokens (workload.cache=paged). The prompts are read one
+after another, in passes of as many tokens as a server's.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ NOT_INCLUDED = (
 )
 
 
-MOST_PASSES = 64
-PREFILL_CHUNK = "workload.prefill_chunk"
 PAGE = 16  # tokens of a page, as in runners/models/transformers_caches.py
 
 
@@ -57,29 +55,20 @@ class Serving:
     is_at_least: bool = False  # no larger number was tried
     request_bytes: int | None = None  # pages of one request
     request_pages: int | None = None  # in each layer
-    pass_tokens: int | None = None  # that a pass of the prefill reads of all prompts, with the largest number
+    pass_tokens: int | None = None  # that a pass of the prefill reads, of one prompt or several
     because: str | None = None  # why it is undecided
 
 
 def serving_setting(given: Collection[str] = ()) -> Setting:
-    """Of one request. `given`: keys that the user typed, which stay as they are."""
+    """`given`: keys that the user typed, which stay as they are."""
     values: Mapping[str, Any] = {
         "workload": "generate",
         "workload.cache": PAGED,
-        PREFILL_CHUNK: PASS_TOKENS,
+        "workload.prefill_chunk": PASS_TOKENS,
         "warmup": 0,
         "repeats": 1,
     }
     return Setting(name=SERVE, values={key: value for key, value in values.items() if key not in given})
-
-
-def prefill_chunk(requests: int, context: int | None) -> int:
-    """Tokens of each prompt that a pass reads, so that it has about PASS_TOKENS of all prompts together.
-
-    Prompts are read in at most MOST_PASSES passes, since each takes time to calculate. So a pass has more tokens, and
-    takes more memory than a server's, where `requests` x `context` exceeds PASS_TOKENS x MOST_PASSES.
-    """
-    return max(1, PASS_TOKENS // requests, -(-(context or 0) // MOST_PASSES))
 
 
 def servings(cells: Iterable[Cell], results: Iterable[Result], requests: int | None) -> tuple[Serving, ...]:
@@ -115,17 +104,9 @@ def _serving(cell: Cell, results: Sequence[Result], requests: int) -> Serving:
         is_at_least=cell.is_at_least,
         request_bytes=None if known is None else known.metrics["cache_bytes"] // known.batch,
         request_pages=None if stored is None or workload.get("cache") != PAGED else -(-stored // PAGE),
-        pass_tokens=_pass_tokens(next((each for each in results if each.batch == cell.largest_batch), asked)),
+        pass_tokens=workload.get("prefill_chunk"),
         because=cell.because if asked is None else asked.because,
     )
-
-
-def _pass_tokens(result: Result | None) -> int | None:
-    context = None if result is None else result.values.get("context")
-    if result is None or context is None:
-        return None
-    chunk = result.values["workload"].get("prefill_chunk") or context
-    return result.batch * int(min(chunk, context))
 
 
 def speeds(

@@ -34,13 +34,14 @@ PAGE = 16  # tokens of a page of a paged cache: the block size that vLLM has by 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """The cache of a point. `capacity`: positions of a row at the end of generation, plus one."""
+    """The cache of a point, of `rows`. `capacity`: positions of a row at the end of generation, plus one."""
 
     kind: str
     backend: str | None  # library of a quantized cache
     config: Any  # the model's
     argument: str  # name of the cache argument in the model's forward pass
     capacity: int
+    rows: int = 1
 
     @property
     def width(self) -> int | None:
@@ -54,7 +55,7 @@ class CacheSpec:
         if self.kind == "quantized":
             return transformers.QuantizedCache(self.backend or "", self.config)
         if self.kind == "paged":
-            return cache_utils.Cache(layer_class_to_replicate=partial(PagedLayer, self._pages))  # type: ignore[arg-type]
+            return PagedCache(self.rows, self._pages)
         # Without a configuration, a DynamicCache ignores windows.
         config = None if self.kind != "sliding" and any(_windows(self.config) or ()) else self.config
         return transformers.DynamicCache(config=config, offloading=self.kind == "offloaded")
@@ -89,8 +90,23 @@ class CacheSpec:
         return quantised * BITS // 8 + quantised // GROUP * 2 * element + residual * vectors * element
 
 
+class PagedCache(cache_utils.Cache):
+    """Pages of PAGE tokens for each of `rows`, of which a pass reads and writes those that were selected."""
+
+    def __init__(self, rows: int, pages: int) -> None:
+        super().__init__(layer_class_to_replicate=partial(PagedLayer, self))  # type: ignore[arg-type]
+        self.rows, self.pages = rows, pages
+        self.selected = slice(0, rows)
+
+    def select(self, first: int, end: int, stored: int) -> None:
+        """The next pass is of these rows, which have `stored` tokens."""
+        self.selected = slice(first, end)
+        for layer in self.layers:
+            layer.stored = stored  # type: ignore[union-attr]
+
+
 class PagedLayer(cache_utils.CacheLayerMixin):
-    """One layer of a paged cache: each row has as many pages of PAGE tokens as it needs, allocated at its first pass.
+    """One layer of a paged cache. All its pages are allocated at the first pass.
 
     The pages of a row lie next to each other, so attention reads them in place, as a kernel for pages does: there is no
     copy of them. A server's table of pages, 4 bytes a page, is not part of it.
@@ -98,9 +114,9 @@ class PagedLayer(cache_utils.CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, pages: int) -> None:
+    def __init__(self, cache: PagedCache) -> None:
         super().__init__()
-        self.pages, self.stored = pages, 0
+        self.cache, self.stored = cache, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
         self.device = key_states.device
@@ -109,9 +125,10 @@ class PagedLayer(cache_utils.CacheLayerMixin):
         self.is_initialized = True
 
     def _empty(self, states: torch.Tensor) -> torch.Tensor:
-        """Pages (rows x pages, PAGE, heads, size) for states (rows, heads, tokens, size)."""
-        rows, heads, _, size = states.shape
-        return torch.empty(rows * self.pages, PAGE, heads, size, dtype=states.dtype, device=states.device)
+        """Pages (rows x pages, PAGE, heads, size) for states (selected rows, heads, tokens, size)."""
+        heads, size = states.shape[1], states.shape[3]
+        count = self.cache.rows * self.cache.pages
+        return torch.empty(count, PAGE, heads, size, dtype=states.dtype, device=states.device)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -122,12 +139,12 @@ class PagedLayer(cache_utils.CacheLayerMixin):
         return self._written(self.keys, key_states, first), self._written(self.values, value_states, first)
 
     def _written(self, pages: torch.Tensor | None, states: torch.Tensor, first: int) -> torch.Tensor:
-        """All states of the rows so far (rows, heads, tokens, size), a view of the pages."""
+        """All states of the selected rows so far (rows, heads, tokens, size), a view of the pages."""
         assert pages is not None
-        rows, heads, _, size = states.shape
-        by_row = pages.view(rows, self.pages * PAGE, heads, size)
-        by_row[:, first : self.stored] = states.transpose(1, 2)
-        return by_row[:, : self.stored].transpose(1, 2)
+        heads, size = states.shape[1], states.shape[3]
+        rows = pages.view(self.cache.rows, self.cache.pages * PAGE, heads, size)[self.cache.selected]
+        rows[:, first : self.stored] = states.transpose(1, 2)
+        return rows[:, : self.stored].transpose(1, 2)
 
     def get_seq_length(self, *_: Any) -> int:
         return self.stored
@@ -158,6 +175,10 @@ def prepare(
     if kind == "paged" and (workload["prompt_lengths"] > 1 or workload["packing"] == "packed"):
         key = "packing=packed" if workload["packing"] == "packed" else f"prompt_lengths={workload['prompt_lengths']}"
         raise ValueError(f"workload.cache=paged with workload.{key}: every prompt has the pages of the longest")
+    if kind == "paged" and "pixel_values" in inspect.signature(model.forward).parameters:
+        raise ValueError(
+            f"workload.cache=paged: prompts of {name} contain images, which cannot be divided"
+        )
     if kind == "sliding" and not any(windows or ()):
         raise ValueError(f"workload.cache=sliding: {name} has no layer with a window")
     if in_chunks:

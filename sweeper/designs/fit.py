@@ -20,7 +20,7 @@ from sweeper.effects.fit_levers import Goal, goals
 from sweeper.errors import Mistake
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
-from sweeper.serving import PAGED, PREFILL_CHUNK, SERVE, prefill_chunk
+from sweeper.serving import PAGED, SERVE
 
 SMALL = 8  # batches up to which a rough guess is likely right
 MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
@@ -48,7 +48,7 @@ def fit(plan: Plan, *_: Any) -> Design:
         if not requests and not changing:
             return
         choices = [
-            *(search.at(size) for search, size in requests),
+            *({**search.choice, "batch": size} for search, size in requests),
             *(each.choice for each in changing),
         ]
         answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
@@ -146,12 +146,6 @@ class Search:
         if peak is not None:
             self.peaks[batch] = peak
         self.limit_bytes = answer.budget_bytes or _usable(answer)
-
-    def at(self, batch: int) -> dict[str, Any]:
-        """The values of a batch. A server reads less of each prompt in a pass where there are more of them."""
-        chunk = {PREFILL_CHUNK: prefill_chunk(batch, self.context)}
-        is_served = self.choice.get("workload.cache") == PAGED and PREFILL_CHUNK in self.choice
-        return {**self.choice, "batch": batch, **(chunk if is_served else {})}
 
     @property
     def largest(self) -> int:

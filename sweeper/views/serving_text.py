@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sweeper.estimates.generation_speed import FORMULA, PRICE_FORMULA
 from sweeper.fit import FitTable
-from sweeper.serving import NOT_INCLUDED, PASS_TOKENS, CellSpeed, Serving
+from sweeper.serving import NOT_INCLUDED, CellSpeed, Serving
 from sweeper.units import GIB, format_bytes
 
 UNKNOWN, PENDING = "-", "..."
@@ -49,12 +49,11 @@ def legend(table: FitTable) -> list[str]:
         " that fits."
     ]
     lines += [line for each in table.servings if (line := _pages(each)) is not None][:1]
-    most = max((each.pass_tokens or 0 for each in table.servings), default=0)
-    if most:
-        limit = (
-            f"as servers do (up to {PASS_TOKENS:,})" if most <= PASS_TOKENS else f"a server's limit is {PASS_TOKENS:,}"
+    if first.pass_tokens is not None:
+        lines.append(
+            f"A pass of the prefill reads up to {first.pass_tokens:,} tokens, of one prompt after another"
+            " (workload.prefill_chunk; max_num_batched_tokens of a server)."
         )
-        lines.append(f"A pass reads up to {most:,} tokens of all prompts together, {limit}.")
     lines.append(f"Not included: {'; '.join(NOT_INCLUDED)}. used_by_others=2GiB takes some of it off the card.")
     return lines
 
