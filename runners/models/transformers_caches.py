@@ -90,17 +90,25 @@ class CacheSpec:
         return quantised * BITS // 8 + quantised // GROUP * 2 * element + residual * vectors * element
 
 
+@dataclass(slots=True)
+class Pages:
+    """The number of `pages` of each of `rows`, and the rows that a pass reads and writes."""
+
+    rows: int
+    pages: int
+    selected: slice
+
+
 class PagedCache(cache_utils.Cache):
-    """Pages of PAGE tokens for each of `rows`, of which a pass reads and writes those that were selected."""
+    """Pages of PAGE tokens for each of `rows`. Its layers do not refer to it: a circle would outlive its last use."""
 
     def __init__(self, rows: int, pages: int) -> None:
-        super().__init__(layer_class_to_replicate=partial(PagedLayer, self))  # type: ignore[arg-type]
-        self.rows, self.pages = rows, pages
-        self.selected = slice(0, rows)
+        self.table = Pages(rows, pages, slice(0, rows))
+        super().__init__(layer_class_to_replicate=partial(PagedLayer, self.table))  # type: ignore[arg-type]
 
     def select(self, first: int, end: int, stored: int) -> None:
         """The next pass is of these rows, which have `stored` tokens."""
-        self.selected = slice(first, end)
+        self.table.selected = slice(first, end)
         for layer in self.layers:
             layer.stored = stored  # type: ignore[union-attr]
 
@@ -114,9 +122,9 @@ class PagedLayer(cache_utils.CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, cache: PagedCache) -> None:
+    def __init__(self, table: Pages) -> None:
         super().__init__()
-        self.cache, self.stored = cache, 0
+        self.table, self.stored = table, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
         self.device = key_states.device
@@ -127,7 +135,7 @@ class PagedLayer(cache_utils.CacheLayerMixin):
     def _empty(self, states: torch.Tensor) -> torch.Tensor:
         """Pages (rows x pages, PAGE, heads, size) for states (selected rows, heads, tokens, size)."""
         heads, size = states.shape[1], states.shape[3]
-        count = self.cache.rows * self.cache.pages
+        count = self.table.rows * self.table.pages
         return torch.empty(count, PAGE, heads, size, dtype=states.dtype, device=states.device)
 
     def update(
@@ -142,7 +150,7 @@ class PagedLayer(cache_utils.CacheLayerMixin):
         """All states of the selected rows so far (rows, heads, tokens, size), a view of the pages."""
         assert pages is not None
         heads, size = states.shape[1], states.shape[3]
-        rows = pages.view(self.cache.rows, self.cache.pages * PAGE, heads, size)[self.cache.selected]
+        rows = pages.view(self.table.rows, self.table.pages * PAGE, heads, size)[self.table.selected]
         rows[:, first : self.stored] = states.transpose(1, 2)
         return rows[:, : self.stored].transpose(1, 2)
 
@@ -176,9 +184,7 @@ def prepare(
         key = "packing=packed" if workload["packing"] == "packed" else f"prompt_lengths={workload['prompt_lengths']}"
         raise ValueError(f"workload.cache=paged with workload.{key}: every prompt has the pages of the longest")
     if kind == "paged" and "pixel_values" in inspect.signature(model.forward).parameters:
-        raise ValueError(
-            f"workload.cache=paged: prompts of {name} contain images, which cannot be divided"
-        )
+        raise ValueError(f"workload.cache=paged: prompts of {name} contain images, which cannot be divided")
     if kind == "sliding" and not any(windows or ()):
         raise ValueError(f"workload.cache=sliding: {name} has no layer with a window")
     if in_chunks:

@@ -17,7 +17,7 @@ import yaml
 from runners.phases import Notes, Unavailable
 from runners.workloads import generate
 from tests.measuring import SETTLED, Lab
-from tests.tracing import peak, real_peak
+from tests.tracing import events, peak, peak_of, real_peak
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
 GENERATE = {
@@ -152,20 +152,61 @@ def test_a_paged_cache_takes_whole_pages_of_16_tokens_at_once(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_pages_make_the_same_tokens_and_are_read_in_place(
-    decoder: dict[str, Any], settled: Any, generated: Any, attention: str
+def test_pages_make_the_same_tokens_however_the_prompts_are_read(
+    decoder: dict[str, Any], settled: Any, attention: str
 ) -> None:
+    """All at once, one after another, two at a time, and each in parts."""
     built = network(decoder, settled, batch=3, context=37, attention=attention)
     plain = tokens(built, new_tokens=20)
-    for chunk in (None, 8):
+    for chunk in (None, 37, 80, 8):
         assert torch.equal(tokens(built, cache="paged", new_tokens=20, prefill_chunk=chunk), plain)
-    # A decoding step holds the pages, and neither a second cache nor a copy of a layer of it.
-    sizes = {"batch": 4, "context": 500, "attention": attention}
+
+
+def test_pages_are_read_in_place_and_freed_with_their_cache(generated: Any) -> None:
+    """A decoding step holds the pages, and neither a second cache nor a copy of a layer of it."""
+    sizes = {"batch": 4, "context": 500}
     paged, static = (generated({"cache": kind, "new_tokens": 13}, **sizes) for kind in ("paged", "static"))
     held = LAYERS * POSITION * 4 * 512
     assert paged.phase("cold_decode")["metrics"]["cache_bytes"] == held
     difference = paged.tensor("cold_decode", "peak") - static.tensor("cold_decode", "peak")
     assert abs(difference) <= held - LAYERS * POSITION * 4 * 500
+    assert paged.tensor("warm_prefill", "baseline", 0) == paged.tensor("inputs", "end")
+
+
+def test_prompts_that_are_read_one_after_another_take_the_activations_of_one(generated: Any) -> None:
+    workload = {"cache": "paged", "new_tokens": 1}
+    together, alone = (
+        generated({**workload, "prefill_chunk": chunk}, batch=8, context=256).phase("warm_prefill", 0)["counters"][
+            "cpu"
+        ]
+        for chunk in (None, 256)
+    )
+    held = LAYERS * POSITION * 8 * 256
+    activations = [each["peak"]["tensor"] - each["baseline"]["tensor"] - held for each in (together, alone)]
+    assert activations[0] > 7 * activations[1] > 0
+
+
+def test_a_calculated_device_skips_prompts_that_take_what_the_one_before_takes(
+    decoder: dict[str, Any], settled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runners.models import torch_models, transformers_models
+
+    workload = GENERATE | {"cache": "paged", "prefill_chunk": 40}  # two prompts a pass, and one in the last
+    values = settled("generate", model=decoder, workload=workload, batch=7, context=20)
+
+    def calculated(skips: bool) -> list[int]:
+        def work(device: str) -> None:
+            generation = generate.Generation.of(transformers_models.build(values, device), workload)
+            with torch.inference_mode(), monkeypatch.context() as patched:
+                patched.setattr(torch_models, "is_calculated", lambda device: skips)
+                for _ in range(2):
+                    generation.once(lambda name, run_index: nullcontext(Notes()))
+
+        return events(work)
+
+    with_all, skipping = calculated(skips=False), calculated(skips=True)
+    assert len(skipping) < len(with_all)
+    assert peak_of(skipping) == peak_of(with_all)
 
 
 @pytest.mark.parametrize(
