@@ -147,8 +147,6 @@ class Generation:
 
     def _read_all(self, cache: Any, notes: Notes) -> list[torch.Tensor]:
         """Read the prompts: the next chunk of each, or with pages one group of prompts after another."""
-        from runners.models import torch_models
-
         chunks = self.prompts.chunks(self.prefill_chunk)
         notes.iterations = 0
         if self.cache_spec.kind != "paged":
@@ -160,8 +158,7 @@ class Generation:
         groups = self.prompts.groups(self.prefill_chunk)
         found: list[torch.Tensor] = []
         for place, (first_row, end_row) in enumerate(groups):
-            if place > 1 and torch_models.is_calculated(self.network.device) and end_row < self.prompts.rows:
-                # As large as the second group, when every page was allocated: it allocates and frees the same.
+            if self._is_known(groups, place):
                 found.append(found[-1].clone())
             else:
                 cache.select(first_row, end_row, 0)
@@ -170,6 +167,14 @@ class Generation:
             notes.iterations += len(chunks)
         cache.select(0, self.prompts.rows, self.prompts.positions(0))
         return found
+
+    def _is_known(self, groups: Sequence[tuple[int, int]], place: int) -> bool:
+        """Whether a calculated device need not follow the passes of a group: the first had every page allocated, and a
+        later one as large allocates and frees the same, with more first tokens held."""
+        from runners.models import torch_models
+
+        sizes = [end - first for first, end in groups[place : place + 2]]
+        return place > 0 and sizes[1:] == sizes[:1] and torch_models.is_calculated(self.network.device)
 
     def _read_prompts(
         self, cache: Any, first: int, end: int, notes: Notes, rows: slice | None = None

@@ -187,24 +187,27 @@ def test_prompts_that_are_read_one_after_another_take_the_activations_of_one(gen
 
 
 def test_a_calculated_device_skips_prompts_that_take_what_the_one_before_takes(
-    decoder: dict[str, Any], settled: Any, monkeypatch: pytest.MonkeyPatch
+    decoder: dict[str, Any], settled: Any
 ) -> None:
-    from runners.models import torch_models, transformers_models
+    from runners.models import transformers_models
 
     workload = GENERATE | {"cache": "paged", "prefill_chunk": 40}  # two prompts a pass, and one in the last
-    values = settled("generate", model=decoder, workload=workload, batch=7, context=20)
+    values = settled("generate", model=decoder, workload=workload, batch=11, context=20)
 
-    def calculated(skips: bool) -> list[int]:
+    class Whole(generate.Generation):
+        def _is_known(self, groups: Any, place: int) -> bool:
+            return False
+
+    def calculated(kind: type[generate.Generation]) -> list[int]:
         def work(device: str) -> None:
-            generation = generate.Generation.of(transformers_models.build(values, device), workload)
-            with torch.inference_mode(), monkeypatch.context() as patched:
-                patched.setattr(torch_models, "is_calculated", lambda device: skips)
+            generation = kind.of(transformers_models.build(values, device), workload)
+            with torch.inference_mode():
                 for _ in range(2):
                     generation.once(lambda name, run_index: nullcontext(Notes()))
 
         return events(work)
 
-    with_all, skipping = calculated(skips=False), calculated(skips=True)
+    with_all, skipping = calculated(Whole), calculated(generate.Generation)
     assert len(skipping) < len(with_all)
     assert peak_of(skipping) == peak_of(with_all)
 
