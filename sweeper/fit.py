@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runners.device import device_named
+from runners.facts import FITS_IF_EXPANDABLE
 from runners.outcome import Outcome, Status
 from runners.point import Point, canonical
 from sweeper.rows import Row
@@ -86,6 +87,7 @@ class Result:
     needs_at_least_bytes: int | None = None
     phase: str | None = None  # that has the peak, or in which an allocation was refused
     because: str | None = None  # why it is undecided
+    fits_if_expandable: bool = False
     parameters: int | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)  # of a point that fits
 
@@ -99,8 +101,8 @@ class Result:
 class Cell:
     """A setting at one context on one device. Sizes are bytes of `counter`, null where nothing is known.
 
-    `peak_bytes` is of batch 1, and would be its peak without a limit where that batch does not fit. `largest_batch` is
-    the largest batch that fits, and `failing_batch` the smallest one that was tried and does not.
+    `peak_bytes` is of batch 1, and would be its peak without a limit where that batch does not fit. `failing_batch` is
+    the smallest batch that was tried and does not fit, and `largest_batch` the largest one below it that does.
     """
 
     device: str
@@ -120,6 +122,7 @@ class Cell:
     status: str | None = None  # of batch 1; None if it has not ended
     because: str | None = None  # why it is undecided
     takes_batch: bool = True
+    fits_if_expandable: bool = False  # the smallest failing batch, with expandable segments of the allocator
     point_ids: tuple[str, ...] = ()  # of the rows behind it, by batch
 
     @property
@@ -142,6 +145,7 @@ class FitDevice:
     card: str | None  # the driver's name
     total_bytes: int | None
     context_bytes: int | None
+    context_range_bytes: tuple[int, int] | None  # the least and the most that were published
     used_by_others_bytes: int | None
     usable_bytes: int | None
     has_display: bool = False
@@ -179,8 +183,9 @@ class FitTable:
     levers: tuple[FitLevers, ...] = ()
     speeds: tuple[CellSpeed, ...] = ()
     servings: tuple[Serving, ...] = ()
+    notes: tuple[str, ...] = ()  # what the figures do not say
     run: str | None = None  # the folder
-    notes: tuple[str, ...] = ()
+    measure: str | None = None  # the command that measures one of its rows on a real card
 
     def cell(self, device: str, setting: str, context: int | None) -> Cell | None:
         wanted = (device, setting, context)
@@ -209,6 +214,7 @@ def result_of_row(row: Row) -> Result:
         needs_at_least_bytes=row["needs_at_least_bytes"],
         phase=row["peak_phase"] if passed else row["failed_phase"],
         because=None if row["fits"] is not None else message or row["status"],
+        fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=row.get("parameters"),
         metrics=json.loads(row.get("metrics") or "{}"),
     )
@@ -230,6 +236,7 @@ def result_of(point: Point, outcome: Outcome) -> Result:
         needs_at_least_bytes=outcome.needs_at_least_bytes,
         phase=outcome.peak_phase if passed else outcome.failed_phase,
         because=None if outcome.fits is not None else message or outcome.status.value,
+        fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=outcome.model.get("parameters"),
         metrics=outcome.metrics or {},
     )
@@ -249,8 +256,9 @@ def cells(wanted: Iterable[Wanted], results: Iterable[Result]) -> tuple[Cell, ..
 def _cell(wanted: Wanted, by_batch: Mapping[int, Result]) -> Cell:
     device = device_named(wanted.device)
     one = by_batch.get(1)
-    passed = max((batch for batch, each in by_batch.items() if each.fits), default=None)
     failed = min((batch for batch, each in by_batch.items() if each.fits is False), default=None)
+    below = [batch for batch, each in by_batch.items() if each.fits and (failed is None or batch < failed)]
+    passed = max(below, default=None)
     return Cell(
         device=wanted.device,
         kind=device.kind,
@@ -268,6 +276,7 @@ def _cell(wanted: Wanted, by_batch: Mapping[int, Result]) -> Cell:
         needs_at_least_bytes=None if failed is None else by_batch[failed].needs_at_least_bytes,
         status=None if one is None else one.status,
         because=wanted.because if one is None else one.because,
+        fits_if_expandable=failed is not None and by_batch[failed].fits_if_expandable,
         takes_batch=wanted.point is not None and wanted.point.get("batch") is not None,
         point_ids=tuple(by_batch[batch].point_id for batch in sorted(by_batch)),
     )

@@ -6,6 +6,7 @@ that fitted, next to one that did not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,11 @@ from sweeper.fit import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
 from sweeper.serving import PAGED, SERVE
 
+OF_SETTINGS = ("workload.method", "workload.checkpointing", "quantize")  # keys in which settings differ
+LONGEST_NAME = 40
+STRIDE = 4  # from batch to batch where nothing is known, or memory does not grow yet
+STEPS = 32  # the least step after two guesses that were too small: a part of the guess
 SMALL = 8  # batches up to which a rough guess is likely right
-MOST_GUESSES = 6  # rounds by interpolation, before the open batches are halved
 
 
 def fit(plan: Plan, *_: Any) -> Design:
@@ -44,17 +48,17 @@ def fit(plan: Plan, *_: Any) -> Design:
     added = [Adding(plan, goal, device) for goal in (goals(cells, fits) if len(plan.devices) == 1 else ())]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
-        changing = [each for each in added if each.choice is not None]
+        changing = [(each, choice) for each in added if (choice := each.choice) is not None]
         if not requests and not changing:
             return
         choices = [
             *({**search.choice, "batch": size} for search, size in requests),
             *(each.choice for each in changing),
         ]
-        answers = yield [neighbours.of(choice) for choice in choices if choice is not None]
+        answers = yield [neighbours.of(choice) for choice in choices]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
-        for each, answer in zip(changing, answers[len(requests) :], strict=True):
+        for (each, _), answer in zip(changing, answers[len(requests) :], strict=True):
             each.record(answer)
 
 
@@ -92,7 +96,10 @@ def cells_of(plan: Plan) -> list[Wanted]:
     """
     found: list[Wanted] = []
     known: set[str] = set()
-    for choice in plan.design_options["points"]:
+    points = plan.design_options["points"]
+    order = {each.name: place for place, each in enumerate(SETTINGS)}
+    has_contexts = plan.design_options.get("has_contexts", True)
+    for choice in points:
         try:
             point, because = plan.settle(choice), None
         except Mistake as mistake:
@@ -102,25 +109,32 @@ def cells_of(plan: Plan) -> list[Wanted]:
         if point is not None:
             known.add(point.id)
         context = choice.get("context") if point is None else point.get("context")
-        setting = setting_of(choice if point is None else point)
-        found.append(Wanted(device="", setting=setting, context=context, values=choice, point=point, because=because))
+        found.append(
+            Wanted(
+                device="",
+                setting=setting_of(choice, point),
+                context=context if has_contexts else None,
+                values=choice,
+                point=point,
+                because=because,
+            )
+        )
     if all(each.point is None for each in found):
         raise Mistake(next(each.because for each in found if each.because))
-    order = {each.name: place for place, each in enumerate(SETTINGS)}
     return sorted(found, key=lambda each: (order.get(each.setting, 0), each.context or 0))
 
 
-def setting_of(values: Choice | Point) -> str:
-    """The name of a cell's row: that of the setting whose values it has, else the workload's."""
-    if values.get("workload.cache") == PAGED:
+def setting_of(choice: Choice, point: Point | None) -> str:
+    """The name of a cell's row: that of the setting whose values it has, else the program's."""
+    if point is not None and point.get("workload.cache") == PAGED:
         return SERVE
-    if values.get("workload") != "train":
-        runs = {each.values["workload"]: each.name for each in SETTINGS}
-        return str(runs.get(values.get("workload"), values.get("workload")))
-    keys = ("workload.method", "workload.checkpointing", "quantize")
-    return next(
-        (each.name for each in SETTINGS if all(each.values.get(key) == values.get(key) for key in keys)), "train"
-    )
+    has = {key: choice.get(key) if point is None else point.get(key) for key in ("workload", *OF_SETTINGS)}
+    for keys in (("workload", *OF_SETTINGS), ("workload", *OF_SETTINGS[:-1])):  # quantize can be typed for all
+        for each in SETTINGS:
+            if all(each.values.get(key) in (None, has[key]) for key in keys):
+                return each.name
+    target, argv = (None, None) if point is None else (point.get("workload.target"), point.get("workload.argv"))
+    return str(target or " ".join(argv or [str(has["workload"])]))[:LONGEST_NAME]
 
 
 @dataclass
@@ -135,21 +149,28 @@ class Search:
     fits: dict[int, bool] = field(default_factory=dict)  # by batch
     limit_bytes: int | None = None
     is_over: bool = False
-    guesses: int = 0
+    width: int = 2 * LARGEST_BATCH  # of what was open before the last round
+    misses: int = 0
 
     def record(self, batch: int, answer: Answer | None) -> None:
         if answer is None or answer.fits is None:
             self.is_over = True  # undecided: a larger batch would be too
             return
         self.fits[batch] = answer.fits
+        self.limit_bytes = answer.budget_bytes or _usable(answer)
         peak = answer.unlimited_bytes if answer.device.is_calculated else answer.peak_bytes
+        if peak is None and answer.fits:  # the allocator gave back what it had cached: there is no more room
+            peak = self.limit_bytes
         if peak is not None:
             self.peaks[batch] = peak
-        self.limit_bytes = answer.budget_bytes or _usable(answer)
 
     @property
     def largest(self) -> int:
-        return max((batch for batch, fits in self.fits.items() if fits), default=0)
+        """Below the smallest that fails: more of the batch may take less memory, and one above is not relied on."""
+        failing = self.failing
+        return max(
+            (batch for batch, fits in self.fits.items() if fits and (failing is None or batch < failing)), default=0
+        )
 
     @property
     def failing(self) -> int | None:
@@ -163,35 +184,44 @@ class Search:
             return [self.asked]
         if self.is_over or not self.takes_batch or not self.fits or low == 0 or low >= LARGEST_BATCH:
             return []
-        if high is not None and high - low <= 1:
+        width = (LARGEST_BATCH + 1 if high is None else high) - low
+        if width <= 1:
             return []
+        self.misses = self.misses + 1 if width > self.width // 2 else 0  # the last round left more than half open
+        self.width = width
+        return [each for each in dict.fromkeys(self._tries(others, low, high)) if low < each < low + width]
+
+    def _tries(self, others: Sequence[Search], low: int, high: int | None) -> Sequence[int]:
+        """Both sides of a guess, which are the edge if it is right; the thirds of what is open after a wrong one."""
+        if high is not None and self.misses:
+            third = (high / low) ** (1 / 3) if high > 4 * low else 1 + (high - low) / 3 / low
+            return max(low + 1, int(low * third)), min(high - 1, math.ceil(high / third))
         top = LARGEST_BATCH if high is None else high - 1
-        guess = min(max(self._guess(others, low, high), low), top)
-        self.guesses += 1
-        # Both sides of the guess at once: if it is right, they are the edge. A guess from other contexts is rough.
-        both = (guess, guess + 1) if len(self.peaks) > 1 or guess < SMALL else (max(guess, low + 1),)
-        return [each for each in both if low < each <= top]
+        guess = min(max(self._guess(others, low), low), top)
+        if len(self.peaks) == 1 and guess >= SMALL:  # from other contexts, and rough
+            return (guess,)
+        step = max(2**self.misses, guess // STEPS)
+        return (guess, guess + 1) if self.misses < 2 else (guess + 1, min(top, guess + step))
 
-    def _guess(self, others: Sequence[Search], low: int, high: int | None) -> int:
+    def _guess(self, others: Sequence[Search], low: int) -> int:
         """The largest batch that is expected to fit: memory is nearly a straight line in it."""
-        if self.guesses > MOST_GUESSES or self.limit_bytes is None:
-            return (low + high) // 2 if high is not None else 2 * low
-        line = self._line(low, high) or self._line_of_contexts(others)
-        if line is None:
-            return 2 * low
+        line = self._line() or self._line_of_contexts(others)
+        if line is None or self.limit_bytes is None or line[0] <= 0:
+            return STRIDE * low
         slope, start = line
-        return LARGEST_BATCH if slope <= 0 else int((self.limit_bytes - start) // slope)
+        return min(int((self.limit_bytes - start) // slope), LARGEST_BATCH)
 
-    def _line(self, low: int, high: int | None) -> tuple[float, float] | None:
-        """Slope and start of the line through the known batches on both sides of the edge, or the two largest."""
-        known = sorted(self.peaks)
-        near = [batch for batch in (low, high) if batch in self.peaks]
-        if len(near) < 2:
-            near = known[-2:]
-        if len(near) < 2 or near[0] == near[1]:
+    def _line(self) -> tuple[float, float] | None:
+        """Slope and start of the line through the peaks on both sides of the limit, or the two that are nearest."""
+        if len(self.peaks) < 2 or self.limit_bytes is None:
             return None
-        slope = (self.peaks[near[1]] - self.peaks[near[0]]) / (near[1] - near[0])
-        return slope, self.peaks[near[0]] - slope * near[0]
+        limit = self.limit_bytes
+        below = max((batch for batch, peak in self.peaks.items() if peak <= limit), default=None)
+        above = min((batch for batch, peak in self.peaks.items() if peak > limit), default=None)
+        if below is None or above is None or below > above:
+            below, above = sorted(sorted(self.peaks, key=lambda batch: abs(self.peaks[batch] - limit))[:2])
+        slope = (self.peaks[above] - self.peaks[below]) / (above - below)
+        return slope, self.peaks[below] - slope * below
 
     def _line_of_contexts(self, others: Sequence[Search]) -> tuple[float, float] | None:
         """The same from batch 1 of the other contexts: memory follows the number of tokens, batch x context."""

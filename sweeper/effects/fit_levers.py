@@ -10,7 +10,7 @@ from sweeper.effects.levers import CHUNK
 from sweeper.fit import Wanted
 
 PREFILL_CHUNK = "workload.prefill_chunk"
-MOST_CHUNKS = 8  # each takes a pass to calculate
+MOST_CHUNKS = 16  # each takes a pass to calculate
 
 # For each use: its setting, and the keys with the values that save memory, those that leave the result as it is first.
 USES: Sequence[tuple[str, Mapping[str, Sequence[Any]]]] = (

@@ -22,7 +22,11 @@ Changes = Mapping[str, Any]  # by key, as it is typed
 SAME_POINT = "changes nothing here"
 BFLOAT16_SINCE = 80  # the compute capability, as runners/simulation/kernels/torch_gpu_architecture.py has it
 OWN = ("forward", "train", "generate")  # the workloads whose keys are known here
-Q_AND_V = ("llama", "mistral", "qwen2")  # model types with the modules of workload.targets's default
+Q_AND_V = (  # model types with the modules of workload.targets's default, as transformers has them
+    *("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2"),
+    *("gemma3", "gemma3_text", "olmo", "olmo2", "olmo3", "olmoe", "opt", "granite", "cohere", "cohere2", "stablelm"),
+    *("starcoder2", "smollm3", "phi", "glm", "glm4", "helium", "gpt_oss", "nemotron", "gpt_neo", "gptj"),
+)
 NO_ADAPTER = ("mamba",)  # in a model type: peft refuses its layers
 NO_CHECKPOINTING = ("convnext", "resnet")  # model types that transformers refuses to recompute
 CHUNK = 2048  # tokens of a prompt in a pass, where it is advised and nothing else is known

@@ -15,15 +15,15 @@ from typing import Any
 
 from runners.device import HOST, SIM, Card
 from sweeper.cards import ALL, CONF, card_named
-from sweeper.effects.levers import computes_in_bfloat16
+from sweeper.effects.levers import Q_AND_V, computes_in_bfloat16
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.fit import LARGEST_BATCH, SETTINGS, Setting
 from sweeper.planning.suggestions import no_such_card
 from sweeper.serving import serving_setting
 
 EXAMPLE = "sweeper fit model=qwen2.5-7b card=rtx-4090"
-OWN = ("card",)  # keys that no sweep has
 PROGRAMS = ("custom", "command")  # workloads that have no settings of ours
+WORKLOADS = ("train", "generate", "forward")  # those that have settings of ours
 MOST_CONTEXTS = 5
 USUAL_CONTEXT = 4096  # of a comparison of cards
 SMALLEST_CONTEXT = 64
@@ -43,7 +43,7 @@ REFUSED = {
     ),
 }
 SEVERAL = ("context", "card")  # keys that may have several values
-RUN_TRAINS = {"forward": "forward", "generate": "generate", "train": "train"}
+OTHER_NAMES = ("gpu", "device", "cards", "gpus")  # of card=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +72,20 @@ class FitRequest:
             return contexts
         return (min(USUAL_CONTEXT, max(contexts)),)
 
-    def points(self, contexts: Sequence[int]) -> list[dict[str, Any]]:
+    def points(self, contexts: Sequence[int], model_type: str | None = None) -> list[dict[str, Any]]:
         """The first point of each cell, in the order of the table. `contexts`: empty if they are typed or unused."""
         settings = [each.values for each in self.settings] or [{"workload": self.workload}]
         return [
-            {**values, **({} if context is None else {"context": context})}
+            {**values, **_targets(values, model_type), **({} if context is None else {"context": context})}
             for values in settings
             for context in contexts or (None,)
         ]
+
+
+def _targets(values: Mapping[str, Any], model_type: str | None) -> dict[str, Any]:
+    """The modules that LoRA adapts where the model has not those of the default."""
+    adapts = values.get("workload.method") == "lora"
+    return {"workload.targets": "all-linear"} if adapts and model_type not in Q_AND_V else {}
 
 
 def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> FitRequest:
@@ -94,6 +100,8 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
                 value = f"{given.pop(key)},{value}"
         if key in given:
             raise Mistake(f"{key} is given twice, {given[key]} and {value}: write it once")
+        if key in OTHER_NAMES:
+            raise Mistake(f"{word}: fit takes a card; write card={value.removeprefix(SIM)}")
         why = REFUSED.get(key) or REFUSED.get(key.partition(".")[0])
         if why is not None:
             raise Mistake(f"{word}: {why}")
@@ -187,7 +195,9 @@ def _cards_named(value: str, cards: Sequence[str]) -> tuple[str, ...]:
         if card is None:
             raise Mistake(no_such_card(f"card={name}", name, cards, ""))
         if card == HOST:
-            raise Mistake(f"card={name}: is no card; fit calculates cards, as in {EXAMPLE}")
+            raise Mistake(
+                "card=cpu: fit takes a card with a memory of its own; sweeper devices=cpu measures on the cpu"
+            )
         found[card] = None
     return tuple(found)
 

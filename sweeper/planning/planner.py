@@ -29,7 +29,7 @@ from sweeper.planning.composer import ENV, Composer, resolved
 from sweeper.planning.config_files import located
 from sweeper.planning.configurations import ComposedSettler, Configurations, is_plain
 from sweeper.planning.experiment import grid_of, points_of, refuse_typed
-from sweeper.planning.fit_request import FitRequest, contexts_of, dtype_of
+from sweeper.planning.fit_request import WORKLOADS, FitRequest, contexts_of, dtype_of
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
 from sweeper.planning.model_checks import configuration_of
@@ -78,8 +78,10 @@ class _Planner:
         with explained():
             self.typed = parse(line.overrides, composer.loader)
         self.cards = composer.cards()
-        if request is not None:
+        self.of_workloads: dict[str, Any] = {}
+        if request is not None and request.settings:
             self.typed.fixed.setdefault("dtype", dtype_of([self.cards[card] for card in request.cards]))
+            self.of_workloads = self._taken_from(self.typed.fixed)
         self.configurations = Configurations(composer, self.typed)
 
     def plan(self) -> Plan:
@@ -115,6 +117,7 @@ class _Planner:
         if self.request is not None:
             design = DESIGN
             options["concurrency"] = self.request.concurrency
+            options["has_contexts"] = "context" in several or self._is_typed("context")
             several.setdefault("batch", Interval(1, LARGEST_BATCH))
         _check_count(design, swept, len(listed))
         self._check_used(design, run)
@@ -141,7 +144,8 @@ class _Planner:
             self.report(line)
         devices.check_others(here, plan.points, str(config["budget"]).startswith("card:"))
         devices.check_assumed(here, plan.points)
-        for line in (*devices.assumptions(here, plan.points), *devices.unmeasured(here)):
+        assumptions = devices.assumptions(here, plan.points) if self.request is None else ()  # its table has them
+        for line in (*assumptions, *devices.unmeasured(here)):
             self.report(line)
         devices.check_variables(here, {*config["env"], *(key.removeprefix(ENV) for key in several)})
         return replace(plan, devices=here)
@@ -185,7 +189,7 @@ class _Planner:
 
     def _cells(self, first: DictConfig, request: FitRequest) -> list[dict[str, Any]]:
         """The first point of each cell of `fit`. Contexts that are typed are combined with them later."""
-        if self._is_typed("context") or not request.settings:
+        if not request.settings:
             return request.points(())
         for key, value in self.typed.fixed.items():
             if key.startswith("model."):
@@ -193,7 +197,21 @@ class _Planner:
         model = resolved(first.model)
         python = interpreter(self.typed.fixed.get("python"))
         config = configuration_of(model, lambda path, revision: self.probes.configuration(python, path, revision))
-        return request.points(request.chosen_contexts(contexts_of(model, positions_of(config))))
+        contexts = () if self._is_typed("context") else contexts_of(model, positions_of(config))
+        model_type = model.get("model_type") or config.get("model_type")
+        points = request.points(request.chosen_contexts(contexts), model_type)
+        for point in points:
+            point |= {key: value for key, value in self.of_workloads.items() if self._has(point["workload"], key)}
+        return points
+
+    def _taken_from(self, typed: dict[str, Any]) -> dict[str, Any]:
+        """The keys of a workload that were typed for `fit`, which has several workloads; unknown keys stay."""
+        keys = [key for key in typed if key.startswith("workload.")]
+        known = [key for key in keys if any(self._has(workload, key) for workload in WORKLOADS)]
+        return {key: typed.pop(key) for key in known}
+
+    def _has(self, workload: str, key: str) -> bool:
+        return OmegaConf.select(self.composer.compose({"workload": workload}), key, default=...) is not ...
 
     def _several(self, grid: Values, listed: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[Any]]:
         """The swept keys: those typed come first, and so are outermost, then those of the experiment."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +11,10 @@ from sweeper import serving
 from sweeper.designs.fit import Adding, cells_of
 from sweeper.effects.added_levers import Verdict
 from sweeper.effects.fit_levers import Goal, goals
-from sweeper.fit import FitDevice, FitLevers, FitTable, Result, Wanted, cells, contexts_of
-from sweeper.plan import Plan
+from sweeper.fit import Cell, FitDevice, FitLevers, FitTable, Result, Wanted, cells, contexts_of
+from sweeper.plan import Plan, typed
+from sweeper.planning.fit_request import dtype_of
+from sweeper.planning.suggestions import for_shell
 
 
 def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) -> FitTable:
@@ -33,8 +35,49 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
         levers=tuple(each for device in plan.devices for each in _levers(plan, device, rows, results)),
         speeds=serving.speeds(found, results, devices, requests),
         servings=serving.servings(found, results, requests),
+        notes=tuple(_notes(plan, [each for each, cell in zip(rows, found, strict=False) if cell.because is None])),
         run=None if folder is None else str(folder),
+        measure=_measure(plan, rows, found),
     )
+
+
+def _notes(plan: Plan, rows: Sequence[Wanted]) -> Iterator[str]:
+    """What the settings are, where their names leave it open. `rows`: the cells that are possible."""
+    points = {each.setting: each.point for each in rows if each.point is not None}
+    dtype = next((point.get("dtype") for point in points.values()), None)
+    half = dtype_of([device.card for device in plan.devices if device.card is not None])
+    if dtype == half == "float16":
+        yield "dtype: float16, since the card does not compute in bfloat16."
+    generate = points.get("run (generate)")
+    if generate is not None:
+        yield f"generate: {generate['workload.new_tokens']} new tokens after a prompt of the whole context."
+    adapted = next((point for point in points.values() if point.get("workload.method") == "lora"), None)
+    if adapted is not None:
+        targets = adapted.get("workload.targets")
+        on = ", ".join(targets) if isinstance(targets, (list, tuple)) else targets or "peft's default modules"
+        yield f"LoRA: rank {adapted['workload.rank']} on {on}. QLoRA: the weights are stored in nf4."
+    full = next((point for point in points.values() if point.get("workload.method") == "full"), None)
+    if full is not None:
+        precision = full.get("workload.precision")
+        computed = "" if precision is None else f", computed in {precision}"
+        in_32 = f"; in 32 bits: dtype=float32 workload.precision={half}" if full["dtype"] != "float32" else ""
+        optimizer = str(full["workload.optimizer"])
+        yield f"full training: weights, gradients and the states of {optimizer} in {full['dtype']}{computed}{in_32}."
+
+
+def _measure(plan: Plan, rows: Sequence[Wanted], found: Sequence[Cell]) -> str | None:
+    """The command that measures the largest batch of a cell on a real card: of the last row that fits anywhere."""
+    fitting = [cell for cell in found if cell.fits and cell.largest_batch]
+    if not fitting:
+        return None
+    last = [cell for cell in fitting if cell.setting == fitting[-1].setting][-1]
+    choice = dict(last.values) | ({"batch": last.largest_batch} if last.takes_batch else {})
+    point = plan.settle(choice)
+    settings = {key: value for key, value in plan.settler.settings[point.id].items() if key != "used_by_others"}
+    named = {key: point.get(key) for key in ("model", "workload") if point.get(key) is not None}
+    others = {key: value for key, value in settings.items() if key not in named}
+    words = [for_shell(key, typed(value)) for key, value in {**named, **others}.items()]
+    return " ".join(["sweeper", *words, "devices=cuda:0"])
 
 
 def _levers(plan: Plan, device: Device, rows: Sequence[Wanted], results: Sequence[Result]) -> list[FitLevers]:
@@ -72,7 +115,7 @@ def _fit_device(device: Device, others: int | None) -> FitDevice:
     if card is None or card.is_host:
         return FitDevice(
             name=device.name, kind=device.kind, card=None if card is None else card.name,
-            total_bytes=device.total_bytes, context_bytes=None, used_by_others_bytes=others, usable_bytes=None,
+            total_bytes=device.total_bytes, context_bytes=None, context_range_bytes=None, used_by_others_bytes=others, usable_bytes=None,
         )  # fmt: skip
     used = card.used_by_others_bytes if others is None else others
     return FitDevice(
@@ -81,6 +124,7 @@ def _fit_device(device: Device, others: int | None) -> FitDevice:
         card=card.name,
         total_bytes=card.total_bytes,
         context_bytes=card.context_bytes,
+        context_range_bytes=card.context_range_bytes,
         used_by_others_bytes=used,
         usable_bytes=card.usable_bytes - (used or 0),
         has_display=card.has_display,

@@ -346,15 +346,10 @@ class Sweep:
         if attempt.allocation_trace in {each.allocation_trace for each in running.values()}:
             return None
         free = next((lane for lane in map(calculated_lane, range(calculated_lanes())) if lane not in running), None)
-        if free is None or not running or engine.has(free) or self._is_worth_a_process():
+        if free is None or not running or engine.has(free):
             return free
-        return None
-
-    def _is_worth_a_process(self) -> bool:
-        """Whether the calculated points that are left take longer than another process takes to import torch."""
         left = sum(len(lane.batch) - lane.taken for lane in self.lanes if lane.device.is_calculated)
-        seconds = self.calculated_seconds
-        return bool(seconds) and left * sum(seconds) / len(seconds) > WORTH_A_PROCESS
+        return free if is_worth_a_process(left, self.calculated_seconds) else None
 
     def _advance(self, lane: Lane) -> None:
         """Send the answers to a batch into the design, and queue its next one."""
@@ -447,6 +442,14 @@ class Sweep:
                 engine.kill()
                 return
             self._wait(engine, timeout=0.2)
+
+
+def is_worth_a_process(left: int, seconds: Sequence[float]) -> bool:
+    """Whether the calculated points that are left take longer than another process takes to import its libraries.
+
+    `seconds`: of each point so far.
+    """
+    return bool(seconds) and left * sum(seconds) / len(seconds) > WORTH_A_PROCESS
 
 
 def _unkept(attempt: Attempt, event: Event) -> Outcome:

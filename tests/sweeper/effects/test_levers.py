@@ -73,8 +73,8 @@ def test_a_card_without_bfloat16_is_advised_another_dtype() -> None:
     assert "bfloat16" in str(impossible(changed(TRAINING, {"dtype": "bfloat16"}), card("v100-16gb")))
 
 
-def test_what_cannot_be_calculated_is_not_advised_for_a_calculated_device() -> None:
-    assert not {each for each in advised(card("rtx-4090")) if "quantize" in each}
+def test_stored_weights_of_4_bits_are_advised_for_a_calculated_device_too() -> None:
+    assert "workload.method=lora quantize=nf4" in advised(card("rtx-4090"))
 
 
 def test_layers_that_cannot_be_recomputed_or_adapted_are_not_advised_to_be() -> None:

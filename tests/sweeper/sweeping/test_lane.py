@@ -30,14 +30,14 @@ def outcome(status: Status, error: str | None = None, phase: str = "forward") ->
 KEY_ERROR, INDEX_ERROR = outcome(Status.ERROR, "KeyError"), outcome(Status.ERROR, "IndexError")
 
 
-def test_the_next_point_is_the_first_without_an_answer() -> None:
+def test_the_next_point_is_the_first_that_was_not_taken() -> None:
     queue = lane()
     assert queue.next is None
-    queue.batch = [PlannedPoint(point=Point(values={"batch": batch})) for batch in (1, 2)]
+    queue.take([PlannedPoint(point=Point(values={"batch": batch})) for batch in (1, 2)])
     assert queue.next is queue.batch[0]
-    queue.answers.append(None)
+    queue.taken += 1
     assert queue.next is queue.batch[1]
-    queue.answers.append(None)
+    queue.taken += 1
     assert queue.next is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ import pytest
 from runners.device import Card, Device
 from runners.outcome import Status
 from runners.point import Attempt
+from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
+from sweeper.plan import Plan, PlannedPoint
 from sweeper.plan_lines import DeviceLine, PlannedLine, RunLine, SkippedLine, read_plan
 from sweeper.sweeping.recall import Fingerprint
-from sweeper.sweeping.sweep import _slug
+from sweeper.sweeping.sweep import _slug, is_worth_a_process
 from sweeper.tables.run_tables import Tables
 from tests.sweeper.sweeping.conftest import CPU, OOM, PASSES, plan_of, raises
 
@@ -105,6 +107,40 @@ def test_cards_of_one_architecture_share_a_trace_and_wait_for_it(lab: Any) -> No
     assert engine.most_running == 1
     _, engine = lab.run(plan_of(sim("h100"), sim("a100", "sm_80"), run={"name": "apart"}, batch=(1,)))
     assert len({attempt.allocation_trace for attempt in engine.started}) == 2
+
+
+def test_a_calculated_card_uses_every_core_and_answers_in_the_order_of_the_batch(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeper.sweeping.sweep.calculated_lanes", lambda: 3)
+    sent: list[Any] = []
+
+    def design(plan: Plan, *_: Any) -> Any:
+        points = [PlannedPoint(point=plan.settle({"batch": batch})) for batch in (1, 2, 3, 4, 5, 3)]
+        sent.extend((yield points))
+
+    monkeypatch.setitem(DESIGNS, "grid", design)
+    last_first: list[int] = []
+
+    def ends(attempt: Attempt) -> Mapping[str, Any] | None:
+        """The attempts under way end in the opposite order: batch 3 before 2, and 2 before 1."""
+        batch = int(attempt.point["batch"])
+        if batch == 1 and 2 not in last_first or batch == 2 and 3 not in last_first:
+            return None
+        last_first.append(batch)
+        return OOM if batch > 3 else PASSES
+
+    _, engine = lab.run(plan_of(sim("h100"), batch=(1,)), ends)
+    assert engine.most_running == 3
+    assert last_first[:3] == [3, 2, 1]
+    assert [each.fits for each in sent] == [True, True, True, None, None, True]
+    assert len(engine.started) == 5, "a point that is listed twice is calculated once"
+
+
+def test_another_process_is_started_only_for_calculations_that_take_longer_than_its_imports() -> None:
+    assert not is_worth_a_process(100, [])
+    assert not is_worth_a_process(20, [0.05, 0.1])
+    assert is_worth_a_process(20, [0.5, 0.6])
 
 
 def test_an_unavailable_device_has_rows_and_starts_nothing(lab: Any, tmp_path: Path) -> None:
