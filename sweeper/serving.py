@@ -68,7 +68,9 @@ def serving_setting(given: Collection[str] = ()) -> Setting:
         "warmup": 0,
         "repeats": 1,
     }
-    return Setting(name=SERVE, values={key: value for key, value in values.items() if key not in given})
+    return Setting(
+        name=SERVE, values={key: value for key, value in values.items() if key == "workload" or key not in given}
+    )
 
 
 def servings(cells: Iterable[Cell], results: Iterable[Result], requests: int | None) -> tuple[Serving, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -75,6 +75,16 @@ class CacheSpec:
         within = self.kind in ("static", "sliding")
         held = sum(min(stored, window) if within and window else stored for window in windows)
         return rows * held * vectors * element
+
+    def read_by_a_step(self, *, rows: int, positions: int, element: int, held: int) -> int:
+        """Bytes of the keys and values that a decoding step needs, of `held` bytes: none of an empty place, and of a
+        layer with a window none before it. `held` where there is no formula.
+        """
+        if self.kind == "quantized":
+            return held
+        needed = replace(self, kind="sliding")
+        found = needed.bytes_by_formula(rows=rows, prompt=positions, positions=positions, element=element)
+        return held if found is None else min(found, held)
 
     @property
     def _pages(self) -> int:

@@ -134,7 +134,12 @@ class Generation:
             first_tokens = self._read_all(cache, notes)
             chosen = [torch.cat(first_tokens) if len(first_tokens) > 1 else first_tokens[0]]
             notes.metrics |= self._metrics(cache, chosen)
-            prompt_bytes = notes.metrics["cache_bytes"]
+            prompt_bytes = self.cache_spec.read_by_a_step(
+                rows=self.prompts.rows,
+                positions=self.prompts.positions(0),
+                element=self.network.dtype.itemsize,
+                held=notes.metrics["cache_bytes"],
+            )
         with phase(f"{prefix}decode", run_index) as notes:
             for step in range(1, self.new_tokens):
                 inputs = self.prompts.decode(chosen[-1], step, self.cache_spec.width)

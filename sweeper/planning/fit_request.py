@@ -221,9 +221,9 @@ def dtype_of(cards: Collection[Card]) -> str:
 def contexts_of(model: Mapping[str, Any], positions: int | None) -> tuple[int, ...]:
     """Powers of two up to the model's own positions, at most 5; the longest is the positions. None without text."""
     config = model.get("config") or {}
-    if positions is None and model.get("library") == "transformers" and "path" not in model:
-        if "vocab_size" not in config or "conv_dim" in config:  # images or sound
-            return ()
+    has_text = "vocab_size" in config and "conv_dim" not in config  # neither images nor sound
+    if positions is None and model.get("library") == "transformers" and "path" not in model and not has_text:
+        return ()
     longest = positions or WITHOUT_POSITIONS
     ratio = 2 if longest <= 2**15 else 4
     found = [longest]

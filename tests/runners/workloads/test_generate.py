@@ -626,6 +626,15 @@ def test_a_step_reads_every_weight_but_the_table_of_which_it_looks_up_rows(
     assert metrics["prompt_cache_bytes"] == LAYERS * POSITION * 3 * 16
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static", "paged"])
+def test_a_step_reads_no_empty_place_of_a_cache_and_nothing_before_a_window(
+    generated: Any, windowed: dict[str, Any], decoder: dict[str, Any], cache: str
+) -> None:
+    for model, positions in ((decoder, 19), (windowed, WINDOW)):
+        result = generated({"cache": cache}, model=model, batch=3, context=19)
+        assert result.returned["metrics"]["prompt_cache_bytes"] == LAYERS * POSITION * 3 * positions
+
+
 def test_what_a_step_of_experts_reads_is_not_known(generated: Any) -> None:
     config = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
