@@ -13,8 +13,9 @@ from typing import Any
 
 from runners.device import Device
 from runners.point import Point
-from sweeper.designs.dialogue import Answer, Design
+from sweeper.designs.dialogue import NOTHING, Answer, CalculatedPeaks, Design
 from sweeper.designs.levers import not_worth_a_run, verdict
+from sweeper.designs.measured_edges import measured_edges
 from sweeper.designs.neighbours import Choice, Neighbours
 from sweeper.effects.added_levers import AddedLevers, Verdict, add_levers
 from sweeper.effects.fit_levers import Goal, goals
@@ -30,9 +31,12 @@ STEPS = 32  # the least step after two guesses that were too small: a part of th
 SMALL = 8  # batches up to which a rough guess is likely right
 
 
-def fit(plan: Plan, *_: Any) -> Design:
+def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
     """Raises Mistake if there is no cell whose values are valid."""
     cells = [each for each in cells_of(plan) if each.point is not None]
+    if calculated.comes_first:
+        yield from measured_edges(plan, cells, calculated)
+        return
     asked = plan.design_options.get("concurrency")
     searches = [Search(choice=dict(each.values), context=each.context, asked=asked) for each in cells]
     neighbours = Neighbours(plan)
@@ -45,7 +49,7 @@ def fit(plan: Plan, *_: Any) -> Design:
     fits = {each.point.id: answer.fits for each, answer in zip(batch, answers, strict=True) if answer is not None}
     device = next((answer.device for answer in answers if answer is not None), None)
     # Of several cards, each has its own answer to what should change: their comparison leaves that out.
-    added = [Adding(plan, goal, device) for goal in (goals(cells, fits) if len(plan.devices) == 1 else ())]
+    added = [Adding(plan, goal, device) for goal in (goals(cells, fits) if _is_of_one_card(plan) else ())]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
         changing = [(each, choice) for each in added if (choice := each.choice) is not None]
@@ -60,6 +64,10 @@ def fit(plan: Plan, *_: Any) -> Design:
             search.record(size, answer)
         for (each, _), answer in zip(changing, answers[len(requests) :], strict=True):
             each.record(answer)
+
+
+def _is_of_one_card(plan: Plan) -> bool:
+    return sum(device.is_calculated for device in plan.devices) == 1
 
 
 class Adding:

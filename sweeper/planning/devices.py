@@ -75,6 +75,14 @@ def resolve(names: Sequence[str], answer: Answer, report: Callable[[str], None],
     return tuple({device.name: device for device in found}.values())
 
 
+def of_kind(card: Card, answer: Answer) -> str | None:
+    """The first idle GPU here that the driver calls as it calls the card; None if there is none."""
+    if not gpu_driver():
+        return None
+    gpus = [gpu for gpu in answer()["gpus"] if gpu.get("name") == card.name and gpu["idle"] is not False]
+    return f"cuda:{gpus[0]['index']}" if gpus else None
+
+
 def check_variables(found: Sequence[Device], variables: Collection[str]) -> None:
     """Raises Mistake if a point sets a variable of CUDA's allocator and is calculated, where it has no effect."""
     calculated = next((device.name for device in found if device.is_calculated), None)

@@ -138,6 +138,10 @@ class _Planner:
         plan = replace(plan, first_batch=tuple(next(DESIGNS[design](plan, NOTHING))))
         _check_objective(run.objective, plan.points)
         _check_references(reference, plan)
+        if self.request is not None and len(self.request.cards) == 1 and config["used_by_others"] is None:
+            # It measures the edges. What others use of a card cannot be set aside on a real one.
+            card = self.cards[self.request.cards[0]]
+            names += tuple(filter(None, [devices.of_kind(card, lambda: self.probes.devices(run.python))]))
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.report, self.cards)
         devices.check_budgets(here, plan.points)
         for line in devices.lowered_budgets(here, plan.points):

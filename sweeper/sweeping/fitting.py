@@ -82,7 +82,7 @@ def _measure(plan: Plan, rows: Sequence[Wanted], found: Sequence[Cell]) -> str |
 
 def _levers(plan: Plan, device: Device, rows: Sequence[Wanted], results: Sequence[Result]) -> list[FitLevers]:
     """The levers that the design added up, which follows the same rule from the same answers."""
-    if len(plan.devices) > 1:
+    if not device.is_calculated or sum(each.is_calculated for each in plan.devices) > 1:
         return []
     by_id = {each.point_id: each for each in results if each.device == device.name}
     wanted = [replace(each, device=device.name) for each in rows]

@@ -17,6 +17,7 @@ HEADS = {
     "full training": "full",
 }
 MEANINGS = "run: a forward pass; gen: generation; +c: with checkpointing; full: full training."
+MOST_NAMED = 3
 DOES_NOT_FIT, NOT_APPLICABLE, PENDING = "no", "-", "..."
 
 
@@ -102,7 +103,9 @@ def summary(table: FitTable) -> list[str]:
 def _sentence(table: FitTable, smallest: SmallestCard) -> str:
     at = "" if smallest.context is None else f" at {smallest.context:,} tokens"
     what = "smallest" if smallest.by == MEMORY else "cheapest"
-    unknown = ", ".join(name.partition(":")[2] for name in smallest.undecided)
+    names = [name.partition(":")[2] for name in smallest.undecided]
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    unknown = ", ".join(names[:MOST_NAMED]) + more
     if smallest.device is None:
         but = f"; {unknown} undecided" if unknown else ""
         return f"No card here takes {smallest.setting}{at}{but}."
