@@ -84,15 +84,16 @@ class Cards(Mapping[str, Card]):
 def card_named(name: str, known: Iterable[str]) -> str | None:
     """The one card that a name means: in full, without dashes as in `rtx4090`, or without its size as in `l40s`.
 
-    None if there is no such card or several: `v100` has 16 GB and 32 GB.
+    None if there is no such card or several: `v100` has 16 GB and 32 GB, and there are three kinds of `h100`.
     """
-    found, typed = [], _squeezed(name)
-    for card in known:
-        if card == name:
-            return card
-        if typed in (_squeezed(card), _squeezed(re.sub(r"-\d+gb$", "", card))):
-            found.append(card)
-    return found[0] if len(found) == 1 else None
+    typed, names = _squeezed(name), list(known)
+    if name in names:
+        return name
+    whole = [card for card in names if _squeezed(card) == typed]
+    begun = [card for card in names if re.match(rf"{re.escape(name.lower())}-", card)]
+    sized = [card for card in names if _squeezed(re.sub(r"-\d+gb$", "", card)) == typed]
+    found = whole or sized
+    return found[0] if len(found) == 1 and len(begun) <= 1 else None
 
 
 def _squeezed(name: str) -> str:

@@ -105,7 +105,7 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
         why = REFUSED.get(key) or REFUSED.get(key.partition(".")[0])
         if why is not None:
             raise Mistake(f"{word}: {why}")
-        if "," in value and value[:1] not in ("[", "{", "'", '"') and key not in SEVERAL:
+        if "," in value and value[:1] not in ("[", "{", "'", '"') and key not in SEVERAL and not Path(value).exists():
             raise Mistake(f"{word}: fit takes one {key}; only context and card take several")
         given[key] = value
     workload = given.get("workload")

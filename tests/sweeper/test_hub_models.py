@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -121,3 +122,47 @@ def test_a_command_names_a_hub_out_of_reach_and_the_cure_in_one_line(tmp_path: P
         assert "is no folder here" in done.stderr
         assert cure in done.stderr
         assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def served(mirror: hub.Hub, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """`fit` as a server of the hub's model, on what others leave of a card, and its answer."""
+    folder = tmp_path_factory.mktemp("served")
+    words = ["fit", "Qwen/Qwen3-tiny", "l4", "workload=generate", "concurrency=24", "context=100", "--json"]
+    words += ["workload.new_tokens=4", "used_by_others=21.8GiB", "name=fit", f"outputs={folder}"]
+    done = command_line.run(words, folder, {**os.environ, **mirror.environ(folder / "cache")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_fit_takes_a_name_on_the_hub_and_finds_the_largest_number_of_requests(
+    served: tuple[Path, dict[str, Any]],
+) -> None:
+    (found,) = served[1]["servings"]
+    assert served[1]["model"] == "Qwen/Qwen3-tiny"
+    assert (found["requests"], found["fits"], found["is_at_least"]) == (24, True, False)
+    assert found["request_pages"] == 7  # of 103 tokens
+    assert found["request_bytes"] == 7 * 16 * 3 * 2 * 2 * 16 * 2  # layers, keys and values, heads, their size, bytes
+    assert found["largest"] > 24
+
+
+@pytest.mark.slow
+def test_the_figures_of_a_server_are_those_of_an_ordinary_sweep(
+    served: tuple[Path, dict[str, Any]], mirror: hub.Hub
+) -> None:
+    folder, answer = served
+    largest = answer["servings"][0]["largest"]
+    words = ["model=pretrained", "model.path=Qwen/Qwen3-tiny", "workload=generate", "workload.cache=paged"]
+    words += ["workload.prefill_chunk=8192", "warmup=0", "repeats=1", "workload.new_tokens=4", "dtype=bfloat16"]
+    words += ["context=100", f"batch={largest},{largest + 1}", "used_by_others=21.8GiB", "name=sweep"]
+    done = sweep(folder, mirror.environ(folder / "cache"), *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    points = pd.read_parquet(folder / "sweep" / "points.parquet").set_index("batch")
+    assert list(points.fits) == [True, False]
+    assert points.peak_allocated_bytes[largest] == answer["servings"][0]["largest_peak_bytes"]
+    weights = points.parameter_bytes[largest]
+    step = answer["speeds"][-1]["speed"]
+    assert step["weight_bytes"] == weights  # its embedding is the output layer too
+    assert step["cache_bytes"] == step["batch"] * 100 * 3 * 2 * 2 * 16 * 2
+    assert step["tokens_per_second"] == pytest.approx(step["batch"] * 300_000_000_000 / (weights + step["cache_bytes"]))
