@@ -43,6 +43,7 @@ def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
     batch = plan.first_batch or [neighbours.of(search.choice) for search in searches]
     for search, planned in zip(searches, batch, strict=True):
         search.takes_batch = planned.point.get("batch") is not None
+        search.used_by_others = planned.point.get("used_by_others")
     answers = yield list(batch)
     for search, answer in zip(searches, answers, strict=True):
         search.record(1, answer)
@@ -52,18 +53,16 @@ def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
     added = [Adding(plan, goal, device) for goal in (goals(cells, fits) if _is_of_one_card(plan) else ())]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
-        changing = [(each, choice) for each in added if (choice := each.choice) is not None]
+        changing = [(adding, choice) for adding in added if (choice := adding.choice) is not None]
         if not requests and not changing:
             return
-        choices = [
-            *({**search.choice, "batch": size} for search, size in requests),
-            *(each.choice for each in changing),
-        ]
+        choices: list[Choice] = [{**search.choice, "batch": size} for search, size in requests]
+        choices += [changed for _, changed in changing]
         answers = yield [neighbours.of(choice) for choice in choices]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
-        for (each, _), answer in zip(changing, answers[len(requests) :], strict=True):
-            each.record(answer)
+        for (adding, _), answer in zip(changing, answers[len(requests) :], strict=True):
+            adding.record(answer)
 
 
 def _is_of_one_card(plan: Plan) -> bool:
@@ -153,6 +152,7 @@ class Search:
     context: int | None
     takes_batch: bool = True
     asked: int | None = None  # a batch that is tried in any case
+    used_by_others: int | None = None  # bytes
     peaks: dict[int, int] = field(default_factory=dict)  # by batch, without a limit
     fits: dict[int, bool] = field(default_factory=dict)  # by batch
     limit_bytes: int | None = None
@@ -165,7 +165,7 @@ class Search:
             self.is_over = True  # undecided: a larger batch would be too
             return
         self.fits[batch] = answer.fits
-        self.limit_bytes = answer.budget_bytes or _usable(answer)
+        self.limit_bytes = answer.budget_bytes or _usable(answer, self.used_by_others)
         peak = answer.unlimited_bytes if answer.device.is_calculated else answer.peak_bytes
         if peak is None and answer.fits:  # the allocator gave back what it had cached: there is no more room
             peak = self.limit_bytes
@@ -232,25 +232,31 @@ class Search:
         return slope, self.peaks[below] - slope * below
 
     def _line_of_contexts(self, others: Sequence[Search]) -> tuple[float, float] | None:
-        """The same from batch 1 of the other contexts: memory follows the number of tokens, batch x context."""
+        """The same from batch 1 of another context: memory follows the number of tokens, batch x context."""
         if self.context is None or 1 not in self.peaks:
             return None
         mine = {key: value for key, value in self.choice.items() if key != "context"}
-        alike = [
-            (each.context, each.peaks[1])
+        known = {
+            each.context: each.peaks[1]
             for each in others
-            if each.context is not None
-            and each.context != self.context
-            and 1 in each.peaks
-            and {key: value for key, value in each.choice.items() if key != "context"} == mine
-        ]
-        if not alike:
+            if each.context not in (None, self.context) and 1 in each.peaks and each.choice == mine | _at(each.context)
+        }
+        longer = sorted(context for context in known if context is not None)
+        if not longer:
             return None
-        context, peak = min(alike, key=lambda each: (each[0] < self.context, abs(each[0] - self.context)))
-        slope = (peak - self.peaks[1]) / (context - self.context) * self.context
+        own = self.context
+        nearest = next((context for context in longer if context > own), longer[-1])
+        slope = (known[nearest] - self.peaks[1]) / (nearest - own) * own
         return slope, self.peaks[1] - slope
 
 
-def _usable(answer: Answer) -> int | None:
+def _at(context: int | None) -> dict[str, Any]:
+    return {"context": context}
+
+
+def _usable(answer: Answer, used_by_others: int | None) -> int | None:
     card = answer.device.card
-    return None if card is None or card.is_host else card.usable_bytes - (card.used_by_others_bytes or 0)
+    if card is None or card.is_host:
+        return None
+    others = card.used_by_others_bytes if used_by_others is None else used_by_others
+    return card.usable_bytes - (others or 0)

@@ -122,13 +122,13 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
             given["model"] = own_file.stem
         elif _is_checkpoint(model):
             given |= {"model": "pretrained", "model.path": _quoted(model)}
-    keys = {**given, **({} if workload is None else {"workload": workload})}
     devices = f"devices=[{','.join(SIM + card for card in named)}]"
+    is_setting = workload not in (None, *PROGRAMS)
     return FitRequest(
         model=model,
         cards=named,
         workload=workload,
-        overrides=(*(f"{key}={value}" for key, value in keys.items()), devices),
+        overrides=(*(f"{key}={value}" for key, value in given.items() if key != "workload" or not is_setting), devices),
         concurrency=concurrency,
         own_file=own_file,
     )
@@ -196,7 +196,7 @@ def _cards_named(value: str, cards: Sequence[str]) -> tuple[str, ...]:
             raise Mistake(no_such_card(f"card={name}", name, cards, ""))
         if card == HOST:
             raise Mistake(
-                "card=cpu: fit takes a card with a memory of its own; sweeper devices=cpu measures on the cpu"
+                "card=cpu: fit takes a card with memory of its own; a sweep with devices=cpu measures the cpu"
             )
         found[card] = None
     return tuple(found)
@@ -221,8 +221,8 @@ def dtype_of(cards: Collection[Card]) -> str:
 def contexts_of(model: Mapping[str, Any], positions: int | None) -> tuple[int, ...]:
     """Powers of two up to the model's own positions, at most 5; the longest is the positions. None without text."""
     config = model.get("config") or {}
-    has_text = "vocab_size" in config and "conv_dim" not in config  # neither images nor sound
-    if positions is None and model.get("library") == "transformers" and "path" not in model and not has_text:
+    reads_text = "vocab_size" in config and "conv_dim" not in config  # no images and no sound
+    if positions is None and model.get("library") == "transformers" and "path" not in model and not reads_text:
         return ()
     longest = positions or WITHOUT_POSITIONS
     ratio = 2 if longest <= 2**15 else 4

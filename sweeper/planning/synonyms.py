@@ -362,7 +362,7 @@ COMMANDS: Mapping[str, str] = {
     ),
     **_each("sweeper python python3", "sweeper {words}"),
     **_each("plan dry-run dryrun dry_run preview estimates predict", "sweeper estimate {words}"),
-    **_each("fit fits check memory", "sweeper estimate {words} for arithmetic, or sweeper design=frontier {words}"),
+    **_each("fits check memory vram", "sweeper fit MODEL CARD, as in sweeper fit qwen2.5-7b rtx-4090"),
     **_each(
         "search find max bisect optimize tune",
         "sweeper design=frontier {words}, with a key as in 'batch=interval(1,512)'",

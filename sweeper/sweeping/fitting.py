@@ -112,22 +112,18 @@ def _added(plan: Plan, goal: Goal, device: Device, by_id: Mapping[str, Result]) 
 
 def _fit_device(device: Device, others: int | None) -> FitDevice:
     card = device.card
-    if card is None or card.is_host:
-        return FitDevice(
-            name=device.name, kind=device.kind, card=None if card is None else card.name,
-            total_bytes=device.total_bytes, context_bytes=None, context_range_bytes=None, used_by_others_bytes=others, usable_bytes=None,
-        )  # fmt: skip
-    used = card.used_by_others_bytes if others is None else others
+    has_limit = card is not None and not card.is_host
+    used = others if others is not None or card is None else card.used_by_others_bytes
     return FitDevice(
         name=device.name,
         kind=device.kind,
-        card=card.name,
-        total_bytes=card.total_bytes,
-        context_bytes=card.context_bytes,
-        context_range_bytes=card.context_range_bytes,
+        card=None if card is None else card.name,
+        total_bytes=device.total_bytes,
+        context_bytes=None if card is None or not has_limit else card.context_bytes,
+        context_range_bytes=None if card is None else card.context_range_bytes,
         used_by_others_bytes=used,
-        usable_bytes=card.usable_bytes - (used or 0),
-        has_display=card.has_display,
-        bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
-        price_per_hour=card.price_per_hour,
+        usable_bytes=None if card is None or not has_limit else card.usable_bytes - (used or 0),
+        has_display=card is not None and card.has_display,
+        bandwidth_bytes_per_s=None if card is None else card.bandwidth_bytes_per_s,
+        price_per_hour=None if card is None else card.price_per_hour,
     )

@@ -28,7 +28,7 @@ def answer(gib: float) -> Answer:
 
 def searched(memory: Callable[[int], float], others: tuple[Search, ...] = ()) -> tuple[Search, int]:
     """The search at its end, and the number of batches that it tried."""
-    search = Search(choice={}, context=1024)
+    search = Search(choice={"context": 1024}, context=1024)
     search.record(1, answer(memory(1)))
     while sizes := search.next([search, *others]):
         assert all(size not in search.fits for size in sizes), "no batch is tried twice"
@@ -61,7 +61,7 @@ def test_the_largest_batch_fits_and_the_next_one_was_tried_and_fails(
 
 
 def test_another_context_gives_the_first_guess() -> None:
-    other = Search(choice={}, context=2048)
+    other = Search(choice={"context": 2048}, context=2048)
     other.record(1, answer(10.4))
     search, tried = searched(lambda batch: 10 + 0.2 * batch, (other,))
     assert (search.largest, tried) == (65, 4)

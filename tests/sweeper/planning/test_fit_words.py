@@ -77,7 +77,7 @@ def test_a_server_has_pages_and_passes_of_its_own() -> None:
         ("gpt2 l4 workload=generate concurrency=2k", "concurrency=2k: must be a whole number from 1 to 1024"),
         ("gpt2 v100", "fit v100: neither a model nor a card .*v100-16gb or v100-32gb"),
         ("gpt2 card=h100", "card=h100: no such card .*h100-80gb"),
-        ("gpt2 card=cpu", "card=cpu: fit takes a card with a memory of its own"),
+        ("gpt2 card=cpu", "card=cpu: fit takes a card with memory of its own"),
         ("nothing.yaml l4", "model=nothing.yaml: no such file"),
     ],
 )

@@ -125,7 +125,8 @@ def test_a_calculated_card_uses_every_core_and_answers_in_the_order_of_the_batch
     def ends(attempt: Attempt) -> Mapping[str, Any] | None:
         """The attempts under way end in the opposite order: batch 3 before 2, and 2 before 1."""
         batch = int(attempt.point["batch"])
-        if (batch == 1 and 2 not in last_first) or (batch == 2 and 3 not in last_first):
+        waits_for = {1: 2, 2: 3}.get(batch)
+        if waits_for is not None and waits_for not in last_first:
             return None
         last_first.append(batch)
         return OOM if batch > 3 else PASSES
