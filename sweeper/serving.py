@@ -15,6 +15,7 @@ from sweeper.fit import Cell, FitDevice, Result, Setting
 
 SERVE, PAGED = "serve", "paged"
 PASS_TOKENS = 8192  # of all prompts together: the limit that vLLM has by default on a card of 80 GB
+NEW_TOKENS = 8  # each takes a pass to calculate, and the same memory
 NOT_INCLUDED = (
     "what a server keeps for itself (its own reserve and its copies of inputs)",
     "CUDA graphs",
@@ -65,6 +66,7 @@ def serving_setting(given: Collection[str] = ()) -> Setting:
         "workload": "generate",
         "workload.cache": PAGED,
         "workload.prefill_chunk": PASS_TOKENS,
+        "workload.new_tokens": NEW_TOKENS,
         "warmup": 0,
         "repeats": 1,
     }
