@@ -169,7 +169,7 @@ def test_a_program_of_ones_own_has_one_row_and_no_contexts(home: Path) -> None:
         ("rtx-4090", "fit: name a model"),
         ("qwen2.5-7b rtx-409", "neither a model nor a card (did you mean rtx-4090?)"),
         ("qwen7b rtx-4090", "neither a model nor a card (did you mean qwen2.5-7b?)"),
-        ("tiny-llama card=rtx4090", "card=rtx4090: no such card (did you mean rtx-4090?)"),
+        ("tiny-llama card=rtx-409", "card=rtx-409: no such card (did you mean rtx-4090?)"),
         ("model=qwen card=rtx-4090", "model=qwen: no such model"),
         ("tiny-llama card=cpu", "card=cpu: fit takes a card with memory of its own"),
         ("tiny-llama gpu=rtx-4090", "write card=rtx-4090"),
