@@ -25,9 +25,9 @@ TIMEOUT_SECONDS = 10.0  # for the hub's first answer
 def main(arguments: list[str]) -> None:
     """Answer with {"file": path of config.json} or {"error": why there is none}.
 
-    The arguments: the name on the hub, and its revision or nothing.
+    The arguments: the name on the hub, and its revision or an empty one.
     """
-    reply(lambda: _answer(arguments[0], (arguments[1:] or [None])[0] or None))
+    reply(lambda: _answer(arguments[0], arguments[1] or None))
 
 
 def _answer(name: str, revision: str | None) -> dict[str, str]:
@@ -96,7 +96,7 @@ def configuration_of(name: str, revision: str | None = None) -> Path:
 
     Raises Unavailable with the reason and the cure in one line.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, utils
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     given = f"model.path={name}" + (f" model.revision={revision}" if revision else "")
     hub = constants.ENDPOINT
@@ -105,21 +105,21 @@ def configuration_of(name: str, revision: str | None = None) -> Path:
             # The download alone would try an unreachable hub for 23 seconds.
             get_hf_file_metadata(hf_hub_url(name, CONFIG, revision=revision), timeout=TIMEOUT_SECONDS)
         return Path(hf_hub_download(name, CONFIG, revision=revision, local_files_only=constants.HF_HUB_OFFLINE))
-    except utils.GatedRepoError:
+    except errors.GatedRepoError:
         cure = f"accept them at {hub}/{name} and log in with hf auth login, or set HF_TOKEN"
         raise Unavailable(f"{given}: its owner asks for terms to be accepted; {cure}") from None
-    except utils.RepositoryNotFoundError:
+    except errors.RepositoryNotFoundError:
         private = "a private model needs hf auth login, or HF_TOKEN"
         raise Unavailable(f"{given}: no such model on {hub}; check the name; {private}") from None
-    except utils.RevisionNotFoundError:
+    except errors.RevisionNotFoundError:
         raise Unavailable(f"{given}: the model has no such revision on {hub}") from None
-    except utils.LocalEntryNotFoundError:
+    except errors.LocalEntryNotFoundError:
         pass
-    except utils.EntryNotFoundError:
+    except errors.EntryNotFoundError:
         raise Unavailable(f"{given}: has no {CONFIG} on {hub}, so it is no model of transformers") from None
-    except utils.HFValidationError as error:
+    except errors.HFValidationError as error:
         raise Unavailable(f"{given}: {' '.join(str(error).split())}") from None
-    except utils.HfHubHTTPError as error:
+    except errors.HfHubHTTPError as error:
         if (found := _cached(name, revision)) is not None:
             return found
         raise Unavailable(f"{given}: {hub} answered: {' '.join(str(error).split())}") from None

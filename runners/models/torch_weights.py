@@ -40,7 +40,7 @@ def read_by_a_step(module: nn.Module) -> int:
 
     A table that is the output layer's weight too is read as a whole.
     """
-    read = {}
+    read: dict[int, torch.Tensor] = {}
     for each in module.modules():
         if not isinstance(each, nn.Embedding):
             read |= {id(parameter): parameter for parameter in each.parameters(recurse=False)}

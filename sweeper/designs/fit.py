@@ -57,11 +57,11 @@ def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
         if not requests and not changing:
             return
         choices: list[Choice] = [{**search.choice, "batch": size} for search, size in requests]
-        choices += [changed for _, changed in changing]
+        choices += [choice for adding, choice in changing]
         answers = yield [neighbours.of(choice) for choice in choices]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
-        for (adding, _), answer in zip(changing, answers[len(requests) :], strict=True):
+        for (adding, _choice), answer in zip(changing, answers[len(requests) :], strict=True):
             adding.record(answer)
 
 

@@ -189,7 +189,7 @@ def _cards_named(value: str, cards: Sequence[str]) -> tuple[str, ...]:
     typed = [each.strip().removeprefix(SIM) for each in value.strip("[]").split(",") if each.strip()]
     if ALL in typed:
         return tuple(cards)
-    found = {}
+    found: dict[str, None] = {}
     for name in typed:
         card = name if name == HOST else card_named(name, cards)
         if card is None:
