@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +24,6 @@ from sweeper.sweeping.signals import end_on_signals
 
 if TYPE_CHECKING:
     from sweeper.plan import Plan
-    from sweeper.planning.fit_request import FitRequest
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for what is printed into a file
 
@@ -107,9 +105,10 @@ def show_help(line: CommandLine) -> int:
 
     Loads nothing of Hydra. Raises Mistake for a word that names none.
     """
+    from sweeper.cards import CONF
     from sweeper.views import help
 
-    folders = _folders(line)
+    folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
     named = [group for word in line.words if "=" not in word for group in help.groups_of(word, folders)]
     groups = [help.options(group, folders) for group in dict.fromkeys(named)]
     screen.show("\n\n".join(groups) or (help.ESTIMATE if line.command == "estimate" else help.HELP))
@@ -127,25 +126,11 @@ def sweep(line: CommandLine) -> int:
 
 
 def fit(line: CommandLine) -> int:
-    from sweeper.planning.fit_request import options_with, read_request
-    from sweeper.sweeping.conditions import calculated_lanes
-    from sweeper.sweeping.expected import engine_for
+    from sweeper.sweeping.fit_run import run_fit
     from sweeper.views import fit_show
 
     shown_as = fit_show.form(line.flags)
-    request = read_request(line.words, _folders(line))
-    with options_with(request.own_file) as found_with, engine_for(request.overrides, calculated_lanes()) as started:
-        plan = _plan(replace(line, words=(*request.overrides, *found_with)), request)
-        from sweeper.sweeping.sweep import sweep
-
-        return sweep(plan, screen.warn, started, partial(fit_show.show_for, shown_as=shown_as))
-
-
-def _folders(line: CommandLine) -> list[Path]:
-    """The folders with options."""
-    from sweeper.cards import CONF
-
-    return [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
+    return run_fit(line, screen.warn, partial(fit_show.show_for, shown_as=shown_as))
 
 
 def estimate(line: CommandLine) -> int:
@@ -169,14 +154,14 @@ def estimate(line: CommandLine) -> int:
     return _show(line, estimate_report.plan_estimate(plan), estimate_report.as_text, estimate_report.as_json)
 
 
-def _plan(line: CommandLine, request: FitRequest | None = None) -> Plan:
+def _plan(line: CommandLine) -> Plan:
     from sweeper.planning.probes import Probes
 
     with Probes() as probes:
         probes.foresee(line.words)  # before the import of Hydra, which takes as long as the probe
         from sweeper.planning.planner import plan_of
 
-        return plan_of(line, probes, screen.warn, request)
+        return plan_of(line, probes, screen.warn)
 
 
 def effects(line: CommandLine) -> int:

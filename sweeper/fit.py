@@ -135,6 +135,12 @@ class Cell:
         """Whether a larger batch may fit, which was not tried."""
         return self.largest_batch is not None and self.takes_batch and not self.is_edge
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the sweep ended before it knew the cell."""
+        unknown = self.status is None and self.because is None
+        return unknown or (self.is_at_least and (self.largest_batch or 0) < LARGEST_BATCH)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitDevice:

@@ -50,19 +50,19 @@ def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
     fits = {each.point.id: answer.fits for each, answer in zip(batch, answers, strict=True) if answer is not None}
     device = next((answer.device for answer in answers if answer is not None), None)
     # Of several cards, each has its own answer to what should change: their comparison leaves that out.
-    added = [Adding(plan, goal, device) for goal in (goals(cells, fits) if _is_of_one_card(plan) else ())]
+    levers = [Adding(plan, goal, device) for goal in (goals(cells, fits) if _is_of_one_card(plan) else ())]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
-        changing = [(adding, choice) for adding in added if (choice := adding.choice) is not None]
+        changing = [(adding, choice) for adding in levers if (choice := adding.choice) is not None]
         if not requests and not changing:
             return
         choices: list[Choice] = [{**search.choice, "batch": size} for search, size in requests]
-        choices += [choice for adding, choice in changing]
+        choices += [dict(changed) for _, changed in changing]
         answers = yield [neighbours.of(choice) for choice in choices]
         for (search, size), answer in zip(requests, answers, strict=False):
             search.record(size, answer)
-        for (adding, _choice), answer in zip(changing, answers[len(requests) :], strict=True):
-            adding.record(answer)
+        for (lever, _choice), answer in zip(changing, answers[len(requests) :], strict=True):
+            lever.record(answer)
 
 
 def _is_of_one_card(plan: Plan) -> bool:

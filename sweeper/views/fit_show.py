@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from runners.outcome import Outcome
+from runners.outcome import Outcome, Status
 from runners.point import Point
 from sweeper.errors import Mistake
 from sweeper.fit import FitTable, Result, result_of
@@ -19,6 +19,7 @@ from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
 from sweeper.screen import printable
 from sweeper.sweeping.fitting import table_of
+from sweeper.units import format_seconds
 from sweeper.views import fit_table
 from sweeper.views.progress import Show
 
@@ -27,6 +28,9 @@ FORMS: Mapping[str, Callable[[FitTable], str]] = {
     "markdown": fit_table.as_markdown,
     "csv": fit_table.as_csv,
 }
+if TYPE_CHECKING:
+    from rich.text import Text
+
 REDRAW_EVERY = 0.2  # seconds
 
 
@@ -41,9 +45,9 @@ def form(flags: argparse.Namespace) -> str | None:
 class FitShow(Show):
     """The table once, at the end: for files, pipes and programs."""
 
-    def __init__(self, plan: Plan, folder: Path, shown_as: str | None) -> None:
+    def __init__(self, plan: Plan, folder: Path, shown_as: str | None = None, prints: bool = True) -> None:
         super().__init__(plan)
-        self._plan, self._folder, self._shown_as = plan, folder, shown_as
+        self._plan, self._folder, self._shown_as, self._prints = plan, folder, shown_as, prints
         self._results: dict[tuple[str, str], Result] = {}
 
     def table(self) -> FitTable:
@@ -51,7 +55,8 @@ class FitShow(Show):
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
-        self._results[device, point.id] = result_of(point, outcome)
+        if outcome.status is not Status.INTERRUPTED:  # the next command goes on there
+            self._results[device, point.id] = result_of(point, outcome)
 
     def ended(
         self,
@@ -60,7 +65,8 @@ class FitShow(Show):
         context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
-        self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(self.table()))
+        if self._prints:
+            self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(self.table()))
 
 
 class FitTerminalShow(FitShow):
@@ -73,21 +79,23 @@ class FitTerminalShow(FitShow):
 
         self._console = Console(highlight=False, emoji=False)
         self.live = Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
-        self._drawn = 0.0
+        self._began, self._drawn = time.monotonic(), 0.0
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         super().settled(device, point, outcome, recalled)
         self.tick()
 
     def tick(self) -> None:
-        from rich.text import Text
-
-        if time.monotonic() - self._drawn < REDRAW_EVERY:
+        now = time.monotonic()
+        if now - self._drawn < REDRAW_EVERY:
             return
-        self._drawn = time.monotonic()
-        text = "\n".join([*fit_table.grid(self.table()), "", f"{self._done} of {self._total} points so far"])
+        self._drawn = now
+        table, width = self.table(), min(self._console.width, fit_table.WIDTH)
+        done = f"{self._done} of {self._total} points known so far, {format_seconds(now - self._began)}"
+        heading = fit_table.filled(fit_table.heading(table), width)
+        text = "\n".join([heading, "", *fit_table.grid(table), "", done])
         try:
-            self.live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
+            self.live.update(_coloured(text), refresh=True)
         except OSError as error:
             self._continue_without_output(error)
 
@@ -101,6 +109,23 @@ class FitTerminalShow(FitShow):
         with contextlib.suppress(OSError):
             self.live.stop()
         super().ended(rows, folder, context, searched)
+
+    def _line(self, text: str) -> None:
+        try:
+            self._console.print(_coloured(text), soft_wrap=True)
+        except OSError as error:
+            self._continue_without_output(error)
+
+
+def _coloured(text: str) -> Text:
+    """The text with the batches of a table in colour, which the words carry too."""
+    from rich.text import Text
+
+    coloured = Text(printable(text), no_wrap=True, overflow="ellipsis")
+    coloured.highlight_regex(r"(?m)(?<=  )(x[0-9]+|>=[0-9]+|yes)(?=  |$)", "green")
+    coloured.highlight_regex(r"(?m)(?<=  )no(?=  |$)", "red")
+    coloured.highlight_regex(r"(?m)(?<=  )\.\.\.(?=  |$)", "dim")
+    return coloured
 
 
 @contextlib.contextmanager

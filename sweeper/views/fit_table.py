@@ -7,6 +7,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from sweeper.cards_compared import smallest_cards
@@ -31,11 +32,11 @@ ACCURACY = (
 
 def as_text(table: FitTable, width: int = WIDTH) -> str:
     """For a terminal or a pipe, within `width` columns."""
-    blocks = [_filled(_heading(table), width), "\n".join(grid(table)), _filled(_legend(table), width)]
+    blocks = [filled(heading(table), width), "\n".join(grid(table)), filled(_legend(table), width)]
     for device in measured_edges.of_table(table):
-        legend = _filled(measured_edges.legend(table, device), width)
+        legend = filled(measured_edges.legend(table, device), width)
         blocks += ["\n".join(measured_edges.grid(table, device)), legend]
-    blocks += [_filled(lines, width) for lines in _below(table) if lines]
+    blocks += [filled(lines, width) for lines in _below(table) if lines]
     return "\n\n".join([*blocks, "\n".join(_footer(table))])
 
 
@@ -53,7 +54,7 @@ def as_markdown(table: FitTable) -> str:
         lines = cards_table.markdown(table)
     lists = [_listed(part) for part in _below(table) if part]
     measure = [] if table.measure is None else [f"```\n{table.measure}\n```"]
-    return "\n\n".join(["  \n".join(_heading(table)), "\n".join(lines), " ".join(_legend(table)), *lists, *measure])
+    return "\n\n".join(["  \n".join(heading(table)), "\n".join(lines), " ".join(_legend(table)), *lists, *measure])
 
 
 def _cards(table: FitTable) -> int:
@@ -125,11 +126,11 @@ def peak_text(cell: Cell) -> str:
 
 
 def batch_text(cell: Cell) -> str:
-    """The largest batch that fits: `x4`, `>=1024`, or `no`."""
+    """The largest batch that fits: `x4`, `>=1024`, or `no`. Empty if the cell is undecided."""
     if cell.fits is False:
         return DOES_NOT_FIT
     if cell.fits is None:
-        return ""
+        return PENDING if cell.status is None and cell.because is None else ""
     if not cell.takes_batch:
         return "yes"
     return f">={cell.largest_batch}" if cell.is_at_least else f"x{cell.largest_batch}"
@@ -139,7 +140,7 @@ def _column(context: int | None) -> str:
     return "" if context is None else f"{context:,}"
 
 
-def _heading(table: FitTable) -> list[str]:
+def heading(table: FitTable) -> list[str]:
     model = table.model or ", ".join(table.settings)
     if table.parameters is not None:
         model += f", {table.parameters:,} parameters"
@@ -173,9 +174,8 @@ def _legend(table: FitTable) -> list[str]:
     text = f"Peak of batch 1 in GiB ({counters})"
     text += "; below it the largest batch that fits, or no." if batches else "; below it whether it fits."
     lines = [text]
-    capped = [cell.largest_batch or 0 for cell in table.cells if cell.is_at_least]
-    if capped:
-        lines.append(f">={max(capped)}: no larger batch was tried.")
+    if any(cell.is_at_least for cell in table.cells):
+        lines.append(">=: no larger batch was tried.")
     return lines
 
 
@@ -197,6 +197,8 @@ def _notes(table: FitTable) -> list[str]:
 def _footer(table: FitTable) -> list[str]:
     """Not filled: a line that is copied must not be broken."""
     lines = [] if table.run is None else [f"every row: {table.run}"]
+    if table.run is not None and any(cell.is_open for cell in table.cells):
+        lines.append(f"not finished: the same command with name={Path(table.run).name} goes on from here")
     return [*lines, *([] if table.measure is None else [f"one row on a real card: {table.measure}"])]
 
 
@@ -230,7 +232,7 @@ def _lever_lines(table: FitTable) -> list[str]:
     return ["What to change first, at batch 1:", *lines] if lines else []
 
 
-def _filled(lines: Sequence[str], width: int) -> str:
+def filled(lines: Sequence[str], width: int) -> str:
     return "\n".join(
         textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
         for line in lines

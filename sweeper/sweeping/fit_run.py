@@ -1,0 +1,54 @@
+"""Runs a line of `sweeper fit`: for the command, and for Python, which is given the table."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+from sweeper.cards import CONF
+from sweeper.fit import FitTable
+from sweeper.plan import Plan
+from sweeper.planning.command_line import CommandLine, read
+from sweeper.planning.fit_request import options_with, read_request
+from sweeper.planning.probes import Probes
+from sweeper.sweeping.conditions import calculated_lanes
+from sweeper.sweeping.expected import engine_for
+from sweeper.views.fit_show import FitShow
+from sweeper.views.progress import Show
+
+ShowFor = Callable[[Plan, Path], AbstractContextManager[Show]]
+
+
+def run_fit(line: CommandLine, report: Callable[[str], None], show_for: ShowFor) -> int:
+    """The exit code of a sweep. Raises Mistake. `report` is called with messages for the user."""
+    folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
+    request = read_request(line.words, folders)
+    with (
+        options_with(request.own_file) as found_with,
+        engine_for(request.overrides, calculated_lanes()) as started,
+        Probes() as probes,
+    ):
+        sweep_line = replace(line, words=(*request.overrides, *found_with))
+        probes.foresee(sweep_line.words)  # before the import of Hydra, as the engine's processes
+        from sweeper.planning.planner import plan_of
+
+        plan = plan_of(sweep_line, probes, report, request)
+        from sweeper.sweeping.sweep import sweep
+
+        return sweep(plan, report, started, show_for)
+
+
+def fit(words: Sequence[str], report: Callable[[str], None] = lambda text: None) -> tuple[FitTable, int]:
+    """The table for words as they follow `sweeper fit`, and the exit code. Prints nothing. Raises Mistake."""
+    shown: list[FitShow] = []
+
+    @contextlib.contextmanager
+    def keep(plan: Plan, folder: Path) -> Iterator[Show]:
+        shown.append(FitShow(plan, folder, prints=False))
+        yield shown[0]
+
+    code = run_fit(read(["fit", *words]), report, keep)
+    return shown[0].table(), code
