@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,11 @@ class Cards(Mapping[str, Card]):
             raise Mistake(f"card/{name}.yaml: context_range_bytes={published}: {right}")
         if not isinstance(card.get("has_display", False), bool):
             raise Mistake(f"card/{name}.yaml: has_display={card['has_display']}: must be true or false")
+        for key, right in (("bandwidth_bytes_per_s", "a whole number of bytes"), ("price_per_hour", "a number")):
+            value = card.get(key)
+            types = (int,) if key == "bandwidth_bytes_per_s" else (int, float)
+            if value is not None and (type(value) not in types or not 0 < value < 2**63):
+                raise Mistake(f"card/{name}.yaml: {key}={value}: must be null, or {right} above 0")
         others = card.get("used_by_others_bytes", 0)
         if type(others) is not int or not 0 <= others < card["total_bytes"] - card["context_bytes"]:
             raise Mistake(f"card/{name}.yaml: used_by_others_bytes={others}: must be a whole number of bytes")
@@ -74,6 +79,25 @@ class Cards(Mapping[str, Card]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def card_named(name: str, known: Iterable[str]) -> str | None:
+    """The one card that a name means: in full, without dashes as in `rtx4090`, or without its size as in `l40s`.
+
+    None if there is no such card or several: `v100` has 16 GB and 32 GB, and there are three kinds of `h100`.
+    """
+    typed, names = _squeezed(name), list(known)
+    if name in names:
+        return name
+    whole = [card for card in names if _squeezed(card) == typed]
+    begun = [card for card in names if re.match(rf"{re.escape(name.lower())}-", card)]
+    sized = [card for card in names if _squeezed(re.sub(r"-\d+gb$", "", card)) == typed]
+    found = whole or sized
+    return found[0] if len(found) == 1 and len(begun) <= 1 else None
+
+
+def _squeezed(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
 
 
 def _is_range(value: Any, inside: int) -> bool:

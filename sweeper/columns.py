@@ -165,7 +165,10 @@ DIMENSIONS = (
     _key("workload.cache", TEXT, "generate: kind of the cache"),
     _key("workload.cache_backend", TEXT, "generate: backend of a quantized cache"),
     _key(
-        "workload.prefill_chunk", INT, "generate: tokens of each prompt that a pass reads; null: all at once", "tokens"
+        "workload.prefill_chunk",
+        INT,
+        "generate: tokens of each prompt that a pass reads, with pages of all; null: all at once",
+        "tokens",
     ),
     _key("workload.prompt_lengths", INT, "generate: number of different prompt lengths, each `batch` times"),
     _key("workload.packing", TEXT, "generate: padded rows, or all prompts packed in one row"),

@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from runners.device import device_named
 from runners.facts import FITS_IF_EXPANDABLE
 from runners.outcome import Outcome, Status
 from runners.point import Point, canonical
 from sweeper.rows import Row
+
+if TYPE_CHECKING:
+    from sweeper.serving import CellSpeed, Serving
 
 DESIGN = "fit"
 LARGEST_BATCH = 1024  # that is tried
@@ -86,6 +89,7 @@ class Result:
     because: str | None = None  # why it is undecided
     fits_if_expandable: bool = False
     parameters: int | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)  # of a point that fits
 
     @property
     def batch(self) -> int:
@@ -151,6 +155,8 @@ class FitDevice:
     used_by_others_bytes: int | None
     usable_bytes: int | None
     has_display: bool = False
+    bandwidth_bytes_per_s: int | None = None
+    price_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +187,8 @@ class FitTable:
     contexts: tuple[int | None, ...]  # columns; (None,) if the workload takes no context
     cells: tuple[Cell, ...]
     levers: tuple[FitLevers, ...] = ()
+    speeds: tuple[CellSpeed, ...] = ()
+    servings: tuple[Serving, ...] = ()
     notes: tuple[str, ...] = ()  # what the figures do not say
     run: str | None = None  # the folder
     measure: str | None = None  # the command that measures one of its rows on a real card
@@ -214,6 +222,7 @@ def result_of_row(row: Row) -> Result:
         because=None if row["fits"] is not None else message or row["status"],
         fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=row.get("parameters"),
+        metrics=json.loads(row.get("metrics") or "{}"),
     )
 
 
@@ -235,6 +244,7 @@ def result_of(point: Point, outcome: Outcome) -> Result:
         because=None if outcome.fits is not None else message or outcome.status.value,
         fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=outcome.model.get("parameters"),
+        metrics=outcome.metrics or {},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -38,9 +38,13 @@ def events(work: Work) -> list[int]:
 
 def peak(work: Work) -> int:
     """The traced peak of tensors without data."""
+    return peak_of(events(work))
+
+
+def peak_of(traced: Sequence[int]) -> int:
     sizes: list[int] = []
     changes = []
-    for event in events(work):
+    for event in traced:
         if event >= 0:
             sizes.append(aligned(event))
         changes.append(sizes[-1] if event >= 0 else -sizes[-event - 1])

@@ -35,6 +35,19 @@ def bytes_by_dtype(module: nn.Module) -> dict[str, int]:
     return dict(counted)
 
 
+def read_by_a_step(module: nn.Module) -> int:
+    """Bytes of the weights that a decoding step reads: all but the tables of which it looks up single rows.
+
+    A table that is the output layer's weight too is read as a whole.
+    """
+    read: dict[int, torch.Tensor] = {}
+    for each in module.modules():
+        if not isinstance(each, nn.Embedding):
+            read |= {id(parameter): parameter for parameter in each.parameters(recurse=False)}
+    stored = [tensor for parameter in read.values() for tensor in (_values(parameter), *_scales(parameter))]
+    return sum({tensor.untyped_storage()._cdata: tensor.nbytes for tensor in stored}.values())
+
+
 def quantised(module: nn.Module) -> dict[str, Any]:
     """Numbers of quantised modules and of other modules by dtype, and the bytes of the scales.
 

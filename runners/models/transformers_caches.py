@@ -3,6 +3,7 @@
 dynamic     all keys and values, in tensors that grow with each token; windows are ignored
 static      space for all positions (or one window), allocated at once
 sliding     as dynamic, but a layer with a window holds only its window
+paged       pages of 16 tokens, as a server keeps them; windows are ignored
 quantized   as dynamic, in 4 or 8 bits
 offloaded   as dynamic, on the host; the device holds the current layer and the next one
 """
@@ -12,7 +13,8 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,17 +29,19 @@ FULL, WINDOWED = ("full_attention",), ("sliding_attention", "chunked_attention")
 # that stay in the dtype until they are quantised together. fp8 has one scale per tensor and quantises every token.
 BITS, GROUP, RESIDUAL = 4, 64, 128
 SCALE_OF_FP8 = 4  # bytes: a float32
+PAGE = 16  # tokens of a page of a paged cache: the block size that vLLM has by default on GPUs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """The cache of a point. `capacity`: positions of a row at the end of generation, plus one."""
+    """The cache of a point, of `rows`. `capacity`: positions of a row at the end of generation, plus one."""
 
     kind: str
     backend: str | None  # library of a quantized cache
     config: Any  # the model's
     argument: str  # name of the cache argument in the model's forward pass
     capacity: int
+    rows: int = 1
 
     @property
     def width(self) -> int | None:
@@ -50,6 +54,8 @@ class CacheSpec:
             return transformers.StaticCache(config=self.config, max_cache_len=self.capacity)
         if self.kind == "quantized":
             return transformers.QuantizedCache(self.backend or "", self.config)
+        if self.kind == "paged":
+            return PagedCache(self.rows, self._pages)
         # Without a configuration, a DynamicCache ignores windows.
         config = None if self.kind != "sliding" and any(_windows(self.config) or ()) else self.config
         return transformers.DynamicCache(config=config, offloading=self.kind == "offloaded")
@@ -65,10 +71,25 @@ class CacheSpec:
             return None
         if self.kind == "quantized":
             return len(windows) * self._quantized(rows * vectors, prompt, positions, element)
-        stored = self.capacity if self.kind == "static" else positions
+        stored = {"static": self.capacity, "paged": self._pages * PAGE}.get(self.kind, positions)
         within = self.kind in ("static", "sliding")
         held = sum(min(stored, window) if within and window else stored for window in windows)
         return rows * held * vectors * element
+
+    def read_by_a_step(self, *, rows: int, positions: int, element: int, held: int) -> int:
+        """Bytes of the keys and values that a decoding step needs, of `held` bytes: none of an empty place, and of a
+        layer with a window none before it. `held` where there is no formula.
+        """
+        if self.kind == "quantized":
+            return held
+        needed = replace(self, kind="sliding")
+        found = needed.bytes_by_formula(rows=rows, prompt=positions, positions=positions, element=element)
+        return held if found is None else min(found, held)
+
+    @property
+    def _pages(self) -> int:
+        """Pages of a row: its last token is chosen and never stored."""
+        return -(-(self.capacity - 1) // PAGE)
 
     def _quantized(self, vectors: int, prompt: int, positions: int, element: int) -> int:
         """Bytes of one layer of a quantized cache."""
@@ -77,6 +98,84 @@ class CacheSpec:
         residual = (positions - prompt) % RESIDUAL
         quantised = (positions - residual) * vectors
         return quantised * BITS // 8 + quantised // GROUP * 2 * element + residual * vectors * element
+
+
+@dataclass(slots=True)
+class Pages:
+    """The number of `pages` of each of `rows`, and the rows that a pass reads and writes."""
+
+    rows: int
+    pages: int
+    selected: slice
+
+
+class PagedCache(cache_utils.Cache):
+    """Pages of PAGE tokens for each of `rows`. Its layers do not refer to it: a circle would outlive its last use."""
+
+    def __init__(self, rows: int, pages: int) -> None:
+        self.table = Pages(rows, pages, slice(0, rows))
+        super().__init__(layer_class_to_replicate=partial(PagedLayer, self.table))  # type: ignore[arg-type]
+
+    def select(self, first: int, end: int, stored: int) -> None:
+        """The next pass is of these rows, which have `stored` tokens."""
+        self.table.selected = slice(first, end)
+        for layer in self.layers:
+            layer.stored = stored  # type: ignore[union-attr]
+
+
+class PagedLayer(cache_utils.CacheLayerMixin):
+    """One layer of a paged cache. All its pages are allocated at the first pass.
+
+    The pages of a row lie next to each other, so attention reads them in place, as a kernel for pages does: there is no
+    copy of them. A server's table of pages, 4 bytes a page, is not part of it.
+    """
+
+    is_sliding = False
+
+    def __init__(self, table: Pages) -> None:
+        super().__init__()
+        self.table, self.stored = table, 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        self.device = key_states.device
+        values = key_states if value_states is None else value_states
+        self.keys, self.values = map(self._empty, (key_states, values))
+        self.is_initialized = True
+
+    def _empty(self, states: torch.Tensor) -> torch.Tensor:
+        """Pages (rows x pages, PAGE, heads, size) for states (selected rows, heads, tokens, size)."""
+        heads, size = states.shape[1], states.shape[3]
+        count = self.table.rows * self.table.pages
+        return torch.empty(count, PAGE, heads, size, dtype=states.dtype, device=states.device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        first, self.stored = self.stored, self.stored + key_states.shape[-2]
+        return self._written(self.keys, key_states, first), self._written(self.values, value_states, first)
+
+    def _written(self, pages: torch.Tensor | None, states: torch.Tensor, first: int) -> torch.Tensor:
+        """All states of the selected rows so far (rows, heads, tokens, size), a view of the pages."""
+        assert pages is not None
+        heads, size = states.shape[1], states.shape[3]
+        rows = pages.view(self.table.rows, self.table.pages * PAGE, heads, size)[self.table.selected]
+        rows[:, first : self.stored] = states.transpose(1, 2)
+        return rows[:, : self.stored].transpose(1, 2)
+
+    def get_seq_length(self, *_: Any) -> int:
+        return self.stored
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
+        """Keys of a pass, and the first of them. Earlier versions of the library give the places of the queries."""
+        queries = query_length if isinstance(query_length, int) else len(query_length)
+        return self.stored + queries, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its earlier name
 
 
 def prepare(
@@ -89,6 +188,13 @@ def prepare(
     kind, windows = workload["cache"], _windows(config)
     if not argument(model):
         raise ValueError(f"workload=generate: {name} has no cache of keys and values")
+    if kind == "paged" and (windows is None or _elements_of_a_position(config) is None):
+        raise ValueError(f"workload.cache=paged: {name} has layers without keys and values of each position")
+    if kind == "paged" and (workload["prompt_lengths"] > 1 or workload["packing"] == "packed"):
+        key = "packing=packed" if workload["packing"] == "packed" else f"prompt_lengths={workload['prompt_lengths']}"
+        raise ValueError(f"workload.cache=paged with workload.{key}: every prompt has the pages of the longest")
+    if kind == "paged" and "pixel_values" in inspect.signature(model.forward).parameters:
+        raise ValueError(f"workload.cache=paged: prompts of {name} contain images, which cannot be divided")
     if kind == "sliding" and not any(windows or ()):
         raise ValueError(f"workload.cache=sliding: {name} has no layer with a window")
     if in_chunks:

@@ -13,20 +13,15 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
-from runners.models import torch_models, transformers_inputs, transformers_real_inputs
+from runners.models import checkpoints, torch_models, torch_weights, transformers_inputs, transformers_real_inputs
 from runners.models.torch_models import Network, dtype_named, weights_seed
 from runners.phases import Unavailable
-
-# Files of a hub repository to fetch: top level only, and no second copy of the weights in another format.
-CONFIGURATION, WEIGHTS, OLDER_WEIGHTS = "*.json", "*.safetensors", "pytorch_model*.bin"
-IGNORED = ["*/*", "consolidated*"]
 
 LANGUAGE_MODELLING = ("ForCausalLM", "LMHeadModel")  # suffix of the class used if `architecture` is not set
 TOKEN_HEADS = (*LANGUAGE_MODELLING, "ForMaskedLM", "ForConditionalGeneration")
@@ -105,7 +100,7 @@ class Transformer(Network):
         model = self._values["model"]
         return super().facts() | {
             "attention_used": _attention_used(self.module),
-            "model_revision": _revision(_folder(model)) if "path" in model else None,
+            "model_revision": checkpoints.revision_of(checkpoints.folder_of(model)) if "path" in model else None,
         }
 
     @property
@@ -124,9 +119,12 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
     for a missing attention implementation or an unreachable hub. Uses the network only if model.path is a hub name.
     """
     model = values["model"]
+    calculated = torch_models.is_calculated(device)
     if "path" in model:
-        _fetch(model)
+        checkpoints.fetch(model, weights=not calculated)
     model_class, config = class_and_config(model)
+    if calculated or "path" not in model:
+        _check_stored(model, config)
     for part in _parts(config):
         _import_modelling(part)
     inputs = transformers_inputs.input_specs(model_class, config, values)
@@ -154,7 +152,9 @@ def build(values: Mapping[str, Any], device: str) -> Network:
     model_class, config = class_and_config(model)
     first = torch_models.first_device(device)
     if "path" in model and not torch_models.is_calculated(device):
-        module = model_class.from_pretrained(_folder(model), dtype=dtype, local_files_only=True, **_attention(values))
+        module = model_class.from_pretrained(
+            checkpoints.folder_of(model), dtype=dtype, local_files_only=True, **_attention(values)
+        )
         _initialise_buffers(module)
     else:
         # Built in its dtype, as the library does. A cast from float32 would need the memory of the float32 model.
@@ -177,17 +177,42 @@ def _initialise_buffers(module: Any) -> None:
     module.initialize_weights()
 
 
+def _check_stored(model: Mapping[str, Any], config: Any) -> None:
+    """Raise Unavailable for weights that are stored quantized: a model with random weights would not have them."""
+    method = checkpoints.is_prequantized({"quantization_config": getattr(config, "quantization_config", None)})
+    if method is not None:
+        name = f"model.path={model['path']}" if "path" in model else f"model={model['name']}"
+        cure = "name the checkpoint in 16 bits, with quantize="
+        raise Unavailable(f"{name}: its weights are stored quantized ({method}), which is not calculated; {cure}")
+
+
 def class_and_config(model: Mapping[str, Any]) -> tuple[Any, Any]:
     """The class and the configuration of a model, without building it. Raises ValueError for unknown names."""
     if "path" in model:
         import transformers
 
-        config = transformers.AutoConfig.from_pretrained(_folder(model), local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(checkpoints.folder_of(model), local_files_only=True)
         named = model.get("architecture") or next(iter(config.architectures or ()), None)
         return _class(importlib.import_module(_modelling(config)), config.model_type, named), config
     model_class = _class(_module(model["model_type"]), model["model_type"], model.get("architecture"))
     # A copy: the library modifies the rope parameters in place.
     return model_class, model_class.config_class(**copy.deepcopy(dict(model["config"])))
+
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+OTHER_PARTS = ("vision_config", "audio_config", "encoder_config")  # of a prompt's images and sound
+
+
+def weights_of_a_step(module: Any) -> int | None:
+    """Bytes of the weights that every decoding step reads. None for a model whose steps read a part of the weights:
+    one with experts, of which each token has its own, or one that reads images or sound."""
+    config = getattr(module, "config", None)
+    if any(getattr(config, name, None) is not None for name in OTHER_PARTS):
+        return None
+    text = config.get_text_config(decoder=True) if config is not None else None
+    if any((getattr(text, name, None) or 0) > 1 for name in EXPERTS):
+        return None
+    return torch_weights.read_by_a_step(module)
 
 
 # --- the class --------------------------------------------------------------------------------------------------------
@@ -370,56 +395,3 @@ def _position_tables(module: nn.Module) -> Iterator[int]:
 def _on_meta(model_class: Any, config: Any, values: Mapping[str, Any]) -> Any:
     with torch.device("meta"):
         return model_class._from_config(copy.deepcopy(config), dtype=dtype_named(values["dtype"]), **_attention(values))
-
-
-# --- checkpoints ------------------------------------------------------------------------------------------------------
-
-
-def _fetch(model: Mapping[str, Any]) -> None:
-    path, revision = model["path"], model.get("revision")
-    if _is_local(path):
-        if not Path(path).expanduser().is_dir():
-            raise FileNotFoundError(f"model.path={path}: no such folder")
-        if revision is not None:
-            raise ValueError(
-                f"model.revision={revision}: revisions exist on the hub only, and model.path={path} is a folder"
-            )
-        return
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        folder = _snapshot(model, local_files_only=False, patterns=[CONFIGURATION, WEIGHTS])
-        if not any(folder.glob(WEIGHTS)):
-            _snapshot(model, local_files_only=False, patterns=[CONFIGURATION, OLDER_WEIGHTS])
-    except LocalEntryNotFoundError as error:
-        raise Unavailable(f"model.path={path} is not a local folder, and the hub cannot be reached: {error}") from error
-
-
-def _folder(model: Mapping[str, Any]) -> Path:
-    path = model["path"]
-    return Path(path).expanduser() if _is_local(path) else _snapshot(model, local_files_only=True, patterns=None)
-
-
-def _is_local(path: str) -> bool:
-    """Whether a path is a local folder: it exists, or it is not a valid name of a hub repository."""
-    return Path(path).expanduser().is_dir() or not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path)
-
-
-def _snapshot(model: Mapping[str, Any], local_files_only: bool, patterns: list[str] | None) -> Path:
-    from huggingface_hub import snapshot_download
-
-    return Path(
-        snapshot_download(
-            model["path"],
-            revision=model.get("revision"),
-            allow_patterns=patterns,
-            ignore_patterns=IGNORED,
-            local_files_only=local_files_only,
-        )
-    )
-
-
-def _revision(folder: Path) -> str | None:
-    """The commit of a hub checkpoint (the name of its folder in the hub's cache). None for other folders."""
-    folder = folder.absolute()
-    return folder.name if folder.parent.name == "snapshots" else None

@@ -33,6 +33,11 @@ class Prompts(ABC):
         end = self.positions(0)
         return [(first, min(first + (tokens or end), end)) for first in range(0, end, tokens or end)]
 
+    def groups(self, tokens: int | None) -> list[tuple[int, int]]:
+        """The rows that a pass reads, if it reads at most `tokens` of whole rows: one row at least; None: all rows."""
+        count = self.rows if tokens is None else max(1, min(self.rows, tokens // self.positions(0)))
+        return [(first, min(first + count, self.rows)) for first in range(0, self.rows, count)]
+
     @abstractmethod
     def prefill(self, first: int, end: int, width: int | None) -> dict[str, torch.Tensor]:
         """Arguments of a pass of the prefill. `width`: positions that the cache returns, if not those stored so far."""

@@ -6,7 +6,9 @@ sequence ends with context + new_tokens - 1 positions in the cache. The most lik
 sequence; otherwise random weights would decide how many tokens are measured.
 
 The prefill reads the prompts at once, or `prefill_chunk` tokens of each row in a pass, as servers do. A pass in which
-no prompt ends computes logits as the others do, and drops them.
+no prompt ends computes logits as the others do, and drops them. With a paged cache, `prefill_chunk` is the number of
+tokens of a pass: of several whole prompts, or of a part of one. A calculated device skips groups of prompts that are
+like the one before.
 
 Keys under `workload`: new_tokens, prefill_chunk, cache, cache_backend, prompt_lengths, packing, logits.
 """
@@ -57,6 +59,7 @@ def prepare(values: Mapping[str, Any], device: str) -> None:
 def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]:
     import torch
 
+    from runners.models import transformers_models
     from runners.models.torch_models import empty_cache
 
     sequences = values["batch"] * values["workload"]["prompt_lengths"]
@@ -80,6 +83,7 @@ def run(values: Mapping[str, Any], device: str, phase: Phases) -> dict[str, Any]
             metrics = generation.once(phase, "warm_", run_index)
             done += 1
     passes = done * metrics["new_tokens"]
+    metrics = metrics | {"step_weight_bytes": transformers_models.weights_of_a_step(network.module)}
     metrics = metrics | quality.measure(network, values, phase)
     return {"metrics": metrics, "steps": passes, "tokens": passes * sequences}
 
@@ -111,6 +115,7 @@ class Generation:
                 config=module.config,
                 argument=transformers_caches.argument(module),
                 capacity=prompts.positions(workload["new_tokens"]),
+                rows=prompts.rows,
             ),
             new_tokens=workload["new_tokens"],
             prefill_chunk=workload["prefill_chunk"],
@@ -126,12 +131,15 @@ class Generation:
 
         with phase(f"{prefix}prefill", run_index) as notes:
             cache = self.cache_spec.cache()
-            first_tokens = []
-            for passes, (first, end) in enumerate(self.prompts.chunks(self.prefill_chunk), 1):
-                first_tokens += self._read_prompts(cache, first, end, notes)
-                notes.iterations = passes
+            first_tokens = self._read_all(cache, notes)
             chosen = [torch.cat(first_tokens) if len(first_tokens) > 1 else first_tokens[0]]
             notes.metrics |= self._metrics(cache, chosen)
+            prompt_bytes = self.cache_spec.read_by_a_step(
+                rows=self.prompts.rows,
+                positions=self.prompts.positions(0),
+                element=self.network.dtype.itemsize,
+                held=notes.metrics["cache_bytes"],
+            )
         with phase(f"{prefix}decode", run_index) as notes:
             for step in range(1, self.new_tokens):
                 inputs = self.prompts.decode(chosen[-1], step, self.cache_spec.width)
@@ -140,13 +148,50 @@ class Generation:
                 del inputs
                 notes.iterations = step
             notes.metrics |= self._metrics(cache, chosen)
-        return notes.metrics
+        return notes.metrics | {"prompt_cache_bytes": prompt_bytes}
 
-    def _read_prompts(self, cache: Any, first: int, end: int, notes: Notes) -> list[torch.Tensor]:
-        """Read the positions [first, end) of each row. Returns the first new tokens of the prompts that end there."""
+    def _read_all(self, cache: Any, notes: Notes) -> list[torch.Tensor]:
+        """Read the prompts: the next chunk of each, or with pages one group of prompts after another."""
+        chunks = self.prompts.chunks(self.prefill_chunk)
+        notes.iterations = 0
+        if self.cache_spec.kind != "paged":
+            first_tokens = []
+            for first, end in chunks:
+                first_tokens += self._read_prompts(cache, first, end, notes)
+                notes.iterations += 1
+            return first_tokens
+        groups = self.prompts.groups(self.prefill_chunk)
+        found: list[torch.Tensor] = []
+        for place, (first_row, end_row) in enumerate(groups):
+            if self._is_known(groups, place):
+                found.append(found[-1].clone())
+            else:
+                cache.select(first_row, end_row, 0)
+                for first, end in chunks:
+                    found += self._read_prompts(cache, first, end, notes, slice(first_row, end_row))
+            notes.iterations += len(chunks)
+        cache.select(0, self.prompts.rows, self.prompts.positions(0))
+        return found
+
+    def _is_known(self, groups: Sequence[tuple[int, int]], place: int) -> bool:
+        """Whether a calculated device need not follow the passes of a group: the first had every page allocated, and a
+        later one as large allocates and frees the same, with more first tokens held."""
+        from runners.models import torch_models
+
+        sizes = [end - first for first, end in groups[place : place + 2]]
+        return place > 0 and sizes[1:] == sizes[:1] and torch_models.is_calculated(self.network.device)
+
+    def _read_prompts(
+        self, cache: Any, first: int, end: int, notes: Notes, rows: slice | None = None
+    ) -> list[torch.Tensor]:
+        """Read the positions [first, end) of each row, or of some. Returns the first new tokens of the prompts that end
+        there.
+        """
         from runners.models.torch_models import shapes
 
         inputs = self.prompts.prefill(first, end, self.cache_spec.width)
+        if rows is not None:
+            inputs = {name: tensor[rows] for name, tensor in inputs.items()}
         notes.shapes = notes.shapes or shapes(inputs)
         logits_option = {"logits_to_keep": self.prompts.last(first, end)} if self.logits == "last" else {}
         ending = self.prompts.of_prompts(self._logits(cache, inputs, logits_option), first, end)

@@ -13,14 +13,16 @@ from typing import Any
 
 from runners.device import Device
 from runners.point import Point
-from sweeper.designs.dialogue import Answer, Design
+from sweeper.designs.dialogue import NOTHING, Answer, CalculatedPeaks, Design
 from sweeper.designs.levers import not_worth_a_run, verdict
+from sweeper.designs.measured_edges import measured_edges
 from sweeper.designs.neighbours import Choice, Neighbours
 from sweeper.effects.added_levers import AddedLevers, Verdict, add_levers
 from sweeper.effects.fit_levers import Goal, goals
 from sweeper.errors import Mistake
 from sweeper.fit_cells import LARGEST_BATCH, SETTINGS, Wanted
 from sweeper.plan import Plan
+from sweeper.serving import PAGED, SERVE
 
 OF_SETTINGS = ("workload.method", "workload.checkpointing", "quantize")  # keys in which settings differ
 LONGEST_NAME = 40
@@ -29,10 +31,14 @@ STEPS = 32  # the least step after two guesses that were too small: a part of th
 SMALL = 8  # batches up to which a rough guess is likely right
 
 
-def fit(plan: Plan, *_: Any) -> Design:
+def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
     """Raises Mistake if there is no cell whose values are valid."""
     cells = [each for each in cells_of(plan) if each.point is not None]
-    searches = [Search(choice=dict(each.values), context=each.context) for each in cells]
+    if calculated.comes_first:
+        yield from measured_edges(plan, cells, calculated)
+        return
+    asked = plan.design_options.get("concurrency")
+    searches = [Search(choice=dict(each.values), context=each.context, asked=asked) for each in cells]
     neighbours = Neighbours(plan)
     batch = plan.first_batch or [neighbours.of(search.choice) for search in searches]
     for search, planned in zip(searches, batch, strict=True):
@@ -43,7 +49,8 @@ def fit(plan: Plan, *_: Any) -> Design:
         search.record(1, answer)
     fits = {each.point.id: answer.fits for each, answer in zip(batch, answers, strict=True) if answer is not None}
     device = next((answer.device for answer in answers if answer is not None), None)
-    levers = [Adding(plan, goal, device) for goal in goals(cells, fits)]
+    # Of several cards, each has its own answer to what should change: their comparison leaves that out.
+    levers = [Adding(plan, goal, device) for goal in (goals(cells, fits) if _is_of_one_card(plan) else ())]
     while True:
         requests = [(search, size) for search in searches for size in search.next(searches)]
         changing = [(adding, choice) for adding in levers if (choice := adding.choice) is not None]
@@ -56,6 +63,10 @@ def fit(plan: Plan, *_: Any) -> Design:
             search.record(size, answer)
         for (lever, _choice), answer in zip(changing, answers[len(requests) :], strict=True):
             lever.record(answer)
+
+
+def _is_of_one_card(plan: Plan) -> bool:
+    return sum(device.is_calculated for device in plan.devices) == 1
 
 
 class Adding:
@@ -122,6 +133,8 @@ def cells_of(plan: Plan) -> list[Wanted]:
 
 def setting_of(choice: Choice, point: Point | None) -> str:
     """The name of a cell's row: that of the setting whose values it has, else the program's."""
+    if point is not None and point.get("workload.cache") == PAGED:
+        return SERVE
     has = {key: choice.get(key) if point is None else point.get(key) for key in ("workload", *OF_SETTINGS)}
     for keys in (("workload", *OF_SETTINGS), ("workload", *OF_SETTINGS[:-1])):  # quantize can be typed for all
         for each in SETTINGS:
@@ -138,6 +151,7 @@ class Search:
     choice: Mapping[str, Any]
     context: int | None
     takes_batch: bool = True
+    asked: int | None = None  # a batch that is tried in any case
     used_by_others: int | None = None  # bytes
     peaks: dict[int, int] = field(default_factory=dict)  # by batch, without a limit
     fits: dict[int, bool] = field(default_factory=dict)  # by batch
@@ -173,6 +187,9 @@ class Search:
     def next(self, others: Sequence[Search]) -> list[int]:
         """The batches to try next; none if the edge is found."""
         low, high = self.largest, self.failing
+        if low > 0 and not self.is_over and self.takes_batch and self.asked not in (None, *self.fits):
+            assert self.asked is not None
+            return [self.asked]
         if self.is_over or not self.takes_batch or not self.fits or low == 0 or low >= LARGEST_BATCH:
             return []
         width = (LARGEST_BATCH + 1 if high is None else high) - low

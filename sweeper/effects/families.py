@@ -467,7 +467,10 @@ class Family:
         rows, tokens = size
         if workload.get("packing") == "packed":  # all prompts in one row
             rows, tokens = 1, size.batch * size.context
-        return rows, min(tokens, workload.get("prefill_chunk") or tokens)
+        chunk = workload.get("prefill_chunk")
+        if chunk is not None and workload.get("cache") == "paged":  # of all prompts together
+            rows = max(1, min(rows, chunk // tokens))
+        return rows, min(tokens, chunk or tokens)
 
     def _has_all_logits(self, phase: PhaseKey) -> bool:
         """Whether a phase runs the model for the logits of every token, not only of the last."""

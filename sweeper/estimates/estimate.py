@@ -178,7 +178,9 @@ def _kv_cache_of(values: Values) -> list[MemoryTerm]:
     tokens = values["context"] + workload["new_tokens"]
     if cache in ("dynamic", "sliding"):
         tokens -= 1  # the last token is never read, so only a static cache has room for it
-    if shape.window is not None and tokens > shape.window and cache != "dynamic":
+    if cache == "paged":
+        tokens = -(-(tokens - 1) // PAGE) * PAGE
+    if shape.window is not None and tokens > shape.window and cache not in ("dynamic", "paged"):
         if cache is None or not shape.all_windowed:
             raise NoClosedForm(f"a context of {tokens:,} exceeds the sliding window of {shape.window:,}")
         tokens = shape.window
@@ -193,7 +195,9 @@ def _kv_cache_of(values: Values) -> list[MemoryTerm]:
     return [replace(term, assumption=KEPT.get(cache, term.assumption), alive=ALWAYS["generate"])]
 
 
+PAGE = 16  # tokens of a page, as in runners/models/transformers_caches.py
 KEPT = {
+    "paged": f"every sequence has whole pages of {PAGE} tokens in every layer, in the point's dtype",
     "static": "memory for all tokens, or for a window of them, is allocated at once, in the point's dtype",
     "sliding": "each layer keeps at most its window, in the point's dtype; the prefill holds the whole prompt",
 }

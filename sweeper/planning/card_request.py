@@ -52,11 +52,12 @@ def is_card_request(words: Iterable[str]) -> bool:
 def parse_card_request(words: Iterable[str]) -> CardRequest:
     """Raises Mistake."""
     given = _keys(words)
-    known, name = cards.of_sweeper(), given.get("card", CARD)
+    known, typed = cards.of_sweeper(), given.get("card", CARD)
     parameters, bits = _parameters(given["parameters"]), _bits(given["bits"])
     reserve = _reserve(given["reserve_gib"]) if "reserve_gib" in given else None
-    if name not in known:
-        raise Mistake(no_such_card(f"card={name}", name, list(known), ""))
+    name = cards.card_named(typed, known)
+    if name is None:
+        raise Mistake(no_such_card(f"card={typed}", typed, list(known), ""))
     return CardRequest(
         parameters=parameters,
         bits=bits,

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runners.device import SIM, Card, Device
+from runners.device import HOST, SIM, Card, Device
 from runners.meters import cpu
 from runners.point import Point
 from runners.simulation.allocator import Settings
-from sweeper.cards import ALL, Cards
+from sweeper.cards import ALL, Cards, card_named
 from sweeper.errors import Mistake
 from sweeper.plan import typed
 from sweeper.planning.suggestions import no_device, no_such_card
@@ -69,10 +69,18 @@ def resolve(names: Sequence[str], answer: Answer, report: Callable[[str], None],
     found: list[Device] = []
     for name in names:
         if name.startswith(SIM):
-            found += _sim(name.removeprefix(SIM), cards)
+            found += _sim(name.removeprefix(SIM), cards, report)
         else:
             found.append(_cpu() if name == "cpu" else _cuda(name, answer()))
     return tuple({device.name: device for device in found}.values())
+
+
+def of_kind(card: Card, answer: Answer) -> str | None:
+    """The first idle GPU here that the driver calls as it calls the card; None if there is none."""
+    if not gpu_driver():
+        return None
+    gpus = [gpu for gpu in answer()["gpus"] if gpu.get("name") == card.name and gpu["idle"] is not False]
+    return f"cuda:{gpus[0]['index']}" if gpus else None
 
 
 def check_variables(found: Sequence[Device], variables: Collection[str]) -> None:
@@ -84,14 +92,16 @@ def check_variables(found: Sequence[Device], variables: Collection[str]) -> None
             raise Mistake(f"env.{name}: has no effect on devices={calculated}, which is calculated; {cure}")
 
 
-def _sim(card: str, cards: Cards) -> list[Device]:
+def _sim(typed_name: str, cards: Cards, report: Callable[[str], None]) -> list[Device]:
     """The calculated device of a card, or of every card."""
-    if card == ALL:
-        return [each for name in cards for each in _sim(name, cards)]
-    try:
-        found = cards[card]
-    except KeyError:
-        raise Mistake(no_such_card(f"devices={SIM}{card}", card, list(cards), SIM)) from None
+    if typed_name == ALL:
+        return [each for name in cards for each in _sim(name, cards, report)]
+    card = typed_name if typed_name == HOST else card_named(typed_name, cards)
+    if card is None:
+        raise Mistake(no_such_card(f"devices={SIM}{typed_name}", typed_name, list(cards), SIM))
+    if card != typed_name:
+        report(f"devices={SIM}{typed_name}: {SIM}{card}")
+    found = cards[card]
     for name in UNSUPPORTED_VARIABLES:
         if name in os.environ:
             raise Mistake(f"devices=sim:{card}: {name}={os.environ[name]} is not simulated; unset it")

@@ -5,22 +5,27 @@ A bare word is a model or a card. Imports neither Hydra nor pandas.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from runners.device import HOST, SIM, Card
-from sweeper.cards import CONF
+from sweeper.cards import ALL, CONF, card_named
 from sweeper.effects.levers import Q_AND_V, computes_in_bfloat16
 from sweeper.errors import Mistake, did_you_mean
-from sweeper.fit_cells import SETTINGS, Setting
+from sweeper.fit_cells import LARGEST_BATCH, SETTINGS, Setting
 from sweeper.planning.suggestions import no_such_card
+from sweeper.serving import serving_setting
 
 EXAMPLE = "sweeper fit model=qwen2.5-7b card=rtx-4090"
 PROGRAMS = ("custom", "command")  # workloads that have no settings of ours
 WORKLOADS = ("train", "generate", "forward")  # those that have settings of ours
 MOST_CONTEXTS = 5
+USUAL_CONTEXT = 4096  # of a comparison of cards
 SMALLEST_CONTEXT = 64
 WITHOUT_POSITIONS = 8192  # the longest context of a model whose configuration has no number of positions
 # Keys that fit chooses itself, with the reason.
@@ -49,13 +54,23 @@ class FitRequest:
     cards: tuple[str, ...]
     workload: str | None  # the only one, if one was typed
     overrides: tuple[str, ...]
+    concurrency: int | None = None  # the number of requests of a server
+    own_file: Path | None = None  # of the model, in the user's own YAML
 
     @property
     def settings(self) -> tuple[Setting, ...]:
         """Those to calculate; none of a program of the user's."""
         if self.workload in PROGRAMS:
             return ()
+        if self.concurrency is not None:
+            return (serving_setting([each.partition("=")[0] for each in self.overrides]),)
         return tuple(each for each in SETTINGS if self.workload in (None, each.values["workload"]))
+
+    def chosen_contexts(self, contexts: Sequence[int]) -> Sequence[int]:
+        """The columns of one card; of several cards, or of a server, one of the contexts of a model."""
+        if (len(self.cards) == 1 and self.concurrency is None) or not contexts:
+            return contexts
+        return (min(USUAL_CONTEXT, max(contexts)),)
 
     def points(self, contexts: Sequence[int], model_type: str | None = None) -> list[dict[str, Any]]:
         """The first point of each cell, in the order of the table. `contexts`: empty if they are typed or unused."""
@@ -81,6 +96,8 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
         key, equals, value = word.partition("=")
         if not equals:
             key, value = _meaning(word, models, cards), word
+            if key == "card" and key in given:
+                value = f"{given.pop(key)},{value}"
         if key in given:
             raise Mistake(f"{key} is given twice, {given[key]} and {value}: write it once")
         if key in OTHER_NAMES:
@@ -88,32 +105,45 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
         why = REFUSED.get(key) or REFUSED.get(key.partition(".")[0])
         if why is not None:
             raise Mistake(f"{word}: {why}")
-        if "," in value and value[:1] not in ("[", "{", "'", '"') and key not in SEVERAL:
-            raise Mistake(f"{word}: fit takes one {key}; only context takes several")
+        if "," in value and value[:1] not in ("[", "{", "'", '"') and key not in SEVERAL and not Path(value).exists():
+            raise Mistake(f"{word}: fit takes one {key}; only context and card take several")
         given[key] = value
     workload = given.get("workload")
-    named = tuple(dict.fromkeys(_listed(given.pop("card", ""))))
-    for card in named:
-        if card == HOST:
-            raise Mistake(
-                "card=cpu: fit takes a card with memory of its own; a sweep with devices=cpu measures the cpu"
-            )
-        if card not in cards:
-            raise Mistake(no_such_card(f"card={card}", card, cards, ""))
+    named = _cards_named(given.pop("card", ""), cards)
     if not named:
         raise Mistake(f"fit: name a card, as in {EXAMPLE}; sweeper --help card lists them")
-    if len(named) > 1:
-        raise Mistake(f"card={','.join(named)}: fit takes one card")
     if "model" not in given and workload not in PROGRAMS:
         raise Mistake(f"fit: name a model, as in {EXAMPLE}; sweeper --help model lists them")
+    concurrency = _concurrency(given.pop("concurrency", None), workload)
+    model, own_file = given.get("model"), None
+    if model is not None and model not in models:
+        if re.search(r"\.ya?ml$", model):
+            own_file = _own_file(model, models)
+            given["model"] = own_file.stem
+        elif _is_checkpoint(model):
+            given |= {"model": "pretrained", "model.path": _quoted(model)}
     devices = f"devices=[{','.join(SIM + card for card in named)}]"
     is_setting = workload not in (None, *PROGRAMS)
     return FitRequest(
-        model=given.get("model"),
+        model=model,
         cards=named,
         workload=workload,
         overrides=(*(f"{key}={value}" for key, value in given.items() if key != "workload" or not is_setting), devices),
+        concurrency=concurrency,
+        own_file=own_file,
     )
+
+
+@contextmanager
+def options_with(file: Path | None) -> Iterator[tuple[str, ...]]:
+    """The override with which Hydra finds a model's own file as an option; none without a file."""
+    if file is None:
+        yield ()
+        return
+    with tempfile.TemporaryDirectory(prefix="sweeper-") as folder:
+        Path(folder, "model").mkdir()
+        Path(folder, "model", f"{file.stem}.yaml").symlink_to(file.resolve())
+        yield (f"hydra.searchpath=['file://{folder}']",)
 
 
 def _options(group: str, folders: Sequence[Path]) -> list[str]:
@@ -122,16 +152,65 @@ def _options(group: str, folders: Sequence[Path]) -> list[str]:
 
 def _meaning(word: str, models: Collection[str], cards: Collection[str]) -> str:
     """The key of a bare word. Raises Mistake."""
+    card = word.removeprefix(SIM)
     if word in models:
         return "model"
-    if word in cards:
+    if card == ALL or card_named(card, cards) is not None:
         return "card"
+    if _is_checkpoint(word) or re.search(r"\.ya?ml$", word):
+        return "model"
     near = did_you_mean(word, [*models, *cards])
     raise Mistake(f"fit {word}: neither a model nor a card{near}; write {EXAMPLE}")
 
 
-def _listed(value: str) -> list[str]:
-    return [each.strip().removeprefix(SIM) for each in value.strip("[]").split(",") if each.strip()]
+def _is_checkpoint(model: str) -> bool:
+    """Whether a word is a folder, or a name on the hub."""
+    return "/" in model or model.startswith(("~", ".")) or Path(model).is_dir()
+
+
+def _own_file(text: str, models: Collection[str]) -> Path:
+    file = Path(text).expanduser()
+    if not file.is_file():
+        raise Mistake(f"model={text}: no such file")
+    if file.stem in models and file.resolve() != (CONF / "model" / file.name).resolve():
+        raise Mistake(f"model={text}: there is a model {file.stem} already; give the file another name")
+    return file
+
+
+def _quoted(value: str) -> str:
+    """A value as Hydra reads it."""
+    if re.fullmatch(r"[\w./~-]+", value):
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _cards_named(value: str, cards: Sequence[str]) -> tuple[str, ...]:
+    """Each card once, in the order typed. Raises Mistake."""
+    typed = [each.strip().removeprefix(SIM) for each in value.strip("[]").split(",") if each.strip()]
+    if ALL in typed:
+        return tuple(cards)
+    found: dict[str, None] = {}
+    for name in typed:
+        card = name if name == HOST else card_named(name, cards)
+        if card is None:
+            raise Mistake(no_such_card(f"card={name}", name, cards, ""))
+        if card == HOST:
+            raise Mistake(
+                "card=cpu: fit takes a card with memory of its own; a sweep with devices=cpu measures the cpu"
+            )
+        found[card] = None
+    return tuple(found)
+
+
+def _concurrency(value: str | None, workload: str | None) -> int | None:
+    if value is None:
+        return None
+    if workload != "generate":
+        line = f"workload=generate concurrency={value}"
+        raise Mistake(f"concurrency={value}: is the number of requests that a server answers at once; write {line}")
+    if not re.fullmatch("[1-9][0-9]{0,3}", value) or int(value) > LARGEST_BATCH:
+        raise Mistake(f"concurrency={value}: must be a whole number from 1 to {LARGEST_BATCH}")
+    return int(value)
 
 
 def dtype_of(cards: Collection[Card]) -> str:

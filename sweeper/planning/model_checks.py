@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweeper.errors import NotTogether
+from runners.models.checkpoints import CONFIG
+from sweeper.errors import Mistake, NotTogether
 
-CONFIGURATION = "config.json"
+Configuration = Callable[[str, str | None], Mapping[str, Any]]
 LEARNED = {"gpt2": "n_positions"}  # types of a model with a table of learned positions, and the key of its length
+
+
+def configuration_of(model: Mapping[str, Any], of_checkpoint: Configuration) -> Mapping[str, Any]:
+    """The model's own configuration, from its option or its checkpoint; empty if it has none. Raises Mistake."""
+    if "path" in model:
+        return of_checkpoint(str(model["path"]), model.get("revision"))
+    return model.get("config") or {}
+
+
+def configuration_in(folder: str, revision: str | None = None) -> Mapping[str, Any]:
+    """The configuration of a checkpoint's folder. Raises Mistake."""
+    return read_configuration(Path(folder).expanduser() / CONFIG, folder)
+
+
+def read_configuration(file: Path, path: str) -> Mapping[str, Any]:
+    """`path`: of the checkpoint, as it was typed. Raises Mistake."""
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Mistake(f"model.path={path}: its {CONFIG} cannot be read: {error}") from error
+    return config if isinstance(config, dict) else {}
 
 
 def refuse_model(values: Mapping[str, Any], varied: Collection[str]) -> None:
@@ -56,8 +79,8 @@ def _why_no_checkpoint(path: str) -> str | None:
     """Why a folder has no model. None for a name on the hub, which the runner looks up."""
     folder = Path(path).expanduser()
     if folder.is_dir():
-        has_none = not (folder / CONFIGURATION).is_file()
-        return f"the folder has no {CONFIGURATION}; name the one of a checkpoint" if has_none else None
+        has_none = not (folder / CONFIG).is_file()
+        return f"the folder has no {CONFIG}; name the one of a checkpoint" if has_none else None
     if folder.exists():
         return f"is a file; name its folder, {folder.parent}"
     return "no such folder" if path.startswith(("/", "~", ".")) else None

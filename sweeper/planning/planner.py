@@ -19,6 +19,7 @@ from sweeper.designs.frontier import grows
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.fit_cells import DESIGN, LARGEST_BATCH
+from sweeper.interpreter import interpreter
 from sweeper.interval import Interval
 from sweeper.objective import Objective
 from sweeper.plan import Dimension, Plan, RunKeys, dotted, typed
@@ -31,8 +32,9 @@ from sweeper.planning.experiment import grid_of, points_of, refuse_typed
 from sweeper.planning.fit_request import WORKLOADS, FitRequest, contexts_of, dtype_of
 from sweeper.planning.hydra_errors import explained
 from sweeper.planning.hydra_sweeper import composer_of
+from sweeper.planning.model_checks import configuration_of
 from sweeper.planning.overrides import MOST_POINTS, parse
-from sweeper.planning.point_checks import Rules, model_type, positions_of
+from sweeper.planning.point_checks import Rules, positions_of
 from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
 from sweeper.planning.schema import Keys, as_list
@@ -106,6 +108,7 @@ class _Planner:
             interpreter=run.python,
             listed=[key for key in several if key not in swept and _varies(several[key])],
             given={*self.typed.fixed, *swept, *configuration.settings},
+            configuration=lambda path, revision: self.probes.configuration(run.python, path, revision),
         )
         reference = {} if run.quality is None else run.quality["reference"]
         settler = ComposedSettler(self.configurations, rules, reference)
@@ -113,6 +116,7 @@ class _Planner:
         design, options = self._design(config, listed)
         if self.request is not None:
             design = DESIGN
+            options["concurrency"] = self.request.concurrency
             options["has_contexts"] = "context" in several or self._is_typed("context")
             several.setdefault("batch", Interval(1, LARGEST_BATCH))
         _check_count(design, swept, len(listed))
@@ -134,6 +138,10 @@ class _Planner:
         plan = replace(plan, first_batch=tuple(next(DESIGNS[design](plan, NOTHING))))
         _check_objective(run.objective, plan.points)
         _check_references(reference, plan)
+        if self.request is not None and len(self.request.cards) == 1 and config["used_by_others"] is None:
+            # It measures the edges. What others use of a card cannot be set aside on a real one.
+            card = self.cards[self.request.cards[0]]
+            names += tuple(filter(None, [devices.of_kind(card, lambda: self.probes.devices(run.python))]))
         here = devices.resolve(names, lambda: self.probes.devices(run.python), self.report, self.cards)
         devices.check_budgets(here, plan.points)
         for line in devices.lowered_budgets(here, plan.points):
@@ -191,8 +199,11 @@ class _Planner:
             if key.startswith("model."):
                 self.composer.update(first, key, value, key in self.typed.added)
         model = resolved(first.model)
-        contexts = () if self._is_typed("context") else contexts_of(model, positions_of(model))
-        points = request.points(contexts, model_type(model))
+        python = interpreter(self.typed.fixed.get("python"))
+        config = configuration_of(model, lambda path, revision: self.probes.configuration(python, path, revision))
+        contexts = () if self._is_typed("context") else contexts_of(model, positions_of(config))
+        model_type = model.get("model_type") or config.get("model_type")
+        points = request.points(request.chosen_contexts(contexts), model_type)
         for point in points:
             point |= {key: value for key, value in self.of_workloads.items() if self._has(point["workload"], key)}
         return points

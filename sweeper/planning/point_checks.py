@@ -10,16 +10,16 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from runners.device import Card
 from runners.point import Point, canonical
 from runners.workloads.command import placeholders
 from sweeper import quality
+from sweeper.cards import card_named
 from sweeper.errors import Mistake, NotTogether, did_you_mean
 from sweeper.plan import dotted, typed
-from sweeper.planning.model_checks import refuse_model
+from sweeper.planning.model_checks import Configuration, configuration_in, configuration_of, refuse_model
 from sweeper.planning.schema import (
     CHOICES,
     LATER_KEYS,
@@ -71,6 +71,8 @@ class Rules:
     interpreter: str = "python"  # the path of the measured one
     listed: Collection[str] = ()  # keys in which listed points differ
     given: Collection[str] = ()  # keys that the user gave one or more values
+    # (path, revision) of a checkpoint -> its configuration; raises Mistake
+    configuration: Configuration = configuration_in
 
     @property
     def varied(self) -> tuple[str, ...]:
@@ -104,7 +106,7 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
     if config["env"]:  # absent where there is none: the id of such a point is that of earlier versions
         values["env"] = _environment(config["env"])
     if "inputs" in uses and values["inputs"].get("of_positions") is not None:
-        values["context"] = _share_of_positions(values, rules.given)
+        values["context"] = _share_of_positions(values, rules)
     values["quality"] = {"target": _quality(values, uses, rules)}
     others = values["used_by_others"]
     if others is not None:
@@ -120,7 +122,8 @@ def settled(config: Mapping[str, Any], rules: Rules) -> Point:
             raise Mistake(f"{key} has no value, and workload={workload['name']} uses it: give it one, as in {example}")
     refuse_model(values, rules.varied)
     model = values["model"] or {}
-    if why := refused_chunk(workload, values["context"], model.get("name"), model_type(model)):
+    model_type = model.get("model_type") or configuration_of(model, rules.configuration).get("model_type")
+    if why := refused_chunk(workload, values["context"], model.get("name"), model_type):
         raise NotTogether(f"{why}; leave out one of them")
     return Point(values=_as_json({key: value for key, value in values.items() if not _is_later_null(key, value)}))
 
@@ -146,15 +149,15 @@ def _checked(key: str, value: Any) -> Any:
     return CHECKS[key](key, value) if key in CHECKS and value is not None else value
 
 
-def _share_of_positions(values: Mapping[str, Any], given: Collection[str]) -> int:
+def _share_of_positions(values: Mapping[str, Any], rules: Rules) -> int:
     """The context that fills this share of the model's positions, less the new tokens where some are generated."""
     inputs, model = values["inputs"], values["model"]
     share = f"inputs.of_positions={typed(inputs['of_positions'])}"
-    if "context" in given:
+    if "context" in rules.given:
         raise Mistake(f"context: inputs={inputs['name']} sets it to a share of the positions ({share}); leave one out")
     if isinstance(inputs["of_positions"], bool) or not 0 < inputs["of_positions"] <= 1:
         raise Mistake(f"{share}: must be a share of the model's positions, above 0 and at most 1")
-    positions = positions_of(model)
+    positions = positions_of(configuration_of(model, rules.configuration))
     if positions is None:
         raise Mistake(f"inputs={inputs['name']}: {model['name']} has no positions in its configuration; give a context")
     context = int(positions * Decimal(str(inputs["of_positions"]))) - (values["workload"].get("new_tokens") or 0)
@@ -163,30 +166,10 @@ def _share_of_positions(values: Mapping[str, Any], given: Collection[str]) -> in
     return context
 
 
-def positions_of(model: Mapping[str, Any]) -> int | None:
-    """The number of tokens that a model's configuration says it was made for. Raises Mistake."""
-    config = _configuration(model)
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """The number of tokens that a model was made for, as its configuration has it."""
     candidates = [each.get(key) for each in (config, config.get("text_config") or {}) for key in POSITION_KEYS]
     return next((each for each in candidates if isinstance(each, int)), None)
-
-
-def _configuration(model: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model's own configuration, from its option or its checkpoint's folder. Raises Mistake if that has none."""
-    if "path" not in model:
-        return model.get("config") or {}
-    try:
-        config = json.loads((Path(model["path"]).expanduser() / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise Mistake(f"model.path={model['path']}: its positions are in config.json, which cannot be read") from error
-    return config if isinstance(config, dict) else {}
-
-
-def model_type(model: Mapping[str, Any]) -> Any:
-    """The model's type, from its option or its checkpoint. None if that cannot be read, which the runner reports."""
-    try:
-        return model.get("model_type") or _configuration(model).get("model_type")
-    except Mistake:
-        return None
 
 
 def _quality(values: Mapping[str, Any], uses: Collection[str], rules: Rules) -> str | None:
@@ -225,9 +208,10 @@ def _budget(value: Any, cards: Mapping[str, Card], others: int) -> int:
     `others` is what other processes use of the card that the budget is named after.
     """
     if isinstance(value, str) and value.startswith("card:"):
-        card = value.removeprefix("card:")
-        if card not in cards:
-            raise Mistake(no_such_card(f"budget={value}", card, list(cards), "card:"))
+        typed_name = value.removeprefix("card:")
+        card = card_named(typed_name, cards)
+        if card is None:
+            raise Mistake(no_such_card(f"budget={value}", typed_name, list(cards), "card:"))
         usable = cards[card].usable_bytes
         if usable - others < MINIMUM_BUDGET_BYTES:
             left = f"leaves too little of the {format_bytes(usable)} of budget={value}"

@@ -1,4 +1,4 @@
-"""Queries the measured interpreter for its devices and for the signature of a user's function.
+"""Queries the measured interpreter for its devices, a checkpoint on the hub, and the signature of a user's function.
 
 A probe takes as long as importing torch or the user's module, so it is started before Hydra composes.
 """
@@ -11,15 +11,18 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from runners import launch_command
+from runners.models import checkpoints
 from sweeper.errors import Mistake
 from sweeper.inquiry import TIMEOUT_SECONDS, Inquiry, Unanswered
 from sweeper.interpreter import interpreter
 from sweeper.plan import typed
 from sweeper.planning import devices
+from sweeper.planning.model_checks import configuration_in, read_configuration
 from sweeper.planning.point_checks import Signature
 
 TARGET = r"[\w.]+:[\w.]+"
@@ -40,20 +43,25 @@ class Probes:
 
     def __init__(self) -> None:
         self._started: list[Probe] = []
+        self._checkpoints: dict[tuple[str, str, str | None], Inquiry] = {}  # by interpreter, name on the hub, revision
+        self._configurations: dict[tuple[str, str, str | None], Mapping[str, Any]] = {}
         self._foreseen: list[tuple[str, str]] = []  # interpreters and targets whose probes have to wait for a core
 
     def __enter__(self) -> Probes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for probe in self._started:
-            probe.inquiry.end()
+        for inquiry in (*(probe.inquiry for probe in self._started), *self._checkpoints.values()):
+            inquiry.end()
 
     def foresee(self, arguments: Sequence[str]) -> None:
         """Start the probes that unparsed arguments will need. A wrong guess costs a process and nothing else."""
         given = dict(argument.split("=", 1) for argument in arguments if re.match(r"[a-z.]+=.", argument))
         targets = [each for each in given.get("workload.target", "").split(",") if re.fullmatch(TARGET, each)]
         wanted = given.get("devices", "auto").strip("[]")
+        for path in (each for each in given.get("model.path", "").split(",") if not checkpoints.is_local(each)):
+            with suppress(Mistake):
+                self._look_up(interpreter(given.get("python")), path, given.get("model.revision"))
         needs_devices = devices.gpu_driver() if wanted in ("auto", "all") else "cuda" in wanted
         if not (needs_devices or targets):
             return
@@ -68,6 +76,28 @@ class Probes:
         """The devices of an interpreter, as runners.probe reports them. Raises Mistake if it gives no answer."""
         probe = next((each for each in self._started if each.python == python and each.devices), None)
         return _answer(probe or self._start(python, True, None), f"python={python}: no report on its devices")
+
+    def configuration(self, python: str, path: str, revision: str | None) -> Mapping[str, Any]:
+        """The configuration of a checkpoint, in its folder or on the hub. Raises Mistake with the cause."""
+        if checkpoints.is_local(path):
+            return configuration_in(path)
+        key = python, path, revision
+        if key not in self._configurations:
+            try:
+                found = self._look_up(*key).answer()
+            except Unanswered as unanswered:
+                why = unanswered.why or f"no answer within {TIMEOUT_SECONDS:g} seconds"
+                raise Mistake(f"model.path={path}: cannot be looked up with python={python}: {why}") from None
+            if "error" in found:
+                raise Mistake(found["error"])
+            self._configurations[key] = read_configuration(Path(found["file"]), path)
+        return self._configurations[key]
+
+    def _look_up(self, python: str, path: str, revision: str | None) -> Inquiry:
+        key = python, path, revision
+        if key not in self._checkpoints:
+            self._checkpoints[key] = Inquiry(python, "models.checkpoints", path, revision or "")
+        return self._checkpoints[key]
 
     def signature(self, python: str, key: str, target: str) -> Signature:
         """The signature of the function that a key names. Raises Mistake with the cause if it cannot be imported."""

@@ -12,7 +12,7 @@ from sweeper.cards import CONF
 from sweeper.fit_cells import FitTable
 from sweeper.plan import Plan
 from sweeper.planning.command_line import CommandLine, read
-from sweeper.planning.fit_request import read_request
+from sweeper.planning.fit_request import options_with, read_request
 from sweeper.planning.probes import Probes
 from sweeper.sweeping.conditions import calculated_lanes
 from sweeper.sweeping.expected import engine_for
@@ -26,8 +26,12 @@ def run_fit(line: CommandLine, report: Callable[[str], None], show_for: ShowFor)
     """The exit code of a sweep. Raises Mistake. `report` is called with messages for the user."""
     folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
     request = read_request(line.words, folders)
-    sweep_line = replace(line, words=request.overrides)
-    with engine_for(sweep_line.words, calculated_lanes()) as started, Probes() as probes:
+    with (
+        options_with(request.own_file) as found_with,
+        engine_for(request.overrides, calculated_lanes()) as started,
+        Probes() as probes,
+    ):
+        sweep_line = replace(line, words=(*request.overrides, *found_with))
         probes.foresee(sweep_line.words)  # before the import of Hydra, as the engine's processes
         from sweeper.planning.planner import plan_of
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runners.device import Device
+from sweeper import serving
 from sweeper.designs.fit import Adding, cells_of
 from sweeper.effects.added_levers import Verdict
 from sweeper.effects.fit_levers import Goal, goals
@@ -21,16 +22,19 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
     rows = cells_of(plan)
     found = cells([replace(each, device=device.name) for device in plan.devices for each in rows], results)
     point = next(each.point for each in rows if each.point is not None)
-    others = point.get("used_by_others")
+    devices = tuple(_fit_device(device, point.get("used_by_others")) for device in plan.devices)
+    requests = plan.design_options.get("concurrency")
     return FitTable(
-        model=point.get("model.name"),
+        model=point.get("model.path") or point.get("model.name"),
         parameters=next((each.parameters for each in results if each.parameters is not None), None),
         dtype=point.get("dtype"),
-        devices=tuple(_fit_device(device, others) for device in plan.devices),
+        devices=devices,
         settings=tuple(dict.fromkeys(each.setting for each in found)),
         contexts=contexts_of(found),
         cells=found,
         levers=tuple(each for device in plan.devices for each in _levers(plan, device, rows, results)),
+        speeds=serving.speeds(found, results, devices, requests),
+        servings=serving.servings(found, results, requests),
         notes=tuple(_notes(plan, [each for each, cell in zip(rows, found, strict=False) if cell.because is None])),
         run=None if folder is None else str(folder),
         measure=_measure(plan, rows, found),
@@ -78,6 +82,8 @@ def _measure(plan: Plan, rows: Sequence[Wanted], found: Sequence[Cell]) -> str |
 
 def _levers(plan: Plan, device: Device, rows: Sequence[Wanted], results: Sequence[Result]) -> list[FitLevers]:
     """The levers that the design added up, which follows the same rule from the same answers."""
+    if not device.is_calculated or sum(each.is_calculated for each in plan.devices) > 1:
+        return []
     by_id = {each.point_id: each for each in results if each.device == device.name}
     wanted = [replace(each, device=device.name) for each in rows]
     found = goals(wanted, {id: each.fits for id, each in by_id.items()})
@@ -118,4 +124,6 @@ def _fit_device(device: Device, others: int | None) -> FitDevice:
         used_by_others_bytes=used,
         usable_bytes=None if card is None or not has_limit else card.usable_bytes - (used or 0),
         has_display=card is not None and card.has_display,
+        bandwidth_bytes_per_s=None if card is None else card.bandwidth_bytes_per_s,
+        price_per_hour=None if card is None else card.price_per_hour,
     )

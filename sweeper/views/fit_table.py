@@ -10,8 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sweeper.cards_compared import smallest_cards
 from sweeper.fit_cells import Cell, FitDevice, FitTable
 from sweeper.units import GIB, format_bytes
+from sweeper.views import cards_table, measured_edges, serving_text
 from sweeper.views.layout import assignments, shortened
 
 WIDTH = 80
@@ -31,7 +33,10 @@ ACCURACY = (
 def as_text(table: FitTable, width: int = WIDTH) -> str:
     """For a terminal or a pipe, within `width` columns."""
     blocks = [filled(heading(table), width), "\n".join(grid(table)), filled(_legend(table), width)]
-    blocks += [filled(lines, width) for lines in (_reasons(table), _lever_lines(table), _notes(table)) if lines]
+    for device in measured_edges.of_table(table):
+        legend = filled(measured_edges.legend(table, device), width)
+        blocks += ["\n".join(measured_edges.grid(table, device)), legend]
+    blocks += [filled(lines, width) for lines in _below(table) if lines]
     return "\n\n".join([*blocks, "\n".join(_footer(table))])
 
 
@@ -43,9 +48,25 @@ def as_markdown(table: FitTable) -> str:
             found = [table.cell(device.name, setting, context) for context in table.contexts]
             rows.append([setting, *("" if cell is None else f"{peak_text(cell)} {batch_text(cell)}" for cell in found)])
     lines = ["| " + " | ".join(cell.strip() for cell in row) + " |" for row in rows]
-    lists = [_listed(part) for part in (_reasons(table), _lever_lines(table), _notes(table)) if part]
+    if table.servings:
+        lines = ["```", *serving_text.grid(table), "```"]
+    elif _cards(table) > 1:
+        lines = cards_table.markdown(table)
+    lists = [_listed(part) for part in _below(table) if part]
     measure = [] if table.measure is None else [f"```\n{table.measure}\n```"]
     return "\n\n".join(["  \n".join(heading(table)), "\n".join(lines), " ".join(_legend(table)), *lists, *measure])
+
+
+def _cards(table: FitTable) -> int:
+    """The number of calculated devices, which come before a measured one."""
+    return len(table.devices) - len(measured_edges.of_table(table))
+
+
+def _below(table: FitTable) -> Sequence[Sequence[str]]:
+    """The paragraphs below the table and its legend."""
+    compares_cards = _cards(table) > 1 and not table.servings
+    summary = cards_table.summary(table) if compares_cards else []
+    return summary, _reasons(table), serving_text.speed_lines(table), _lever_lines(table), _notes(table)
 
 
 def _listed(lines: Sequence[str]) -> str:
@@ -65,7 +86,8 @@ def as_csv(table: FitTable) -> str:
 def as_json(table: FitTable) -> dict[str, Any]:
     """Whole bytes, null for what is not known."""
     cells = [{**asdict(cell), "is_at_least": cell.is_at_least, "is_edge": cell.is_edge} for cell in table.cells]
-    return {**asdict(table), "cells": cells}
+    smallest = [asdict(each) for each in smallest_cards(table)] if _cards(table) > 1 else []
+    return {**asdict(table), "cells": cells, "smallest_cards": smallest}
 
 
 def _plain(value: Any) -> Any:
@@ -74,10 +96,14 @@ def _plain(value: Any) -> Any:
 
 def grid(table: FitTable) -> list[str]:
     """The lines of the table: two for each setting, the peaks and below them the batches."""
+    if table.servings:
+        return serving_text.grid(table)
+    if _cards(table) > 1:
+        return cards_table.grid(table)
     rows: list[tuple[str, Sequence[str]]] = [
         ("context" if table.contexts != (None,) else "", [*map(_column, table.contexts)])
     ]
-    for device in table.devices:
+    for device in table.devices[: _cards(table)]:
         for setting in table.settings:
             found = [table.cell(device.name, setting, context) for context in table.contexts]
             rows.append((setting, ["" if cell is None else peak_text(cell) for cell in found]))
@@ -119,10 +145,11 @@ def heading(table: FitTable) -> list[str]:
     if table.parameters is not None:
         model += f", {table.parameters:,} parameters"
     dtype = "" if table.dtype is None else f", {table.dtype}"
-    names = ", ".join(device.name for device in table.devices)
+    several = _cards(table) > 1
+    names = f"{len(table.devices)} cards" if several else table.devices[0].name
     kinds = " and ".join(sorted({device.kind for device in table.devices}))
     said = "Calculated, not measured." if kinds == "calculated" else f"{kinds.capitalize()}."
-    return [f"{model}{dtype}, on {names}", said, *map(_device_line, table.devices)]
+    return [f"{model}{dtype}, on {names}", said, *([] if several else map(_device_line, table.devices))]
 
 
 def _device_line(device: FitDevice) -> str:
@@ -138,6 +165,10 @@ def _device_line(device: FitDevice) -> str:
 
 
 def _legend(table: FitTable) -> list[str]:
+    if table.servings:
+        return serving_text.legend(table)
+    if _cards(table) > 1:
+        return cards_table.legend(table)
     counters = " and ".join(sorted({cell.counter for cell in table.cells}))
     batches = any(cell.takes_batch for cell in table.cells)
     text = f"Peak of batch 1 in GiB ({counters})"

@@ -22,6 +22,8 @@ def prefill_of(row: Row) -> str | None:
 def prefill(values: Mapping[str, Any]) -> str:
     """The same for the settled values of a point whose workload is generate."""
     chunk, given = _chunk(values), values["workload"].get("prefill_chunk")
+    if given is not None and values["workload"].get("cache") == "paged":
+        return f"prompts read one after another, up to {format_count(given, 'token')} in a pass"
     if chunk is None:
         return "prompts read at once" + ("" if given is None else f" (workload.prefill_chunk={given})")
     return f"prompts read in chunks of {format_count(chunk, 'token')}"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,3 +172,18 @@ def test_a_context_beyond_a_checkpoints_positions_is_refused(run: Any, tmp_path:
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
     with pytest.raises(ValueError, match=r"context=17: pretrained has 16 positions"):
         run(model=pretrained(tmp_path / "gpt"), context=17)
+
+
+def test_weights_that_are_stored_quantized_are_not_calculated(settled: Any, tmp_path: Path) -> None:
+    """A model that is built from its configuration has weights in its dtype, which are larger."""
+    from runners.models import transformers_models
+    from runners.phases import Unavailable
+
+    stored = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "quantization_config": {"quant_method": "awq"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(Unavailable, match=r"its weights are stored quantized \(awq\), which is not calculated"):
+        transformers_models.prepare(settled(model=pretrained(tmp_path)), "meta")

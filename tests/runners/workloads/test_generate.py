@@ -17,7 +17,7 @@ import yaml
 from runners.phases import Notes, Unavailable
 from runners.workloads import generate
 from tests.measuring import SETTLED, Lab
-from tests.tracing import peak, real_peak
+from tests.tracing import events, peak, peak_of, real_peak
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
 GENERATE = {
@@ -136,6 +136,96 @@ def test_a_static_cache_takes_exactly_its_capacity_at_once(
         assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == taken
 
 
+@pytest.mark.parametrize(
+    ("context", "new_tokens", "pages"), [(1, 1, 1), (16, 1, 1), (16, 2, 2), (15, 2, 1), (40, 25, 4), (40, 26, 5)]
+)
+@pytest.mark.parametrize("chunk", [None, 7])
+def test_a_paged_cache_takes_whole_pages_of_16_tokens_at_once(
+    generated: Any, context: int, new_tokens: int, pages: int, chunk: int | None
+) -> None:
+    """The last new token is chosen and never read, so that it needs no place."""
+    options = {"cache": "paged", "new_tokens": new_tokens, "prefill_chunk": chunk}
+    result = generated(options, batch=3, context=context)
+    for name in ("cold_prefill", "cold_decode"):
+        metrics = result.phase(name)["metrics"]
+        assert metrics["cache_bytes"] == metrics["cache_bytes_by_formula"] == LAYERS * POSITION * 3 * 16 * pages
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_pages_make_the_same_tokens_however_the_prompts_are_read(
+    decoder: dict[str, Any], settled: Any, attention: str
+) -> None:
+    """All at once, one after another, two at a time, and each in parts."""
+    built = network(decoder, settled, batch=3, context=37, attention=attention)
+    plain = tokens(built, new_tokens=20)
+    for chunk in (None, 37, 80, 8):
+        assert torch.equal(tokens(built, cache="paged", new_tokens=20, prefill_chunk=chunk), plain)
+
+
+def test_pages_are_read_in_place_and_freed_with_their_cache(generated: Any) -> None:
+    """A decoding step holds the pages, and neither a second cache nor a copy of a layer of it."""
+    sizes = {"batch": 4, "context": 500}
+    paged, static = (generated({"cache": kind, "new_tokens": 13}, **sizes) for kind in ("paged", "static"))
+    held = LAYERS * POSITION * 4 * 512
+    assert paged.phase("cold_decode")["metrics"]["cache_bytes"] == held
+    difference = paged.tensor("cold_decode", "peak") - static.tensor("cold_decode", "peak")
+    assert abs(difference) <= held - LAYERS * POSITION * 4 * 500
+    assert paged.tensor("warm_prefill", "baseline", 0) == paged.tensor("inputs", "end")
+
+
+def test_prompts_that_are_read_one_after_another_take_the_activations_of_one(generated: Any) -> None:
+    workload = {"cache": "paged", "new_tokens": 1}
+    together, alone = (
+        generated({**workload, "prefill_chunk": chunk}, batch=8, context=256).phase("warm_prefill", 0)["counters"][
+            "cpu"
+        ]
+        for chunk in (None, 256)
+    )
+    held = LAYERS * POSITION * 8 * 256
+    activations = [each["peak"]["tensor"] - each["baseline"]["tensor"] - held for each in (together, alone)]
+    assert activations[0] > 7 * activations[1] > 0
+
+
+def test_a_calculated_device_skips_prompts_that_take_what_the_one_before_takes(
+    decoder: dict[str, Any], settled: Any
+) -> None:
+    from runners.models import transformers_models
+
+    workload = GENERATE | {"cache": "paged", "prefill_chunk": 40}  # two prompts a pass, and one in the last
+    values = settled("generate", model=decoder, workload=workload, batch=11, context=20)
+
+    class Whole(generate.Generation):
+        def _is_known(self, groups: Any, place: int) -> bool:
+            return False
+
+    def calculated(kind: type[generate.Generation]) -> list[int]:
+        def work(device: str) -> None:
+            generation = kind.of(transformers_models.build(values, device), workload)
+            with torch.inference_mode():
+                for _ in range(2):
+                    generation.once(lambda name, run_index: nullcontext(Notes()))
+
+        return events(work)
+
+    with_all, skipping = calculated(Whole), calculated(generate.Generation)
+    assert len(skipping) < len(with_all)
+    assert peak_of(skipping) == peak_of(with_all)
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        ({"prompt_lengths": 2}, "workload.cache=paged with workload.prompt_lengths=2: every prompt has the pages"),
+        ({"packing": "packed"}, "workload.cache=paged with workload.packing=packed"),
+    ],
+)
+def test_pages_of_prompts_of_different_lengths_are_refused(
+    generated: Any, workload: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        generated({"cache": "paged", **workload})
+
+
 @pytest.mark.parametrize(("context", "new_tokens"), [(2, 2), (3, 6), (16, 2), (16, 30)])
 def test_a_sliding_cache_holds_no_more_than_the_window(
     generated: Any, windowed: dict[str, Any], context: int, new_tokens: int
@@ -228,8 +318,9 @@ def test_quanto_without_a_compiler_is_unavailable_before_anything_is_measured(
 
 def test_every_kind_of_cache_makes_the_same_tokens(windowed: dict[str, Any], settled: Any) -> None:
     built = network(windowed, settled, context=12)
-    made = {kind: tokens(built, cache=kind, new_tokens=10) for kind in ("dynamic", "static", "sliding")}
+    made = {kind: tokens(built, cache=kind, new_tokens=10) for kind in ("dynamic", "static", "sliding", "paged")}
     assert torch.equal(made["dynamic"], made["static"])
+    assert torch.equal(made["dynamic"], made["paged"])
     assert torch.equal(made["dynamic"], made["sliding"])
 
 
@@ -517,3 +608,35 @@ def test_a_missing_library_makes_a_point_unavailable(tmp_path: Any, decoder: dic
     message = measured.outcome.error_message or ""
     assert message.startswith("optimum.quanto is not installed: ")
     assert message.endswith('pip install "sweeper[quantize]"')
+
+
+# --- what a decoding step reads ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_reads_every_weight_but_the_table_of_which_it_looks_up_rows(
+    generated: Any, decoder: dict[str, Any], tied: bool
+) -> None:
+    """32 x 96 elements of embedding, which is read as a whole only where it is the output layer too."""
+    model = decoder | {"config": {**decoder["config"], "tie_word_embeddings": tied}}
+    result = generated(model=model, batch=3, context=16)
+    metrics = result.returned["metrics"]
+    table = 0 if tied else 96 * 32 * FLOAT32
+    assert metrics["step_weight_bytes"] == result.model["parameter_bytes"] - table
+    assert metrics["prompt_cache_bytes"] == LAYERS * POSITION * 3 * 16
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static", "paged"])
+def test_a_step_reads_no_empty_place_of_a_cache_and_nothing_before_a_window(
+    generated: Any, windowed: dict[str, Any], decoder: dict[str, Any], cache: str
+) -> None:
+    for model, positions in ((decoder, 19), (windowed, WINDOW)):
+        result = generated({"cache": cache}, model=model, batch=3, context=19)
+        assert result.returned["metrics"]["prompt_cache_bytes"] == LAYERS * POSITION * 3 * positions
+
+
+def test_what_a_step_of_experts_reads_is_not_known(generated: Any) -> None:
+    config = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = {"name": "experts", "library": "transformers", "model_type": "mixtral", "config": config}
+    assert generated(model=model).returned["metrics"]["step_weight_bytes"] is None

@@ -207,7 +207,11 @@ def test_a_context_together_with_a_share_of_the_positions_is_refused() -> None:
         (1.5, {}, "inputs.of_positions=1.5: must be a share"),
         (0.0001, {}, "inputs.of_positions=0.0001: leaves no context"),
         (1.0, {"model": {"name": "mlp", "width": 8}}, "inputs=long: mlp has no positions in its configuration"),
-        (1.0, {"model": {"name": "pretrained", "path": "somebody/hub"}}, "model.path=somebody/hub: its positions"),
+        (
+            1.0,
+            {"model": {"name": "pretrained", "path": "somebody/hub"}},
+            "model.path=somebody/hub: its config.json",
+        ),
     ],
 )
 def test_a_share_that_gives_no_context_is_refused(share: float, values: dict[str, Any], message: str) -> None:

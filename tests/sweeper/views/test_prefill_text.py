@@ -88,3 +88,9 @@ def test_the_line_of_an_attempt_names_it_where_the_prompts_did_not_fit(capsys: p
     Show(plan()).settled(device.name, Point(values=values()), outcome, recalled=False)
     shown = capsys.readouterr().out
     assert shown.strip().endswith(f"; prompts read at once; chunks (workload.prefill_chunk) {LEAST}")
+
+
+def test_prompts_in_pages_are_read_one_after_another() -> None:
+    workload = {"name": "generate", "cache": "paged", "prefill_chunk": 8192}
+    text = prefill({"workload": workload, "context": 512})
+    assert text == "prompts read one after another, up to 8,192 tokens in a pass"

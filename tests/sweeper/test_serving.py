@@ -1,0 +1,100 @@
+"""How many requests a device answers at once, and the most tokens a second, from the rows of a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sweeper.fit_cells import Cell, FitDevice, FitTable, Result
+from sweeper.serving import SERVE, Serving, servings, speeds
+from sweeper.views import serving_text
+
+GIB = 2**30
+WEIGHTS, REQUEST = 15 * GIB, GIB  # bytes
+DEVICE = FitDevice(
+    name="sim:mine", kind="calculated", card="mine", total_bytes=24 * GIB, context_bytes=0, context_range_bytes=None,
+    used_by_others_bytes=None, usable_bytes=24 * GIB, bandwidth_bytes_per_s=2**40, price_per_hour=None,
+)  # fmt: skip
+CELL = Cell(
+    device="sim:mine", kind="calculated", setting=SERVE, values={}, context=100, counter="allocated", fits=True,
+    peak_bytes=17 * GIB, largest_batch=7, largest_peak_bytes=23 * GIB, failing_batch=8, status="ok",
+    point_ids=("1", "7", "8", "32"),
+)  # fmt: skip
+
+
+def result(batch: int, fits: bool) -> Result:
+    workload = {"name": "generate", "cache": "paged", "new_tokens": 29, "prefill_chunk": 8192}
+    read = {"cache_bytes": batch * REQUEST, "prompt_cache_bytes": batch * REQUEST, "step_weight_bytes": WEIGHTS}
+    return Result(
+        device="sim:mine", values={"batch": batch, "context": 100, "workload": workload}, point_id=str(batch),
+        status="ok" if fits else "oom", fits=fits, peak_bytes=WEIGHTS + batch * REQUEST, metrics=read if fits else {},
+    )  # fmt: skip
+
+
+RESULTS = [result(1, True), result(7, True), result(8, False), result(32, False)]
+
+
+def serving(cell: Cell = CELL, results: list[Result] = RESULTS, requests: int = 32) -> Serving:
+    (found,) = servings([cell], results, requests)
+    return found
+
+
+def test_the_requests_asked_for_and_the_largest_number_stand_next_to_each_other() -> None:
+    found = serving()
+    assert (found.requests, found.fits, found.peak_bytes) == (32, False, WEIGHTS + 32 * REQUEST)
+    assert (found.largest, found.largest_peak_bytes, found.is_at_least) == (7, 23 * GIB, False)
+    assert serving(requests=7).fits is True
+
+
+def test_a_request_has_whole_pages_for_its_prompt_and_the_new_tokens_that_are_read() -> None:
+    """100 tokens and 28 of 29 new ones are 8 pages of 16."""
+    assert serving().request_pages == 8
+    assert serving().request_bytes == REQUEST
+
+
+def test_where_one_request_does_not_fit_no_number_does() -> None:
+    cell = replace(CELL, fits=False, largest_batch=None, failing_batch=1, point_ids=("1",))
+    found = serving(cell, [result(1, False)])
+    assert (found.fits, found.largest, found.request_bytes) == (False, 0, None)
+
+
+def test_nothing_is_known_before_a_point_has_ended() -> None:
+    cell = replace(CELL, fits=None, largest_batch=None, failing_batch=None, status=None, point_ids=())
+    found = serving(cell, [])
+    assert (found.fits, found.largest, found.peak_bytes) == (None, None, None)
+
+
+def test_no_serving_is_shown_that_was_not_asked_for() -> None:
+    assert servings([CELL], RESULTS, None) == ()
+
+
+def test_the_most_tokens_a_second_are_those_of_the_weights_and_the_cache() -> None:
+    found = {each.speed.batch: each.speed for each in speeds([CELL], RESULTS, [DEVICE], 32)}
+    assert list(found) == [1, 7]
+    assert found[7].tokens_per_second == pytest.approx(7 * 2**40 / (22 * GIB))
+    assert found[7].price_per_million_tokens is None
+    (priced,) = speeds([CELL], RESULTS[1:2], [replace(DEVICE, price_per_hour=3.6)], None)
+    assert priced.speed.price_per_million_tokens == pytest.approx(1000 / found[7].tokens_per_second)
+
+
+def test_a_card_without_a_bandwidth_has_no_speed() -> None:
+    assert speeds([CELL], RESULTS, [replace(DEVICE, bandwidth_bytes_per_s=None)], None) == ()
+
+
+def test_the_text_marks_arithmetic_and_names_what_is_not_included() -> None:
+    table = FitTable(
+        model="mine", parameters=None, dtype="bfloat16", devices=(DEVICE,), settings=(SERVE,), contexts=(100,),
+        cells=(CELL,), servings=(serving(),), speeds=speeds([CELL], RESULTS, [DEVICE], 32),
+    )  # fmt: skip
+    head, line = serving_text.grid(table)
+    assert line.split() == ["sim:mine", "100", "no", "47.00", "7", "23.00", "326"]
+    assert max(len(head), len(line)) <= 80
+    text = " ".join([*serving_text.legend(table), *serving_text.speed_lines(table)])
+    for part in ("Not included:", "CUDA graphs", "8 pages of 16 tokens", "arithmetic and not calculated"):
+        assert part in text
+    known: dict[str, Any] = {"bandwidth_bytes_per_s": None}
+    unknown = replace(table, devices=(replace(DEVICE, **known),), speeds=())
+    assert serving_text.grid(unknown)[1].split()[-1] == "-"
+    assert serving_text.speed_lines(unknown) == []
