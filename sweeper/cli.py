@@ -192,6 +192,19 @@ def frontier(line: CommandLine) -> int:
     return _show(line, decision_sheet.decision_sheet(folder, loading.read(folder)), decision_sheet.as_text)
 
 
+def report(line: CommandLine) -> int:
+    from sweeper.tables import loading
+    from sweeper.views.page import report
+
+    flags = line.flags
+    report.check(flags.output, flags.pictures)
+    folder = _run(line)
+    written = report.write_report(
+        folder, loading.read(folder), flags.output, flags.pictures, flags.axes, flags.tariffs
+    )
+    return _show(line, written, report.as_text, report.as_json)
+
+
 def _run(line: CommandLine) -> Path:
     """The folder of the run that the line names, or of the newest one. Raises Mistake."""
     from sweeper.tables import loading
@@ -220,4 +233,5 @@ COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "effects": effects,
     "environment": environment,
     "frontier": frontier,
+    "report": report,
 }

@@ -138,7 +138,7 @@ def _difference(
         without = [row for row, peak in zip(pair, peaks, strict=True) if peak is None]
         reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in without)), None)
         because |= {column: reason} if reason else {}
-    times = [_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
+    times = [warm_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
     reason = next((time for time in times if isinstance(time, str)), None)
     seconds, time_of = None, None
     if reason is None:
@@ -190,7 +190,7 @@ def why_not(row: Row, column: str = "") -> str | None:
     return None
 
 
-def _repeat(row: Row, phases: Sequence[Row]) -> tuple[float, str] | str:
+def warm_repeat(row: Row, phases: Sequence[Row]) -> tuple[float, str] | str:
     """The seconds of one warm repeat with the phases they are the sum of, or why there is no such time."""
     if row["kind"] == CALCULATED:
         return "a calculated device has no times"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,7 +23,8 @@ INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 SIZES = ("batch", "context")  # the keys of --at
 ALONE = ("--multirun", "-m", "--json", "--resolve")  # flags without a value
-WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "--picture")  # in the next word
+OF_REPORT = ("--output", "--axes", "--tariffs", "--pictures")
+WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "--picture", *OF_REPORT)  # in the next word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list
 def _refuse_files(command: str, words: Sequence[str]) -> None:
     """Raises Mistake for an experiment's file in place of a word, and for a run that is given like a key."""
     for at, word in enumerate(words):
-        if command in ("estimate", "effects", "frontier") and re.fullmatch("run=.+", word):
+        if command in ("estimate", "effects", "frontier", "report") and re.fullmatch("run=.+", word):
             raise Mistake(f"{word}: no such key; write sweeper {command} {word.removeprefix('run=')}")
         is_value = at > 0 and words[at - 1].startswith("-")
         if command in ("sweep", "estimate") and not is_value and re.fullmatch(r"[^=]+\.ya?ml", word):
@@ -230,14 +231,33 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         "--at", type=_size, metavar="SIZE", help="calculate the peak of this size, as in --at batch=16,context=8192"
     )
     effects.add_argument(
-        "--picture", type=_file, metavar="FILE", help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)"
+        "--picture", type=_file_of("--picture peaks.png"), metavar="FILE", help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)"
     )
     frontier = add(
         "frontier",
         "sweeper frontier [RUN] [--json]",
         "The largest configurations of a sweep that fit, and the decision sheet.",
     )
-    for parser in (effects, frontier):
+    report = add(
+        "report",
+        "sweeper report [RUN] [--output FILE] [--axes KEY,KEY] [--tariffs FILE] [--pictures FOLDER] [--json]",
+        "One page to show, in the run's folder: opens in any browser, from the file alone.",
+    )
+    report.add_argument("--output", type=_file_of("--output report.html"), metavar="FILE", help="write the page there")
+    report.add_argument(
+        "--axes",
+        type=_keys,
+        default=(),
+        metavar="KEY,KEY",
+        help="the dimensions of the frontier's matrices, downwards and across, as in --axes batch,context",
+    )
+    report.add_argument(
+        "--tariffs", type=_file_of("--tariffs tariffs.yaml"), metavar="FILE", help="prices, for the cost of a package"
+    )
+    report.add_argument(
+        "--pictures", type=_file_of("--pictures FOLDER"), metavar="FOLDER", help="also write each chart as SVG and PNG"
+    )
+    for parser in (effects, frontier, report):
         parser.add_argument(
             "words",
             nargs="*",
@@ -266,10 +286,24 @@ def _size(text: str) -> dict[str, int]:
     return found
 
 
-def _file(text: str) -> str:
-    if not text:
-        raise Mistake("--picture needs a file, as in --picture peaks.png")
-    return text
+def _file_of(example: str) -> Callable[[str], str]:
+    """The type of a flag that takes a path: any text but none."""
+    flag, _, path = example.partition(" ")
+
+    def check(text: str) -> str:
+        if not text:
+            raise Mistake(f"{flag} needs a {'folder' if path.isupper() else 'file'}, as in {example}")
+        return text
+
+    return check
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    """`batch,context`"""
+    found = tuple(word.strip() for word in text.split(","))
+    if not all(found) or len(set(found)) != len(found) or len(found) > 2:
+        raise Mistake(f"--axes {text}: takes one key or two different ones, as in --axes batch,context")
+    return found
 
 
 def _folder(text: str) -> str:

@@ -246,7 +246,7 @@ def as_text(sheet: Mapping[str, Any]) -> str:
             *calculated["frontier_text"].splitlines(),
         ],
         "ASSUMED": sheet["assumed"],
-        "ENVIRONMENT": [_environment_line(record) for record in sheet["environment"]],
+        "ENVIRONMENT": [environment_line(record) for record in sheet["environment"]],
         "RAW RESULTS": [sheet["raw_results"], sheet["plan"], f"{sheet['tables'][0]}, ..."],
     }
     return "\n\n".join("\n".join([heading, *indent(lines)]) for heading, lines in sections.items())
@@ -296,7 +296,8 @@ def _term_lines(terms: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*shown, *more(len(terms), MOST_LISTED, "terms")]
 
 
-def _environment_line(record: Mapping[str, Any]) -> str:
+def environment_line(record: Mapping[str, Any]) -> str:
+    """One row of environment.parquet in words."""
     words = [str(record[name]) for name in ("host", "system", "device_name", "device_uuid") if record.get(name)]
     named = ("torch", "python", "driver", "backend", "backend_version", "allocator_backend")
     if record.get("allocator_backend") == "calculated":  # torch's backend traced it; the card is another

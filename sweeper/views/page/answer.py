@@ -1,0 +1,150 @@
+"""The answer of a run in sentences: the largest that fits for each setting, and what stops the next larger. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runners.device import CALCULATED, device_named
+from runners.outcome import Status
+from sweeper.columns import NAMED
+from sweeper.frontier.edges import FrontierGroup, groups_of, headroom, limit_bytes
+from sweeper.frontier.open_values import SearchedValues
+from sweeper.objective import Objective
+from sweeper.rows import Row
+from sweeper.settled_keys import differing
+from sweeper.units import format_bytes, format_count
+from sweeper.views.frontier_text import why
+from sweeper.views.layout import assignments, counts, error_text
+
+UNDONE = (Status.NOT_RUN.value, Status.INTERRUPTED.value)
+GUARD = "guard"  # the machine's own memory: no limit that a person set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The edge of one search: points that differ only in keys along which memory grows.
+
+    `largest` and `next`: rows of points.parquet; None where nothing fits, and where nothing larger was tried.
+    """
+
+    device: str
+    kind: str
+    setting: str  # the keys in which it differs from the other findings, as typed; empty if it is the only one
+    along: Sequence[str]
+    largest: Row | None
+    largest_at: str | None
+    next: Row | None
+    next_at: str | None
+    next_why: str | None
+    group: FrontierGroup
+
+    @property
+    def is_calculated(self) -> bool:
+        return self.kind == CALCULATED
+
+    @property
+    def left_bytes(self) -> int | None:
+        """Bytes left of the limit; None under a guard, which stands for the memory of the whole machine."""
+        if self.largest is None or self.largest.get("budget_kind") == GUARD:
+            return None
+        return headroom(self.largest)[0]
+
+    @property
+    def limit_bytes(self) -> int | None:
+        if self.largest is None or self.largest.get("budget_kind") == GUARD:
+            return None
+        return limit_bytes(self.largest)
+
+    @property
+    def sentence(self) -> str:
+        where = f"on {self.device}" + (f" with {self.setting}" if self.setting else "")
+        if self.largest is None:
+            smallest = f"; the smallest that was tried, {self.next_at}: {self.next_why}" if self.next_at else ""
+            return f"Nothing fits {where}{smallest}."
+        peak = _peak(self.largest)
+        text = f"{self.largest_at} is the largest that fits {where}" + (f", with a peak of {peak}" if peak else "")
+        text += f" and {format_bytes(self.left_bytes)} left" if self.left_bytes is not None else ""
+        if self.next_at is None:
+            return f"{text}. Nothing larger was tried."
+        return f"{text}. The next, {self.next_at}: {self.next_why}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    headline: str
+    findings: Sequence[Finding]
+    remarks: Sequence[str]  # what has to be known to read it
+
+
+def answer_of(rows: Sequence[Row], objective: Objective, searched: Iterable[SearchedValues] = ()) -> Answer:
+    """The findings of measured devices come first, each kind in the order of the plan."""
+    groups = [group for group in groups_of(rows, searched=searched) if group.decided]
+    groups.sort(key=lambda group: group.rows[0]["kind"] == CALCULATED)
+    along = {key for group in groups for key in group.along}
+    apart = differing((group.rows[0]["config"] for group in groups), along) if groups else {}
+    findings = [_finding(group, objective, apart[group.rows[0]["config"]]) for group in groups]
+    return Answer(headline=_headline(rows, findings), findings=findings, remarks=list(_remarks(rows, findings)))
+
+
+def _finding(group: FrontierGroup, objective: Objective, setting: Mapping[str, Any]) -> Finding:
+    largest = group.largest(objective)
+    obstacle = group.next_larger(largest)
+    row = group.rows[0]
+    return Finding(
+        device=row["device"],
+        kind=row["kind"],
+        setting=assignments(setting),
+        along=group.along,
+        largest=None if largest is None else group.fitting[largest],
+        largest_at=None if largest is None else group.text(largest),
+        next=obstacle,
+        next_at=None if obstacle is None else group.text(group.at(obstacle)),
+        next_why=None if obstacle is None else why(obstacle),
+        group=group,
+    )
+
+
+def _peak(row: Row) -> str | None:
+    counter = device_named(row["device"]).deciding_counter
+    peak = row.get(f"peak_{counter}_bytes")
+    return None if peak is None else f"{format_bytes(peak)} {counter}"
+
+
+def _headline(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
+    if not rows:
+        return "This run has no points."
+    if not findings:
+        reasons = (error_text(row["error_type"], row["error_message"]) for row in rows)
+        reason = next(filter(None, reasons), None)
+        statuses = counts(Counter(row["status"] for row in rows))
+        return f"No attempt decided what fits: {statuses}{f' ({reason})' if reason else ''}."
+    first = findings[0]
+    return ("Calculated, not measured: " if first.is_calculated else "") + first.sentence
+
+
+def _remarks(rows: Sequence[Row], findings: Sequence[Finding]) -> Iterable[str]:
+    undone = sum(row["status"] in UNDONE for row in rows)
+    if undone:
+        yield f"The sweep broke off: {undone} of {format_count(len(rows), 'point')} have no result."
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    if len(kinds) > 1:
+        yield "Some devices were measured and others calculated; each part of this page says which, and never adds them."
+    for finding in findings:
+        group, where = finding.group, " ".join(filter(None, (finding.device, finding.setting)))
+        if group.is_assumed:
+            yield f"Assumed for {where}: memory never decreases along {', '.join(group.along)}; no attempt tested this."
+        if not group.evidence.consistent:
+            yield f"Not monotone on {where}: a point fails that is smaller than one that fits."
+        if any(row.get("flaky") for row in group.rows):
+            yield f"Flaky on {where}: a point passed and failed; it is not counted as fitting."
+        if group.open_values:
+            yield f"Open on {where}: {format_count(len(group.open_values), 'point')} neither decided nor implied."
+
+
+def subject_of(rows: Sequence[Row]) -> str:
+    """What all rows have in common of model, workload and dtype: `tiny-llama, train, float32`."""
+    names = [{row[name] for row in rows} for name in NAMED]
+    return ", ".join(str(next(iter(values))) for values in names if len(values) == 1 and values != {None})
