@@ -62,19 +62,26 @@ class Finding:
     def sentence(self) -> str:
         where = f"on {self.device}" + (f" with {self.setting}" if self.setting else "")
         if self.largest is None:
-            smallest = f"; the smallest that was tried, {self.next_at}: {self.next_why}" if self.next_at else ""
-            return f"Nothing fits {where}{smallest}."
-        peak = _peak(self.largest)
-        text = f"{self.largest_at} is the largest that fits {where}" + (f", with a peak of {peak}" if peak else "")
-        text += f" and {format_bytes(self.left_bytes)} left" if self.left_bytes is not None else ""
+            return f"Nothing that was tried fits {where}."
+        text = f"{self.largest_at} is the largest that fits {where}"
+        peak, left, limit = _peak(self.largest), self.left_bytes, self.limit_bytes
+        text += f": it peaks at {peak}" if peak else ""
+        if left is not None and limit is not None:
+            text += f"{' and' if peak else ': it'} leaves {format_bytes(left)} of {format_bytes(limit)}"
+        return f"{text}."
+
+    @property
+    def next_sentence(self) -> str:
+        """Why nothing larger fits."""
         if self.next_at is None:
-            return f"{text}. Nothing larger was tried."
-        return f"{text}. The next, {self.next_at}: {self.next_why}."
+            return "Nothing larger was tried." if self.largest is not None else ""
+        return f"The {'smallest' if self.largest is None else 'next larger'} that was tried, {self.next_at}: {self.next_why}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     headline: str
+    detail: str  # why nothing larger fits, where there is one finding
     findings: Sequence[Finding]
     remarks: Sequence[str]  # what has to be known to read it
 
@@ -86,7 +93,12 @@ def answer_of(rows: Sequence[Row], objective: Objective, searched: Iterable[Sear
     along = {key for group in groups for key in group.along}
     apart = differing((group.rows[0]["config"] for group in groups), along) if groups else {}
     findings = [_finding(group, objective, apart[group.rows[0]["config"]]) for group in groups]
-    return Answer(headline=_headline(rows, findings), findings=findings, remarks=list(_remarks(rows, findings)))
+    return Answer(
+        headline=_headline(rows, findings),
+        detail=findings[0].next_sentence if len(findings) == 1 else "",
+        findings=findings,
+        remarks=list(_remarks(rows, findings)),
+    )
 
 
 def _finding(group: FrontierGroup, objective: Objective, setting: Mapping[str, Any]) -> Finding:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from runners.device import Card, device_named
 from sweeper.rows import Row
+from sweeper.units import format_bytes, format_count
 from sweeper.views.page.marks import Mark
 
 ARITHMETIC = "arithmetic"
@@ -44,6 +45,20 @@ class CardRooms:
     counter: str
     assumed: str
     rooms: Sequence[CardRoom]
+
+    @property
+    def sentence(self) -> str:
+        """On how many cards it fits, and the smallest of them."""
+        fitting = [each for each in self.rooms if each.mark is Mark.FITS]
+        ruled_out = sum(each.mark is Mark.FAILS for each in self.rooms)
+        of = format_count(len(self.rooms), "card")
+        if self.need is None:
+            without = f"{ruled_out} of {of} have no room" if ruled_out else f"None of {of} is ruled out"
+            return f"{without} for at least {format_bytes(self.at_least)} of tensors."
+        what = f"It reserves {format_bytes(self.need)}: "
+        if not fitting:
+            return f"{what}none of {of} has so much room."
+        return f"{what}{len(fitting)} of {of} have so much room, {fitting[0].card} the least."
 
 
 def card_rooms(title: str, row: Row, cards: Mapping[str, Card], rows: Iterable[Row] = ()) -> CardRooms | None:

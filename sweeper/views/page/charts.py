@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sweeper.estimates.comparison import COMPARED, ESTIMATED, Figure, PointComparison
-from sweeper.units import GIB, MIB, format_bytes, format_seconds
+from sweeper.estimates.comparison import ESTIMATED
+from sweeper.units import GIB, MIB, format_bytes
+from sweeper.views.page.compared import Compared
 from sweeper.views.page.fitted_memory import FittedMemory
 from sweeper.views.page.frontier_grid import FrontierGrid, Panel
 from sweeper.views.page.marks import Mark
@@ -53,7 +54,7 @@ MARK_SHAPES = {
     Mark.UNKNOWN: "diamond",
     Mark.SKIPPED: "triangle-down",
 }
-WIDTH = 640
+WIDTH, NARROW = 640, 300  # of the plot alone
 FONT = "Helvetica Neue, Arial, Liberation Sans, sans-serif"
 FAR = 4  # a limit more than this many times the highest peak is given in words: as a line it would flatten the rest
 
@@ -98,10 +99,9 @@ def phase_chart(found: PhaseBars) -> alt.LayerChart:
             thick.append({"phase": label, "part": found.apart, "from": 0, "to": peaks[found.apart] / unit})
         elif found.apart in peaks:
             thin.append({"phase": label, "part": found.apart, "from": 0, "to": peaks[found.apart] / unit, "lane": 1})
-        shown = found.outer if found.outer in peaks else next(iter(peaks))
         sizes = [format_bytes(peaks[each]) for each in (found.inner, found.outer, found.apart) if each in peaks]
         text = ("≥ " if not bar.completed else "") + " / ".join(dict.fromkeys(sizes))
-        texts.append({"phase": label, "at": (found.below + peaks[shown]) / unit, "text": text})
+        texts.append({"phase": label, "text": text})
     used = list(dict.fromkeys(each["part"] for each in (*thick, *thin)))
     colour = alt.Color(
         "part:N",
@@ -110,7 +110,7 @@ def phase_chart(found: PhaseBars) -> alt.LayerChart:
     )
     highest = max(ends, default=0) / unit
     limit = None if found.limit is None or found.limit / unit > FAR * highest else found.limit / unit
-    room = max(highest * 1.28, (limit or 0) * 1.02)
+    room = max(highest, limit or 0) * 1.03
     across = alt.X("from:Q", title=name, scale=alt.Scale(domain=[0, room], nice=False))
     down = alt.Y("phase:N", sort=order, title=None, scale=alt.Scale(paddingInner=0.25))
     layers: list[Any] = [
@@ -122,12 +122,12 @@ def phase_chart(found: PhaseBars) -> alt.LayerChart:
         .mark_bar(height=4, yOffset=9)
         .encode(x=across, x2="to:Q", y=down, color=colour),
         alt.Chart(_data(texts))
-        .mark_text(align="left", dx=5, fontSize=11)
-        .encode(x=alt.X("at:Q"), y=down, text="text:N"),
+        .mark_text(align="left", x=NARROW + 8, fontSize=11)
+        .encode(y=down, text="text:N"),
     ]
     if limit is not None:
         layers += _limit_line(limit, f"limit {format_bytes(found.limit or 0)}", vertical=True)
-    return _styled(alt.layer(*layers), len(found.bars) * 26)
+    return _styled(alt.layer(*layers), len(found.bars) * 26, NARROW)
 
 
 def _limit_line(at: float, text: str, vertical: bool) -> list[Any]:
@@ -174,13 +174,13 @@ def memory_chart(found: FittedMemory) -> alt.LayerChart:
     colour = alt.Color(
         "context:N",
         scale=alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in cycle]),
-        legend=alt.Legend(title=None, orient="right"),
+        legend=alt.Legend(title=None, orient="top", columns=4),
     )
     shape = alt.Shape("context:N", scale=alt.Scale(domain=names, range=[SHAPES[at % len(SHAPES)] for at in cycle]))
     dash = alt.StrokeDash(
         "context:N", scale=alt.Scale(domain=names, range=[DASHES[at % len(DASHES)] for at in cycle]), legend=None
     )
-    x = alt.X("tokens:Q", title="tokens in a pass (batch x context)", scale=alt.Scale(zero=False, nice=True))
+    x = alt.X("tokens:Q", title="tokens in a pass (batch x context)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
     y = alt.Y("peak:Q", title=f"peak {found.counter}, {name}", scale=alt.Scale(domainMin=0))
     layers: list[Any] = [
         alt.Chart(_data(within)).mark_line(strokeWidth=1.5).encode(x=x, y=y, color=colour, strokeDash=dash),
@@ -191,33 +191,34 @@ def memory_chart(found: FittedMemory) -> alt.LayerChart:
     ]
     if limit is not None:
         layers += _limit_line(limit / unit, f"limit {format_bytes(limit)}", vertical=False)
-    return _styled(alt.layer(*layers), 320)
+    return _styled(alt.layer(*layers), 260, 400)
 
 
-def comparison_chart(compared: Sequence[PointComparison], at: Mapping[str, str]) -> alt.Chart | None:
-    """The figures of each point that count the same bytes, side by side; None without any."""
+def comparison_chart(found: Compared) -> alt.Chart | None:
+    """The figures of each point that count the same bytes, side by side; None without two of a point."""
     import altair as alt
 
-    rows = [(each, figure) for each in compared for figure in _alike(each)]
+    rows = [(row.at, figure) for row in found.rows if len(row.known) > 1 for figure in row.known]
     if not rows:
         return None
     unit, name = _unit(figure.bytes for _, figure in rows)
     data = [
         {
-            "point": at.get(each.point_id, each.point_id),
+            "point": at,
             "bytes": figure.bytes / unit,
             "what": figure.kind if figure.device is None else f"{figure.kind}, {figure.device}",
         }
-        for each, figure in rows
+        for at, figure in rows
     ]
     what = sorted({row["what"] for row in data}, key=lambda each: (not each.startswith(ESTIMATED), each))
     cycle = range(len(what))
-    order = [at.get(each.point_id, each.point_id) for each in compared]
+    order = list(dict.fromkeys(at for at, _ in rows))
+    top = max(row["bytes"] for row in data) * 1.05
     chart = (
         alt.Chart(_data(data))
-        .mark_point(filled=True, size=90, opacity=0.9)
+        .mark_point(filled=False, size=90, strokeWidth=2.2)
         .encode(
-            x=alt.X("bytes:Q", title=f"bytes of tensors, {name}", scale=alt.Scale(domainMin=0)),
+            x=alt.X("bytes:Q", title=f"bytes of tensors, {name}", scale=alt.Scale(domain=[0, top], nice=False)),
             y=alt.Y("point:N", sort=order, title=None, axis=alt.Axis(grid=True)),
             color=alt.Color(
                 "what:N",
@@ -229,16 +230,7 @@ def comparison_chart(compared: Sequence[PointComparison], at: Mapping[str, str])
             ),
         )
     )
-    return _styled(chart, 26 * len(compared))
-
-
-def _alike(compared: PointComparison) -> list[Figure]:
-    """The estimate, and on each device the one counter that is compared."""
-    found = [figure for figure in compared.figures if figure.device is None]
-    for device in dict.fromkeys(figure.device for figure in compared.figures if figure.device is not None):
-        own = {figure.counter: figure for figure in compared.figures if figure.device == device and figure.is_whole}
-        found += [own[counter] for counter in COMPARED if counter in own][:1]
-    return found if len(found) > 1 else []
+    return _styled(chart, 26 * len(order))
 
 
 def timeline_chart(found: Timeline) -> alt.Chart | None:
@@ -287,49 +279,48 @@ def frontier_chart(panel: Panel, grid: FrontierGrid) -> alt.LayerChart:
     import altair as alt
 
     cell = 52
+    columns, rows = [each or " " for each in panel.columns], [each or " " for each in panel.rows]
     data = [
         {
-            "x": panel.columns[x] or " ",
-            "y": panel.rows[y] or " ",
-            "mark": each.mark.value,
-            "text": grid.number(each),
+            **{"x": columns[x], "y": rows[y], "mark": each.mark.value, "text": grid.number(each)},
+            **{"right": each.edge_right, "below": each.edge_below},
         }
         for (y, x), each in panel.cells.items()
     ]
-    rights = [at for at, each in panel.cells.items() if each.edge_right]
-    belows = [at for at, each in panel.cells.items() if each.edge_below]
-    lines = [{"x": (x + 1) * cell, "x2": (x + 1) * cell, "y": y * cell, "y2": (y + 1) * cell} for y, x in rights]
-    lines += [{"x": x * cell, "x2": (x + 1) * cell, "y": (y + 1) * cell, "y2": (y + 1) * cell} for y, x in belows]
-    names = [mark.value for mark in Mark]
-    x = alt.X("x:N", sort=[each or " " for each in panel.columns], title=grid.across, axis=alt.Axis(orient="top"))
-    y = alt.Y("y:N", sort=[each or " " for each in panel.rows], title=grid.down)
+    names = [mark.value for mark in Mark if any(row["mark"] == mark.value for row in data)]
+    x = alt.X("x:N", sort=columns, title=grid.across, axis=alt.Axis(orient="top", labelAngle=0))
+    y = alt.Y("y:N", sort=rows, title=grid.down)
     colour = alt.Color(
         "mark:N",
         scale=alt.Scale(domain=names, range=[COLOURS[name] for name in names]),
         legend=alt.Legend(title=None, orient="bottom"),
     )
-    shape = alt.Shape("mark:N", scale=alt.Scale(domain=names, range=[MARK_SHAPES[mark] for mark in Mark]))
+    shape = alt.Shape("mark:N", scale=alt.Scale(domain=names, range=[MARK_SHAPES[Mark(name)] for name in names]))
     base = alt.Chart(_data(data))
+    line = {"strokeWidth": 3, "color": COLOURS["ink"], "strokeCap": "square"}
     layers: list[Any] = [
         base.mark_rect(opacity=0.14, stroke=COLOURS["surface"]).encode(x=x, y=y, color=alt.Color("mark:N")),
         base.mark_point(filled=True, size=60, opacity=1, yOffset=-9).encode(x=x, y=y, color=colour, shape=shape),
         base.mark_text(dy=11, fontSize=11).encode(x=x, y=y, text="text:N"),
+        base.transform_filter("datum.right")
+        .mark_rule(**line)
+        .encode(x=alt.X("x:N", sort=columns, bandPosition=1), y=alt.Y("y:N", sort=rows, bandPosition=0), y2=_end("y")),
+        base.transform_filter("datum.below")
+        .mark_rule(**line)
+        .encode(y=alt.Y("y:N", sort=rows, bandPosition=1), x=alt.X("x:N", sort=columns, bandPosition=0), x2=_end("x")),
     ]
-    if lines:
-        pixels = {name: alt.value(None) for name in ()}
-        del pixels
-        layers.append(
-            alt.Chart(_data(lines))
-            .mark_rule(strokeWidth=3, color=COLOURS["ink"])
-            .encode(
-                x=alt.X("x:Q", scale=None, axis=None, title=None),
-                x2="x2:Q",
-                y=alt.Y("y:Q", scale=None, axis=None, title=None),
-                y2="y2:Q",
-            )
-        )
-    chart = alt.layer(*layers).resolve_scale(x="independent", y="independent") if lines else alt.layer(*layers)
-    return _styled(chart, cell * max(1, len(panel.rows)), cell * max(1, len(panel.columns)))
+    title = f"{panel.device} ({panel.kind}) {panel.title}".strip()
+    below = f"peak {panel.counter}, {grid.unit_name}" + (f", {panel.limit}" if panel.limit else "")
+    chart = alt.layer(*layers).properties(
+        title=alt.TitleParams(title, subtitle=below, anchor="start", fontSize=12, subtitleFontSize=11, offset=8)
+    )
+    return _styled(chart, cell * max(1, len(rows)), cell * max(1, len(columns)))
+
+
+def _end(axis: str) -> Any:
+    import altair as alt
+
+    return (alt.X2 if axis == "x" else alt.Y2)(axis, bandPosition=1)
 
 
 def _styled(chart: Any, height: float, width: float = WIDTH) -> Any:
@@ -341,7 +332,7 @@ def _styled(chart: Any, height: float, width: float = WIDTH) -> Any:
         .configure(font=FONT, background="transparent", aria=False, padding=6)
         .configure_view(stroke=None)
         .configure_axis(**axis, **colours, **lines)
-        .configure_legend(labelColor=COLOURS["ink"], labelFontSize=11, labelLimit=320, symbolStrokeWidth=2)
+        .configure_legend(labelColor=COLOURS["ink"], labelFontSize=11, labelLimit=320, symbolOpacity=1, offset=4)
         .configure_text(color=COLOURS["ink"])
     )
 
@@ -374,7 +365,3 @@ def as_picture(chart: Any, format: str) -> bytes:
         found: bytes = vl_convert.vegalite_to_png(spec, scale=2)
         return found
     return str(vl_convert.vegalite_to_svg(spec)).encode()
-
-
-def time_text(seconds: float) -> str:
-    return format_seconds(seconds)

@@ -7,18 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from runners.device import MEASURED, Card
-from sweeper import columns as schema
 from sweeper.costs import PackageCost, Tariffs, cheapest, package_costs
 from sweeper.effects.families import NEEDS_OF_PHASES, warm_repeat
-from sweeper.estimates.comparison import NEEDS as NEEDS_OF_COMPARISON
-from sweeper.estimates.comparison import PointComparison, comparisons
-from sweeper.frontier.edges import NEEDS as NEEDS_OF_EDGES
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS
 from sweeper.plan_lines import PlanLine, RunLine, SearchedLine
 from sweeper.rows import Row
 from sweeper.views.page.answer import Answer, answer_of, subject_of
 from sweeper.views.page.card_room import CardRooms, card_rooms
+from sweeper.views.page.compared import Compared, compared
 from sweeper.views.page.failures import Failures, failures_of
 from sweeper.views.page.fitted_memory import FittedMemories, fitted_memories
 from sweeper.views.page.frontier_grid import FrontierGrid, dimensions_text, frontier_grid
@@ -28,10 +25,8 @@ from sweeper.views.page.points_table import PointsTable, point_texts, points_tab
 from sweeper.views.page.timeline import Timeline, timeline
 
 MOST_BARS = 6  # attempts whose phases are drawn
-MOST_COMPARED = 12
 MOST_CARDS = 3  # points that are compared with every card
 
-OF_POINTS = tuple(dict.fromkeys((*(column.name for column in schema.POINTS),)))
 OF_ATTEMPTS = (
     *("point_id", "device", "kind", "attempt", "status", "fits", "flaky", "failed_phase", "error_type"),
     *("error_message", "signal", "exit_code", "requested_bytes", "needs_at_least_bytes", "unlimited_peak_bytes"),
@@ -69,8 +64,7 @@ class PageContent:
     bars: Sequence[PhaseBars]
     bars_hidden: int
     fitted: FittedMemories
-    compared: Sequence[PointComparison]
-    compared_hidden: int
+    compared: Compared
     at: Mapping[str, str]  # by point id
     timeline: Timeline
     failures: Failures
@@ -101,7 +95,6 @@ def page_content(
     chosen = _chosen(answer)
     bars = [found for title, row in chosen if (found := phase_bars(title, row, phases_of.get(_key(row), ())))]
     at = point_texts(points)
-    compared = _compared(points, chosen)
     last = sweeps[-1] if sweeps else None
     return PageContent(
         run=run,
@@ -116,8 +109,7 @@ def page_content(
         bars=bars[:MOST_BARS],
         bars_hidden=len(bars[MOST_BARS:]),
         fitted=fitted_memories(points, phases),
-        compared=compared,
-        compared_hidden=len({row["point_id"] for row in points}) - len(compared),
+        compared=compared(points, at, {row["point_id"] for _, row in chosen}),
         at=at,
         timeline=timeline(attempts),
         failures=failures_of(attempts, at),
@@ -156,17 +148,6 @@ def _chosen(answer: Answer) -> list[tuple[str, Row]]:
     return list(found.values())
 
 
-def _compared(points: Sequence[Row], chosen: Sequence[tuple[str, Row]]) -> list[PointComparison]:
-    """The points that most devices tried, those at the edge first among equals."""
-    kinds: dict[str, set[str]] = defaultdict(set)
-    for row in points:
-        if row.get("peak_bytes") is not None and not row.get("peak_is_partial"):
-            kinds[row["point_id"]].add(row["kind"])
-    edge = {row["point_id"] for _, row in chosen}
-    both = sorted(kinds, key=lambda point: (-len(kinds[point]), point not in edge))[:MOST_COMPARED]
-    return [each for each in comparisons(row for row in points if row["point_id"] in both)]
-
-
 def _cards(answer: Answer, cards: Mapping[str, Card], points: Sequence[Row]) -> list[CardRooms]:
     """Of the largest points that fit, each point once: measured ones first, then those of the largest memory."""
     found: dict[str, CardRooms] = {}
@@ -195,6 +176,3 @@ def _costs(
             repeats[_key(row)] = found[0], len(warm - {None})
     packages = package_costs(points, attempts, repeats, tariffs)
     return Costs(tariffs=tariffs, packages=packages, cheapest=cheapest(packages))
-
-
-NEEDED = tuple(dict.fromkeys((*OF_POINTS, *NEEDS_OF_EDGES, *NEEDS_OF_COMPARISON)))

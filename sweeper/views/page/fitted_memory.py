@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runners.device import device_named
 from sweeper.effects.families import Family, families, title
 from sweeper.effects.memory_fit import TERMS, NotFitted, Size
-from sweeper.frontier.edges import limit_bytes
 from sweeper.rows import Row
 
 MOST_FAMILIES = 4
@@ -84,7 +84,7 @@ def _fitted(name: str, family: Family) -> FittedMemory:
     ]
     failed = [row for row in family.rows if row["fits"] is False and row["batch"] and row["context"]]
     tops = {point.phase for point in points}
-    limits = {limit_bytes(row) for row in family.rows if row.get("budget_kind") != "guard"}
+    limits = {_limit(row) for row in family.rows}
     row = family.rows[0]
     return FittedMemory(
         title=name,
@@ -98,6 +98,18 @@ def _fitted(name: str, family: Family) -> FittedMemory:
         left_out=sum(family.left_out.values()),
         failed_tokens=[(row["batch"] * row["context"], row["context"]) for row in failed],
     )
+
+
+def _limit(row: Row) -> int | None:
+    """What the peaks cannot exceed: a budget of tensors, or what a card's allocator can reserve at most.
+
+    None on cpu: its budget limits the data that the process adds, of which tensors are a part.
+    """
+    budget, total = row.get("budget_bytes"), row.get("device_total_bytes")
+    if device_named(row["device"]).is_host:
+        return budget if row.get("budget_kind") == "tensors" else None
+    room = None if total is None else total - (row.get("context_bytes") or 0)
+    return min((each for each in (budget, room) if each is not None), default=None)
 
 
 def _lines(family: Family, failed: Sequence[Size]) -> list[FittedLine]:

@@ -102,7 +102,7 @@ def _charts(content: PageContent) -> Mapping[str, Any]:
     def drawn(chart: Any, name: str, label: str, **more: Any) -> Drawn:
         return Drawn(svg=Markup(charts.as_svg(chart, name, label)), label=label, **more)
 
-    comparison = charts.comparison_chart(content.compared, content.at)
+    comparison = charts.comparison_chart(content.compared)
     timeline = charts.timeline_chart(content.timeline)
     return {
         "phases": [

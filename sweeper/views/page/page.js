@@ -58,7 +58,9 @@
       more.className = "sr";
       more.textContent = ` the command of row ${first + line + 1}`;
       button.append("Copy", more);
-      tr.appendChild(document.createElement("td")).appendChild(button);
+      const again = tr.appendChild(document.createElement("td"));
+      again.className = "again";
+      again.appendChild(button);
       return tr;
     }));
     const count = (number) => number.toLocaleString("en");
@@ -102,6 +104,7 @@
     head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
     choose();
   }));
+  addEventListener("beforeprint", () => document.querySelectorAll(".failure").forEach((each) => { each.open = true; }));
   words.addEventListener("input", choose);
   words.form.addEventListener("submit", (event) => event.preventDefault());
   marks.forEach((mark) => mark.addEventListener("change", choose));

@@ -14,6 +14,7 @@ from runners.journal import BETWEEN, QUALITY
 from sweeper.rows import Row
 
 MOST_PHASES = 24
+TENSORS = "tensors"  # the kind of a budget that limits tensors themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +105,13 @@ def _peak(phases: Iterable[Row], counter: str) -> int | None:
 
 
 def _limit(row: Row, below: int) -> int | None:
-    """The bytes that the outer bars may reach, where they are known."""
+    """The bytes that the outer bars may reach, where they are known.
+
+    None on cpu: its budget limits the data that the process adds, and resident memory counts other pages too.
+    """
     kind, budget = row.get("budget_kind"), row.get("budget_bytes")
-    if device_named(row["device"]).is_cpu:
-        baseline = row.get("process_baseline_bytes")
-        if kind == "tensors":
-            return budget
-        return None if kind != "data_limit" or baseline is None else baseline + budget
+    if device_named(row["device"]).is_host:
+        return budget if kind == TENSORS else None
     total = row.get("device_total_bytes") if below else None
     limits = [each for each in (None if budget is None else below + budget, total) if each is not None]
     return min(limits, default=None)

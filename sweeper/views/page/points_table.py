@@ -52,7 +52,7 @@ def points_table(rows: Sequence[Row], typed_before: Sequence[str] = ()) -> Point
     columns = [
         TableColumn("result", MARK),
         TableColumn("status", TEXT),
-        *([TableColumn("device", TEXT)]),
+        *([TableColumn("device", TEXT)] if devices else []),
         *(TableColumn(key, _kind(value_in(row, key) for row in rows)) for key in keys),
         *(TableColumn(label, BYTES) for label, _ in peaks),
         TableColumn("left", BYTES),
@@ -60,13 +60,12 @@ def points_table(rows: Sequence[Row], typed_before: Sequence[str] = ()) -> Point
         TableColumn("seconds", SECONDS),
         TableColumn("why", TEXT),
     ]
-    del devices
     found = [
         TableRow(
             values=[
                 mark_of(row).value,
                 row["status"],
-                row["device"],
+                *([row["device"]] if devices else []),
                 *(_plain(key, value_in(row, key)) for key in keys),
                 *(row.get(column) for _, column in peaks),
                 row.get("headroom_bytes") if row["fits"] else None,

@@ -108,7 +108,7 @@ def _write_pictures(content: PageContent, folder: str) -> Iterator[Path]:
         found[f"phases-{place}"] = charts.phase_chart(bars)
     for place, fitted in enumerate(content.fitted.shown, 1):
         found[f"tokens-{place}"] = charts.memory_chart(fitted)
-    found["compared"] = charts.comparison_chart(content.compared, content.at)
+    found["compared"] = charts.comparison_chart(content.compared)
     found["timeline"] = charts.timeline_chart(content.timeline)
     for name, chart in found.items():
         for format in FORMATS if chart is not None else ():
