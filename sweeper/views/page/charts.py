@@ -54,7 +54,7 @@ MARK_SHAPES = {
     Mark.UNKNOWN: "diamond",
     Mark.SKIPPED: "triangle-down",
 }
-WIDTH, NARROW = 640, 300  # of the plot alone
+WIDTH, NARROW = 640, 250  # of the plot alone
 FONT = "Helvetica Neue, Arial, Liberation Sans, sans-serif"
 FAR = 4  # a limit more than this many times the highest peak is given in words: as a line it would flatten the rest
 
@@ -106,7 +106,7 @@ def phase_chart(found: PhaseBars) -> alt.LayerChart:
     colour = alt.Color(
         "part:N",
         scale=alt.Scale(domain=used, range=[COLOURS[parts[each]] for each in used]),
-        legend=alt.Legend(orient="top", title=None, symbolType="square"),
+        legend=alt.Legend(orient="top", title=None, symbolType="square", offset=4 if found.limit is None else 20),
     )
     highest = max(ends, default=0) / unit
     limit = None if found.limit is None or found.limit / unit > FAR * highest else found.limit / unit
@@ -174,7 +174,7 @@ def memory_chart(found: FittedMemory) -> alt.LayerChart:
     colour = alt.Color(
         "context:N",
         scale=alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in cycle]),
-        legend=alt.Legend(title=None, orient="top", columns=4),
+        legend=alt.Legend(title=None, orient="top", columns=4, symbolStrokeWidth=0),
     )
     shape = alt.Shape("context:N", scale=alt.Scale(domain=names, range=[SHAPES[at % len(SHAPES)] for at in cycle]))
     dash = alt.StrokeDash(
@@ -189,6 +189,10 @@ def memory_chart(found: FittedMemory) -> alt.LayerChart:
         .encode(x=x, y=y, color=colour, strokeDash=dash),
         alt.Chart(_data(marks)).mark_point(filled=True, size=70, opacity=1).encode(x=x, y=y, color=colour, shape=shape),
     ]
+    if found.failed_tokens:
+        failed = _data([{"tokens": tokens, "peak": 0} for tokens, _ in sorted(set(found.failed_tokens))])
+        cross = {"text": "×", "fontSize": 17, "color": COLOURS["fails"], "dy": -5, "fontWeight": "bold"}
+        layers.append(alt.Chart(failed).mark_text(**cross).encode(x=x, y=y))
     if limit is not None:
         layers += _limit_line(limit / unit, f"limit {format_bytes(limit)}", vertical=False)
     return _styled(alt.layer(*layers), 260, 400)
@@ -332,7 +336,7 @@ def _styled(chart: Any, height: float, width: float = WIDTH) -> Any:
         .configure(font=FONT, background="transparent", aria=False, padding=6)
         .configure_view(stroke=None)
         .configure_axis(**axis, **colours, **lines)
-        .configure_legend(labelColor=COLOURS["ink"], labelFontSize=11, labelLimit=320, symbolOpacity=1, offset=4)
+        .configure_legend(labelColor=COLOURS["ink"], labelFontSize=11, labelLimit=320, symbolOpacity=1)
         .configure_text(color=COLOURS["ink"])
     )
 

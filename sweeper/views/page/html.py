@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeper.tariffs import EXAMPLE
-from sweeper.units import format_bytes, format_seconds
+from sweeper.units import format_bytes, format_count, format_seconds
 from sweeper.views.comparison_report import NEVER_ADDED
 from sweeper.views.page import charts
 from sweeper.views.page.content import PageContent
@@ -86,6 +86,7 @@ def page_html(content: PageContent, sheet: Any, environment: Sequence[str]) -> s
         bytes=_bytes,
         signed=lambda count: f"{'+' if count >= 0 else '−'}{format_bytes(abs(count))}",
         seconds=format_seconds,
+        count=format_count,
         money=lambda amount: f"{amount:,.4f}" if amount < 1 else f"{amount:,.2f}",
         money_time=lambda seconds: format_seconds(float(seconds)) if isinstance(seconds, Decimal) else NOTHING,
         shown=_shown,
