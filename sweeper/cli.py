@@ -9,7 +9,6 @@ import errno
 import io
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
-from sweeper.planning.command_line import CommandLine, names_run, python_of, read, run_of
+from sweeper.planning.command_line import CommandLine, names_run, outputs_of, python_of, read, run_of
 from sweeper.sweeping.signals import end_on_signals
 
 if TYPE_CHECKING:
@@ -180,16 +179,25 @@ def environment(line: CommandLine) -> int:
 
     with Probes() as probes:
         found = environment.environment(probes.devices(interpreter(python_of(line))))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return _show(line, found, lambda found: environment.as_text(found, width))
+    return _show(line, found, lambda found: environment.as_text(found, screen.width()))
 
 
 def frontier(line: CommandLine) -> int:
     from sweeper.tables import loading
-    from sweeper.views import decision_sheet
+    from sweeper.views import decision_sheet, decision_text
 
     folder = _run(line)
-    return _show(line, decision_sheet.decision_sheet(folder, loading.read(folder)), decision_sheet.as_text)
+    sheet = decision_sheet.decision_sheet(folder, loading.read(folder))
+    return _show(line, sheet, lambda sheet: decision_text.as_text(sheet, screen.width()))
+
+
+def list_runs(line: CommandLine) -> int:
+    from sweeper.tables import overview
+    from sweeper.views import run_list
+
+    outputs = outputs_of(line)
+    found = overview.runs_in(outputs)
+    return _show(line, found, lambda runs: run_list.as_text(runs, outputs, screen.width()), run_list.as_json)
 
 
 def report(line: CommandLine) -> int:
@@ -233,5 +241,6 @@ COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "effects": effects,
     "environment": environment,
     "frontier": frontier,
+    "list": list_runs,
     "report": report,
 }

@@ -1,4 +1,4 @@
-"""The lines of a run's plan.jsonl, one type for each kind. Format 1.
+"""The lines of a run's plan.jsonl, one type for each kind. Format 2: a sweep that ends writes so in its last line.
 
 Each sweep into the folder appends one `run` line, then its searches and devices, then its points batch by batch. Each
 line ends with its checksum (runners/stored_json.py), except in runs of earlier versions.
@@ -6,6 +6,7 @@ line ends with its checksum (runners/stored_json.py), except in runs of earlier 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +37,7 @@ class RunLine:
     dimensions: tuple[Dimension, ...]
     keys: Mapping[str, Any]  # the run keys, as in sweeper.plan.RunKeys; the objective as text
     started_at: str | None  # ISO 8601, UTC
-    format: int = 1
+    format: int = 2
 
     @property
     def objective(self) -> Objective | None:
@@ -223,10 +224,40 @@ class SkippedLine:
         return cls(id=line["id"], device=line.get("device"), because=line["because"])
 
 
-PlanLine = RunLine | SearchedLine | DeviceLine | PlannedLine | NeighbourLine | SkippedLine
+class End(str, enum.Enum):
+    """How a sweep ended. One that was killed wrote nothing of it."""
+
+    FINISHED = "finished"  # every point had its turn
+    INTERRUPTED = "interrupted"  # by a signal
+    BROKE_OFF = "broke off"  # by an error, such as a full disk
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedLine:
+    """A sweep into the folder ended."""
+
+    kind: ClassVar[str] = "ended"
+
+    how: str  # one of End
+    ended_at: str | None  # ISO 8601, UTC
+    why: str | None = None  # the error, or the name of the signal
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "how": self.how, "ended_at": self.ended_at, "why": self.why}
+
+    @classmethod
+    def from_json(cls, line: Mapping[str, Any]) -> EndedLine:
+        return cls(how=line["how"], ended_at=line.get("ended_at"), why=line.get("why"))
+
+
+PlanLine = RunLine | SearchedLine | DeviceLine | PlannedLine | NeighbourLine | SkippedLine | EndedLine
 
 PARSERS: Mapping[str, Callable[[Mapping[str, Any]], PlanLine]] = {
-    line.kind: line.from_json for line in (RunLine, SearchedLine, DeviceLine, PlannedLine, NeighbourLine, SkippedLine)
+    line.kind: line.from_json
+    for line in (RunLine, SearchedLine, DeviceLine, PlannedLine, NeighbourLine, SkippedLine, EndedLine)
 }
 
 
@@ -287,6 +318,8 @@ def _check(line: PlanLine) -> None:
         raise ValueError("its id is not that of its values")
     if isinstance(line, RunLine):
         _ = line.objective
+    if isinstance(line, EndedLine):
+        End(line.how)
     if isinstance(line, SearchedLine):
         for dimension in line.dimensions:
             if len(dimension.values) and not isinstance(dimension.values, Interval):

@@ -94,7 +94,8 @@ class RunFolder:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._remove_traces()
-        self._plan.close()
+        with contextlib.suppress(OSError):  # a line that a full disk refused is still in the buffer; `plan` raised then
+            self._plan.close()
         self._lock.close()
 
     def _remove_traces(self) -> None:

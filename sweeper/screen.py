@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterator
@@ -27,6 +28,11 @@ def printable(text: str) -> str:
 def show(text: str) -> None:
     """Print text to stdout. Raises OSError."""
     print(printable(text), flush=True)
+
+
+def width() -> int | None:
+    """The columns of the terminal that stdout is, or those of COLUMNS. None in a pipe: its reader may search lines."""
+    return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def warn(line: str) -> None:

@@ -102,6 +102,20 @@ def python_of(line: CommandLine) -> str | None:
     return python
 
 
+def outputs_of(line: CommandLine) -> str:
+    """The value of `outputs=FOLDER`, the one key that `list` takes. A bare folder means the same. Raises Mistake."""
+    folder = "outputs"
+    for word in line.words:
+        key, _, value = word.partition("=")
+        if key == "outputs" and value:
+            folder = value
+        elif Path(word).is_dir():
+            folder = word
+        else:
+            raise Mistake(f"list takes outputs=FOLDER and --json, not {word!r}")
+    return folder
+
+
 def names_run(line: CommandLine) -> bool:
     """Whether `estimate` was given the folder of a run instead of overrides."""
     return any(not _is_override(word) for word in line.words)
@@ -264,6 +278,12 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
             metavar="RUN",
             help="the folder of a sweep, as in outputs/mine; the newest in outputs if left out",
         )
+    runs = add(
+        "list",
+        "sweeper list [outputs=FOLDER] [--json]",
+        "The runs in a folder, newest first: what they measured, when, and how they ended.",
+    )
+    runs.add_argument("words", nargs="*", metavar="outputs=FOLDER", help="the folder with the runs; default: outputs")
     environment = add(
         "environment",
         "sweeper environment [python=INTERPRETER] [--json]",

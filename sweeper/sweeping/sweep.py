@@ -31,7 +31,17 @@ from sweeper.designs.frontier import grows, searched
 from sweeper.designs.registry import DESIGNS
 from sweeper.errors import Mistake
 from sweeper.plan import Plan, PlannedPoint, typed_value
-from sweeper.plan_lines import DeviceLine, NeighbourLine, PlanLine, PlannedLine, RunLine, SearchedLine, SkippedLine
+from sweeper.plan_lines import (
+    DeviceLine,
+    End,
+    EndedLine,
+    NeighbourLine,
+    PlanLine,
+    PlannedLine,
+    RunLine,
+    SearchedLine,
+    SkippedLine,
+)
 from sweeper.run_folder import RunFolder, open_run
 from sweeper.sweeping.conditions import (
     calculated_lane,
@@ -131,12 +141,15 @@ class Sweep:
             self._write_plan(first)
             self._measure()
             self.run_folder.check()
+            self._write_end()
             self.tables.write()
         except (EngineFailed, OSError, MemoryError, ArrowException) as error:
             self.show.stopped(f"the sweep stopped: {one_line(error)}")
             try:
                 with contextlib.suppress(OSError):  # a full disk can have room for tables; a removed folder stays so
                     self.run_folder.check()
+                    with contextlib.suppress(OSError):
+                        self._write_end(error)
                     self.tables.write()
             except (MemoryError, ArrowException) as again:
                 name = f"name={self.run_folder.path.name}"
@@ -189,6 +202,15 @@ class Sweep:
         )
         for lane, batch in zip(self.lanes, first, strict=True):
             self._take(lane, batch)
+
+    def _write_end(self, error: Exception | None = None) -> None:
+        """Write how the sweep ended, before the tables, which hold the size of the plan."""
+        how, why = End.FINISHED, None
+        if self.signals.caught:
+            how, why = End.INTERRUPTED, signal.Signals(self.signals.caught[0]).name
+        if error is not None:
+            how, why = End.BROKE_OFF, one_line(error)
+        self._add_lines([EndedLine(how=how.value, ended_at=datetime.now(timezone.utc).isoformat(), why=why)])
 
     def _add_lines(self, lines: Sequence[PlanLine]) -> None:
         self.run_folder.plan(lines)

@@ -1,8 +1,12 @@
-"""`frontier RUN`: the decision sheet, with what was measured, calculated and assumed in separate sections."""
+"""The decision sheet of a run as data: the answer, what was run, and what was calculated, observed and assumed.
+
+The three are separate lists: a figure is in one of them only. sweeper/views/decision_text.py shows them to a person.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,17 +19,18 @@ from runners.device import CALCULATED, MEASURED, device_named
 from runners.journal import BETWEEN
 from sweeper import columns
 from sweeper.columns import NAMED
-from sweeper.frontier.edges import NEEDS, NO_MEMORY, TRIED, groups_of
+from sweeper.frontier.edges import NEEDS, TRIED, FrontierGroup, groups_of
 from sweeper.frontier.open_values import searched_in
+from sweeper.interval import Interval
 from sweeper.objective import TOKENS, Objective
-from sweeper.plan_lines import PLAN, RunLine, SearchedLine, read_plan
-from sweeper.quality import SAME
+from sweeper.plan import Dimension, typed_value
+from sweeper.plan_lines import PLAN, PlanLine, RunLine, SearchedLine, read_plan
 from sweeper.requested import settings_of
+from sweeper.rerun import commands, rerun
 from sweeper.rows import Row
 from sweeper.settled_keys import differing
-from sweeper.units import format_bytes, format_count, format_exact
-from sweeper.views.frontier_text import frontier_text, why
-from sweeper.views.layout import assignments, counts, indent, more, table
+from sweeper.units import format_bytes, format_count
+from sweeper.views.frontier_text import Answer, answers, frontier_text, undecided_text, why
 
 COUNTERS = (
     *("process_baseline_bytes", "peak_resident_bytes", "peak_tensor_bytes"),
@@ -37,7 +42,13 @@ ASSESSED = (
     *("point_id", "device", "status", "peak_resident_bytes", "peak_allocated_bytes"),
     *("quality", "quality_verdict", "quality_worse_by", "quality_because", "quality_reference"),
 )
-MOST_LISTED = 12  # lines of a kind on the screen; --json has them all
+# The counters that a reader looks for on each type of device: a dash says that one was not read.
+LOOKED_FOR = {
+    "cuda": ("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes", "peak_resident_bytes"),
+    "sim": ("peak_allocated_bytes", "peak_reserved_bytes", "peak_used_bytes"),
+    "cpu": ("peak_tensor_bytes", "peak_resident_bytes", "process_baseline_bytes"),
+}
+CHOICE, CHOICE_WITH_MARGIN = "the choice: the largest that fits", "the choice: the largest that leaves the margin"
 
 
 def decision_sheet(folder: Path, tables: Mapping[str, pa.Table]) -> dict[str, Any]:
@@ -53,16 +64,28 @@ def decision_sheet(folder: Path, tables: Mapping[str, pa.Table]) -> dict[str, An
     measured = [row for row in rows if row["kind"] == MEASURED]
     calculated = [row for row in rows if row["kind"] == CALCULATED]
     edges = [_without_run(edge) for edge in tables["frontier"].to_pylist()]
+    decided = {
+        kind: answers(of_kind, objective, margin, rows, searched)
+        for kind, of_kind in ((MEASURED, measured), (CALCULATED, calculated))
+    }
+    typed = commands(lines)
     return {
         "run": folder.name,
         "raw_results": str((folder / "points").absolute()),
         "plan": str((folder / PLAN).absolute()),
         "tables": [str((folder / f"{name}.parquet").absolute()) for name in columns.TABLES],
+        "objective": str(objective),
+        "margin": dict(margin),
+        "answer": [
+            *(_answer(each, bool(margin), typed) for kind in (MEASURED, CALCULATED) for each in decided[kind]),
+            *_no_answer(rows, searched),
+        ],
+        "ran": _ran(lines, rows),
         "observed": {
             "points": _statuses(measured),
             "frontier": [edge for edge in edges if edge["kind"] == MEASURED],
             "frontier_text": frontier_text(measured, objective, margin, rows, searched),
-            "loads": list(_loads(measured, objective, tables)),
+            "loads": list(_loads(measured, objective, tables, decided[MEASURED], typed)),
             "smaller_peaks": list(_smaller_peaks(points, swept)),
         },
         "calculated": {
@@ -70,10 +93,96 @@ def decision_sheet(folder: Path, tables: Mapping[str, pa.Table]) -> dict[str, An
             "points": _statuses(calculated),
             "frontier": [edge for edge in edges if edge["kind"] == CALCULATED],
             "frontier_text": frontier_text(calculated, objective, margin, rows, searched),
+            "loads": list(_loads(calculated, objective, tables, decided[CALCULATED], typed)),
         },
-        "assumed": [*_assumed(tables["estimates"], rows), *_not_assessed(points)],
+        "assumed": [*_assumed(tables["estimates"], rows), *_margins_assumed(margin), *_not_assessed(points)],
         "environment": [_without_run(row) for row in tables["environment"].to_pylist()],
     }
+
+
+def _answer(answer: Answer, has_margin: bool, typed: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """What one search decided, in words and as points."""
+    group, first = answer.group, answer.group.rows[0]
+
+    def point(row: Row | None) -> dict[str, Any] | None:
+        if row is None:
+            return None
+        at = dict(zip(group.along, group.at(row), strict=True))
+        return {"point_id": row["point_id"], "at": at, "command": rerun(row, typed.get(row["point_id"], ()))}
+
+    return {
+        "kind": first["kind"],
+        "device": first["device"],
+        "heading": answer.heading,
+        "along": list(group.along),
+        "fits": point(answer.fits),
+        "fails": point(answer.fails),
+        "why_it_fails": None if answer.fails is None else why(answer.fails),
+        "choice": point(answer.chosen),
+        "choice_because": None if answer.chosen is None else CHOICE_WITH_MARGIN if has_margin else CHOICE,
+        "lines": list(answer.lines),
+    }
+
+
+def _no_answer(rows: Sequence[Row], searched: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The devices on which nothing was decided, each kind apart."""
+    for kind in (MEASURED, CALCULATED):
+        for line in undecided_text([row for row in rows if row["kind"] == kind], searched):
+            empty = dict.fromkeys(("device", "fits", "fails", "why_it_fails", "choice", "choice_because"))
+            yield {"kind": kind, "heading": line, "along": [], **empty, "lines": [line]}
+
+
+def _ran(lines: Sequence[PlanLine], rows: Sequence[Row]) -> dict[str, Any]:
+    """The sweeps into the run, the keys that they varied, and every key off its default that no point varies."""
+    sweeps = [line for line in lines if isinstance(line, RunLine)]
+    varied: dict[str, list[str]] = {}
+    for dimension in (each for sweep in sweeps for each in sweep.dimensions):
+        found = varied.setdefault(dimension.key, [])
+        found += [value for value in _values_of(dimension) if value not in found]
+    settings = [_named(row) | settings_of(row) for row in rows]
+    shared = {
+        key: value
+        for key, value in (settings[0] if settings else {}).items()
+        if key not in varied and all(key in each and each[key] == value for each in settings)
+    }
+    differ = dict.fromkeys(key for each in settings for key in each if key not in shared and key not in varied)
+    return {
+        "sweeps": [
+            {
+                "command": shlex.join(["sweeper", *sweep.command]),
+                "design": sweep.design,
+                "started_at": sweep.started_at,
+                "sweeper": sweep.version,
+            }
+            for sweep in sweeps
+        ],
+        "varied": {key: values for key, values in varied.items() if len(values) > 1},
+        "settings": shared,
+        "differ_between_sweeps": {
+            key: list(dict.fromkeys(typed_value(key, each.get(key)) for each in settings)) for key in differ
+        },
+        "points": _statuses(rows),
+    }
+
+
+def _named(row: Row) -> dict[str, Any]:
+    return {key: row[key] for key in columns.NAMED if row[key] is not None}
+
+
+def _values_of(dimension: Dimension) -> list[str]:
+    values = dimension.values
+    if isinstance(values, Interval):
+        step = "" if values.resolution == 1 else f" in steps of {values.resolution}"
+        return [f"interval({values.low},{values.high}){step}"]
+    return [typed_value(dimension.key, value) for value in values]
+
+
+def _margins_assumed(margin: Mapping[str, int | str]) -> list[str]:
+    return [
+        f"margin.{name}: {format_bytes(value)} have to stay free"
+        for name, value in margin.items()
+        if not isinstance(value, str)
+    ]
 
 
 def _without_run(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,26 +197,33 @@ def _statuses(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
     return {device: dict(count) for device, count in counts.items()}
 
 
-def _loads(rows: Sequence[Row], objective: Objective, tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Any]]:
-    """For each search: the largest point that fits, the next larger one that does not, and the largest one tried."""
+def _loads(
+    rows: Sequence[Row],
+    objective: Objective,
+    tables: Mapping[str, pa.Table],
+    decided: Sequence[Answer],
+    typed: Mapping[str, Sequence[str]],
+) -> Iterator[dict[str, Any]]:
+    """For each search: the choice, the largest point that fits, the next larger one, and the largest one tried."""
     searches = groups_of(rows)
     along = {key for search in searches for key in search.along}
     apart = differing((search.rows[0]["config"] for search in searches), (*NAMED, *along))
+    chosen = {(answer.chosen["device"], answer.chosen["point_id"]) for answer in decided if answer.chosen is not None}
     for search in searches:
         largest = search.largest(objective)
         tried = [row for row in search.rows if row["status"] in TRIED]
-        chosen = [
+        choice = (row for row in search.rows if (row["device"], row["point_id"]) in chosen)
+        roles: dict[str, tuple[list[str], Row]] = {}  # by point id: one point can have several
+        for role, row in (
+            ("the choice", next(choice, None)),
             ("largest that fits", None if largest is None else search.fitting[largest]),
             ("next larger", search.next_larger(largest)),
             ("largest tried", max(tried, key=lambda row: _size(search.at(row)), default=None)),
-        ]
-        roles: dict[str, tuple[list[str], Row]] = {}  # by point id: one point can have several
-        for role, row in chosen:
+        ):
             if row is not None:
                 roles.setdefault(row["point_id"], ([], row))[0].append(role)
         for names, row in roles.values():
-            at = apart[search.rows[0]["config"]] | dict(zip(search.along, search.at(row), strict=True))
-            yield {"is": ", ".join(names), **_load(row, at, tables)}
+            yield {"is": ", ".join(names), **_load(row, apart[search.rows[0]["config"]], search, tables, typed)}
 
 
 def _size(at: Sequence[float]) -> tuple[float, Sequence[float]]:
@@ -117,11 +233,20 @@ def _size(at: Sequence[float]) -> tuple[float, Sequence[float]]:
     return size, at
 
 
-def _load(row: Row, at: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> dict[str, Any]:
-    """One point with its counters, the phases it passed and the one in which it failed."""
+def _load(
+    row: Row,
+    apart: Mapping[str, Any],
+    search: FrontierGroup,
+    tables: Mapping[str, pa.Table],
+    typed: Mapping[str, Sequence[str]],
+) -> dict[str, Any]:
+    """One point with its counters, the phases it passed and the one in which it failed, and its estimate."""
+    at = {**apart, **dict(zip(search.along, search.at(row), strict=True))}
     point = _only(tables["points"], row).to_pylist()[0]
     phases = _only(tables["phases"], row).select(["attempt", "phase", "completed"]).to_pylist()
     own = [phase for phase in phases if phase["attempt"] == row["attempt"] and phase["phase"] != BETWEEN]
+    device = device_named(row["device"])
+    looked_for = LOOKED_FOR["cpu" if device.is_cpu else device.type.value] if not _is_host(row) else ()
     return {
         "point_id": row["point_id"],
         "device": row["device"],
@@ -133,9 +258,25 @@ def _load(row: Row, at: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> di
         "passed": list(dict.fromkeys(phase["phase"] for phase in own if phase["completed"])),
         "failed": row["failed_phase"],
         "counters": {name: point[name] for name in COUNTERS if point[name] is not None},
+        "not_read": [name for name in looked_for if point[name] is None],
         "peak_phase": point["peak_phase"],
         "peak_is_partial": point["peak_is_partial"],
+        "notes": json.loads(point["notes"] or "[]"),
+        "estimate": _estimate_of(tables["estimates"], row["point_id"]),
+        "command": rerun(row, typed.get(row["point_id"], ())),
     }
+
+
+def _is_host(row: Row) -> bool:
+    """Whether it is a calculated cpu: only tensors are known of it."""
+    device = device_named(row["device"])
+    return device.is_calculated and device.is_host
+
+
+def _estimate_of(estimates: pa.Table, point_id: str) -> list[dict[str, Any]]:
+    """The terms of one point's estimate."""
+    found = estimates.filter(pc.equal(estimates["point_id"], point_id))
+    return found.select(["term", "bytes", "alive", "formula", "assumption", "source"]).to_pylist()
 
 
 def _smaller_peaks(points: pa.Table, swept: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -222,91 +363,3 @@ def _assumed(estimates: pa.Table, rows: Sequence[Row]) -> list[str]:
         )
     sentences.append("only the recorded inputs, library versions and conditions on the device were tried, no others")
     return sentences
-
-
-# --- text -------------------------------------------------------------------------------------------------------------
-
-
-def as_text(sheet: Mapping[str, Any]) -> str:
-    """The sheet, for a person."""
-    observed, calculated = sheet["observed"], sheet["calculated"]
-    loads, smaller = observed["loads"], observed["smaller_peaks"]
-    sections = {
-        f"Decision sheet of {sheet['run']}": [],
-        "OBSERVED (measured, each point in a process of its own)": [
-            *(_status_lines(observed["points"]) or ["nothing"]),
-            *observed["frontier_text"].splitlines(),
-            *(line for load in loads[:MOST_LISTED] for line in _load_lines(load)),
-            *more(len(loads), MOST_LISTED, "points"),
-            *map(_smaller_peak_line, smaller[:MOST_LISTED]),
-            *more(len(smaller), MOST_LISTED, "smaller peaks"),
-        ],
-        "CALCULATED (arithmetic and simulation; nothing here was measured)": [
-            *([*_term_lines(calculated["estimates"]), *_status_lines(calculated["points"])] or ["nothing"]),
-            *calculated["frontier_text"].splitlines(),
-        ],
-        "ASSUMED": sheet["assumed"],
-        "ENVIRONMENT": [environment_line(record) for record in sheet["environment"]],
-        "RAW RESULTS": [sheet["raw_results"], sheet["plan"], f"{sheet['tables'][0]}, ..."],
-    }
-    return "\n\n".join("\n".join([heading, *indent(lines)]) for heading, lines in sections.items())
-
-
-def _status_lines(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
-    return [
-        f"{device}  {format_count(sum(of_device.values()), 'point')}: {counts(of_device)}"
-        for device, of_device in statuses.items()
-    ]
-
-
-def _load_lines(load: Mapping[str, Any]) -> list[str]:
-    settings = {key: value for key, value in load["settings"].items() if key not in columns.NAMED}
-    what = " ".join(str(load[name]) for name in ("device", *columns.NAMED) if load[name] is not None)
-    what = f"{what} {assignments(settings)}".rstrip()
-    details = [load["why"]] if load["why"] and load["status"] not in NO_MEMORY else []
-    details.append(f"phases passed: {', '.join(load['passed']) or 'none'}; failed: {load['failed'] or 'none'}")
-    counters = [[name, format_bytes(count), f"({count:,} bytes)"] for name, count in load["counters"].items()]
-    details += table(counters, "<><")
-    if load["peak_phase"]:
-        partial = (
-            " (a partial peak: a phase did not complete, or was not read whole)" if load["peak_is_partial"] else ""
-        )
-        details.append(f"peak in {load['peak_phase']}{partial}")
-    return [f"{load['is']}: {what} {assignments(load['at'])}: {load['status']}", *indent(details, 4)]
-
-
-def _smaller_peak_line(smaller: Mapping[str, Any]) -> str:
-    peaks = " against ".join(map(format_bytes, smaller["peak_bytes"]))
-    verdict = smaller["quality_verdict"]
-    if smaller["quality_because"]:
-        quality = f"{verdict}: {smaller['quality_because']}"
-    else:
-        by = f" by {abs(smaller['quality_worse_by']):g}" if verdict != SAME else ""
-        quality = f"{verdict}{by} ({smaller['quality'][0]:g} against {smaller['quality'][1]:g})"
-    than, at = assignments(smaller["reference"]["at"]), assignments(smaller["at"])
-    return f"smaller than {than}: {smaller['device']} {at}: {smaller['counter']} {peaks}; quality {quality}"
-
-
-def _term_lines(terms: Sequence[Mapping[str, Any]]) -> list[str]:
-    shown = [
-        f"{term['term']} of {term['model']} ({term['workload']}, {term['dtype']}): {format_exact(term['bytes'])}"
-        f" = {term['formula']}"
-        for term in terms[:MOST_LISTED]
-    ]
-    return [*shown, *more(len(terms), MOST_LISTED, "terms")]
-
-
-def environment_line(record: Mapping[str, Any]) -> str:
-    """One row of environment.parquet in words."""
-    words = [str(record[name]) for name in ("host", "system", "device_name", "device_uuid") if record.get(name)]
-    named = ("torch", "python", "driver", "backend", "backend_version", "allocator_backend")
-    if record.get("allocator_backend") == "calculated":  # torch's backend traced it; the card is another
-        record = {**record, "backend": None, "backend_version": None}
-    words += [f"{name} {record[name]}" for name in named if record.get(name)]
-    if record.get("device_total_bytes"):
-        words.append(f"device memory {format_bytes(record['device_total_bytes'])}")
-    words += [
-        f"{name} {version or ''}".rstrip() for name, version in json.loads(record.get("libraries") or "{}").items()
-    ]
-    words += [f"{name}={value}" for name, value in json.loads(record.get("variables") or "{}").items()]
-    return ", ".join(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from runners.device import CALCULATED, device_named
@@ -76,6 +77,60 @@ def frontier_text(
     if len(decided) > LONGEST:
         lines.append(f"... and {len(decided) - LONGEST} more, in frontier.parquet")
     return "\n".join([*lines, *_undecided_lines([group for group in found if not group.decided])])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one search decided. `fits` and `fails`: the rows; `chosen`: of the largest that leaves the margin.
+
+    Without a margin `chosen` is the largest that fits. None where there is no such point.
+    """
+
+    heading: str
+    group: FrontierGroup
+    fits: Row | None
+    fails: Row | None
+    chosen: Row | None
+    lines: Sequence[str]  # for a person, the heading first
+
+    def at(self, row: Row) -> str:
+        return self.group.text(self.group.at(row))
+
+
+def answers(
+    rows: Iterable[Row],
+    objective: Objective = TOKENS,
+    margin: Mapping[str, int | str] | None = None,
+    context: Iterable[Row] | None = None,
+    searched: Iterable[SearchedValues] = (),
+) -> list[Answer]:
+    """The answer of each search in which something was decided; the arguments are those of `frontier_text`."""
+    rows = list(rows)
+    found = [group for group in groups_of(rows, searched=searched) if group.decided]
+    names = _names(found)
+    run = RunContext(rows if context is None else context)
+    return [_answer(group, names, objective, Margin(margin or {}, group.rows, run)) for group in found]
+
+
+def _answer(group: FrontierGroup, names: Sequence[str], objective: Objective, margin: Margin) -> Answer:
+    largest, smallest = group.largest(objective), _smallest(group, objective)
+    chosen = largest
+    if margin.requested:
+        chosen = group.largest_with(margin, objective).at if group.headrooms else None
+    heading, *lines = _lines(group, names, objective, margin)
+    return Answer(
+        heading=heading,
+        group=group,
+        fits=None if largest is None else group.fitting[largest],
+        fails=None if smallest is None else group.failing[smallest],
+        chosen=None if chosen is None else group.fitting[chosen],
+        lines=(heading, *lines),
+    )
+
+
+def undecided_text(rows: Iterable[Row], searched: Iterable[SearchedValues] = ()) -> list[str]:
+    """A line for the devices on which no attempt decided what fits, with the reason."""
+    return _undecided_lines([group for group in groups_of(rows, searched=searched) if not group.decided])
 
 
 def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:

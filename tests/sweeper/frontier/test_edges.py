@@ -471,13 +471,22 @@ def test_the_command_prints_the_decision_sheet(written: Any, capsys: pytest.Capt
     run = swept(written)
     assert cli.run(["frontier", str(run.folder)]) == 0
     text = capsys.readouterr().out
-    sections = ["OBSERVED", "CALCULATED", "ASSUMED", "ENVIRONMENT", "RAW RESULTS"]
+    sections = [
+        "ANSWER",
+        "WHAT WAS RUN",
+        "CALCULATED",
+        "OBSERVED",
+        "ASSUMED",
+        "ENVIRONMENT",
+        "RUN AGAIN",
+        "RAW RESULTS",
+    ]
     places = [text.index(section) for section in sections]
     assert places == sorted(places)
-    observed, calculated = text[: places[1]], text[places[1] : places[2]]
-    assert "largest that fits:   batch=2  peak 347.00 MiB resident" in observed
-    assert "smallest that fails: batch=4  out of memory in cold_forward" in observed
-    assert "cuda:0  no attempt decided what fits: 3 unavailable (torch is a CPU build)" in observed
+    answer, calculated, observed = (text[places[at] : places[at + 1]] for at in (0, 2, 3))
+    assert "largest that fits:   batch=2  peak 347.00 MiB resident" in answer
+    assert "smallest that fails: batch=4  out of memory in cold_forward" in answer
+    assert "cuda:0  no attempt decided what fits: 3 unavailable (torch is a CPU build)" in answer
     assert "phases passed: inputs; failed: cold_forward" in observed
     assert "347.00 MiB  (363,855,872 bytes)" in observed
     assert "weights" in calculated
@@ -492,7 +501,7 @@ def test_the_command_gives_the_same_as_json(written: Any, capsys: pytest.Capture
     assert [edge["batch"] for edge in found["observed"]["frontier"]] == [2, 4]
     assert found["observed"]["points"] == {"cpu": {"ok": 2, "oom": 1}, "cuda:0": {"unavailable": 3}}
     assert {load["is"]: load["at"]["batch"] for load in found["observed"]["loads"]} == {
-        "largest that fits": 2,
+        "the choice, largest that fits": 2,
         "next larger, largest tried": 4,
     }
     assert found["observed"]["loads"][0]["counters"]["peak_resident_bytes"] == 347 * MIB

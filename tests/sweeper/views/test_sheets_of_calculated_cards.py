@@ -26,8 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def shown(folder: Path, command: str) -> str:
-    done: subprocess.CompletedProcess[str] = command_line.run([command, "outputs/run"], folder)
+def shown(folder: Path, command: str, *flags: str) -> str:
+    done: subprocess.CompletedProcess[str] = command_line.run([command, "outputs/run", *flags], folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,8 +37,8 @@ def test_a_swept_key_is_in_the_heading_of_the_values_that_were_decided(folder: P
 
 
 def test_the_estimates_of_a_term_are_in_the_order_of_their_sizes(folder: Path) -> None:
-    lines = [line for line in shown(folder, "frontier").splitlines() if line.strip().startswith("kv_cache ")]
-    sizes = [int(line.partition("(")[2].partition("(")[2].partition(" bytes")[0].replace(",", "")) for line in lines]
+    terms = json.loads(shown(folder, "frontier", "--json"))["calculated"]["estimates"]
+    sizes = [term["bytes"] for term in terms if term["term"] == "kv_cache"]
     assert len(sizes) == 3
     assert sizes == sorted(sizes)
 

@@ -1,0 +1,144 @@
+"""`list`: what each run measured, when and how it ended, from a small part of what the run has on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runners import locks
+from sweeper import cli
+from sweeper.errors import Mistake
+from sweeper.tables.overview import overview, runs_in
+from sweeper.tables.run_tables import Tables
+from sweeper.views import run_list
+from tests import command_line
+from tests.sweeper.conftest import WrittenRun
+
+Written = Callable[..., WrittenRun]
+
+
+def finished(written: Written, name: str = "bill", batches: tuple[int, ...] = (1, 2)) -> WrittenRun:
+    run = written({"batch": list(batches)}, name=name)
+    for batch in batches:
+        run.passes(run.ask(batch=batch))
+    Tables(run.folder).write()
+    return run
+
+
+def read_by_this_process() -> int:
+    """Bytes that this process has read so far, from the disk or from what the kernel keeps of it."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("rchar")).split()[1])
+
+
+def test_a_run_is_listed_with_what_it_measured(written: Written) -> None:
+    found = overview(finished(written).folder)
+    assert (found.name, found.models, found.workloads, found.devices) == ("bill", ["mlp"], ["forward"], ["cpu"])
+    assert [(each.key, each.count, each.values) for each in found.dimensions] == [("batch", 2, ["1", "2"])]
+    assert found.points == {"measured": {"ok": 2}}
+
+
+def test_the_newest_run_is_first(written: Written) -> None:
+    for seconds, name in ((300, "older"), (100, "oldest"), (500, "newest")):
+        plan = finished(written, name).folder / "plan.jsonl"
+        os.utime(plan, (seconds, seconds))
+    folder = plan.parents[1]
+    assert [run.name for run in runs_in(folder)] == ["newest", "older", "oldest"]
+
+
+def test_measured_and_calculated_points_are_counted_apart(written: Written) -> None:
+    run = written({"batch": [1]}, devices=("cpu", "sim:cpu"))
+    point = run.ask()
+    run.passes(point)
+    run.is_refused(point, device="sim:cpu")
+    Tables(run.folder).write()
+    found = overview(run.folder)
+    assert found.points == {"measured": {"ok": 1}, "calculated": {"oom": 1}}
+    assert "1 ok measured; 1 oom calculated" in run_list.as_text([found], "outputs")
+
+
+@pytest.mark.parametrize(
+    ("lines", "ended"),
+    [
+        ([], "broke off"),
+        ([{"kind": "ended", "how": "finished", "ended_at": "2026-11-29T13:00:00+00:00"}], "finished"),
+        ([{"kind": "ended", "how": "interrupted", "ended_at": None, "why": "SIGINT"}], "interrupted"),
+        ([{"kind": "ended", "how": "finished"}, {"kind": "run", "format": 2}], "broke off"),
+    ],
+)
+def test_the_last_line_of_the_plan_tells_how_the_last_sweep_ended(
+    written: Written, lines: list[dict[str, object]], ended: str
+) -> None:
+    run = finished(written)
+    plan = run.folder / "plan.jsonl"
+    plan.write_text(plan.read_text().replace('"format": 1', '"format": 2'))
+    for line in lines:
+        run.plan(**line)
+    assert overview(run.folder).ended == ended
+
+
+def test_a_run_of_an_earlier_version_is_judged_by_its_points(written: Written) -> None:
+    run = finished(written)
+    assert overview(run.folder).ended == "finished"
+    run.ask(batch=3)
+    Tables(run.folder).write()
+    assert overview(run.folder).ended == "broke off"
+
+
+def test_a_sweep_that_runs_is_listed_as_running(written: Written) -> None:
+    run = finished(written)
+    with locks.take(run.folder / ".lock"):
+        assert overview(run.folder).ended == "running"
+    assert overview(run.folder).ended == "finished"
+
+
+def test_a_run_without_a_table_is_listed_without_counts(written: Written) -> None:
+    run = written({"batch": [1, 2]})
+    run.ask(batch=1)
+    found = overview(run.folder)
+    assert found.points is None
+    assert [(each.key, each.count) for each in found.dimensions] == [("batch", 2)]
+    assert "bill" in run_list.as_text([found], "outputs")
+
+
+def test_a_table_that_is_torn_does_not_hide_the_other_runs(written: Written) -> None:
+    folder = finished(written, "whole").folder
+    (finished(written, "torn").folder / "points.parquet").write_bytes(b"PAR1")
+    found = {run.name: run.points for run in runs_in(folder.parent)}
+    assert found == {"whole": {"measured": {"ok": 2}}, "torn": None}
+
+
+def test_a_large_plan_is_not_read_whole(written: Written) -> None:
+    small, large = finished(written, "small"), finished(written, "large")
+    for batch in range(3, 3000):
+        large.ask(batch=batch)
+    size = (large.folder / "plan.jsonl").stat().st_size
+    assert size > 1_000_000
+    before = read_by_this_process()
+    overview(small.folder)
+    between = read_by_this_process()
+    overview(large.folder)
+    of_small, of_large = between - before, read_by_this_process() - between
+    assert of_large - of_small < size / 5
+
+
+def test_a_folder_without_runs_and_one_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").mkdir()
+    assert "no run in outputs" in run_list.as_text(runs_in("outputs"), "outputs")
+    with pytest.raises(Mistake, match=r"outputs=outptus: no such folder \(did you mean outputs\?\)"):
+        cli.run(["list", "outputs=outptus"])
+
+
+def test_the_command_lists_runs_within_eighty_columns_and_as_json(written: Written) -> None:
+    run = finished(written, "a-name-that-is-rather-long-and-says-what-was-measured-on-which-machine-and-why")
+    cwd = run.folder.parents[1]
+    shown = command_line.run(["list"], cwd, env={**os.environ, "COLUMNS": "80"})
+    assert max(map(len, shown.stdout.splitlines()[:3])) <= 80
+    assert "mlp forward float32 on cpu batch=1,2" in shown.stdout
+    (found,) = json.loads(command_line.run(["list", "outputs=outputs", "--json"], cwd).stdout)
+    assert (found["run"], found["ended"], found["points"]) == (run.folder.name, "finished", {"measured": {"ok": 2}})
