@@ -11,6 +11,7 @@ from runners.device import CALCULATED, device_named
 from runners.outcome import Status
 from sweeper.columns import NAMED
 from sweeper.frontier.edges import FrontierGroup, groups_of, headroom, limit_bytes
+from sweeper.frontier.margins import Margin, RunContext
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import Objective
 from sweeper.rows import Row
@@ -39,6 +40,8 @@ class Finding:
     next: Row | None
     next_at: str | None
     next_why: str | None
+    margin: str | None  # that the choice has to leave free; None where none was set
+    with_margin_at: str | None  # the largest that leaves it
     group: FrontierGroup
 
     @property
@@ -68,7 +71,10 @@ class Finding:
         text += f": it peaks at {peak}" if peak else ""
         if left is not None and limit is not None:
             text += f"{' and' if peak else ': it'} leaves {format_bytes(left)} of {format_bytes(limit)}"
-        return f"{text}."
+        if self.margin is None:
+            return f"{text}."
+        leaves = f"{self.with_margin_at} is the largest that leaves" if self.with_margin_at else "nothing leaves"
+        return f"{text}; {leaves} the margin of {self.margin}."
 
     @property
     def next_sentence(self) -> str:
@@ -86,13 +92,25 @@ class Answer:
     remarks: Sequence[str]  # what has to be known to read it
 
 
-def answer_of(rows: Sequence[Row], objective: Objective, searched: Iterable[SearchedValues] = ()) -> Answer:
-    """The findings of measured devices come first, each kind in the order of the plan."""
+def answer_of(
+    rows: Sequence[Row],
+    objective: Objective,
+    margin: Mapping[str, int | str] | None = None,
+    searched: Iterable[SearchedValues] = (),
+) -> Answer:
+    """The findings of measured devices come first, each kind in the order of the plan.
+
+    `margin`: what the choice has to leave free, as in sweeper.frontier.edges.
+    """
     groups = [group for group in groups_of(rows, searched=searched) if group.decided]
     groups.sort(key=lambda group: group.rows[0]["kind"] == CALCULATED)
     along = {key for group in groups for key in group.along}
     apart = differing((group.rows[0]["config"] for group in groups), along) if groups else {}
-    findings = [_finding(group, objective, apart[group.rows[0]["config"]]) for group in groups]
+    run = RunContext(rows)
+    findings = [
+        _finding(group, objective, Margin(margin or {}, group.rows, run), apart[group.rows[0]["config"]])
+        for group in groups
+    ]
     return Answer(
         headline=_headline(rows, findings),
         detail=findings[0].next_sentence if len(findings) == 1 else "",
@@ -101,8 +119,9 @@ def answer_of(rows: Sequence[Row], objective: Objective, searched: Iterable[Sear
     )
 
 
-def _finding(group: FrontierGroup, objective: Objective, setting: Mapping[str, Any]) -> Finding:
+def _finding(group: FrontierGroup, objective: Objective, margin: Margin, setting: Mapping[str, Any]) -> Finding:
     largest = group.largest(objective)
+    left = group.largest_with(margin, objective) if margin.requested and group.headrooms else None
     obstacle = group.next_larger(largest)
     row = group.rows[0]
     return Finding(
@@ -115,6 +134,8 @@ def _finding(group: FrontierGroup, objective: Objective, setting: Mapping[str, A
         next=obstacle,
         next_at=None if obstacle is None else group.text(group.at(obstacle)),
         next_why=None if obstacle is None else why(obstacle),
+        margin=None if not margin.requested else format_bytes(left.bytes) if left is not None else "unknown",
+        with_margin_at=None if left is None or left.at is None else group.text(left.at),
         group=group,
     )
 

@@ -10,7 +10,7 @@ from runners.device import MEASURED
 from sweeper.estimates.comparison import COMPARED, Deviation, Figure, comparisons
 from sweeper.rows import Row
 
-MOST_POINTS = 16
+MOST_POINTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

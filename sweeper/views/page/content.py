@@ -12,6 +12,7 @@ from sweeper.effects.families import NEEDS_OF_PHASES, warm_repeat
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS
 from sweeper.plan_lines import PlanLine, RunLine, SearchedLine
+from sweeper.rerun import commands
 from sweeper.rows import Row
 from sweeper.views.page.answer import Answer, answer_of, subject_of
 from sweeper.views.page.card_room import CardRooms, card_rooms
@@ -90,7 +91,8 @@ def page_content(
     sweeps = [line for line in lines if isinstance(line, RunLine)]
     objective = next((line.objective for line in reversed(sweeps) if line.objective), TOKENS)
     grid = frontier_grid(points, axes)
-    answer = answer_of(points, objective, [searched_in(line) for line in lines if isinstance(line, SearchedLine)])
+    searched = [searched_in(line) for line in lines if isinstance(line, SearchedLine)]
+    answer = answer_of(points, objective, sweeps[-1].margin if sweeps else {}, searched)
     phases_of = _phases_of(points, phases)
     chosen = _chosen(answer)
     bars = [found for title, row in chosen if (found := phase_bars(title, row, phases_of.get(_key(row), ())))]
@@ -115,7 +117,7 @@ def page_content(
         failures=failures_of(attempts, at),
         cards=_cards(answer, cards, points),
         costs=None if tariffs is None else _costs(points, attempts, phases_of, tariffs),
-        points=points_table(points, () if last is None else last.command),
+        points=points_table(points, commands(lines)),
         environment=environment,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from runners.device import device_named
 from sweeper import columns
-from sweeper.effects.families import SIZE, dimensions_of
+from sweeper.effects.families import SIZE
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed_value
 from sweeper.requested import rest_of, value_in
@@ -18,6 +18,7 @@ from sweeper.rows import Row
 from sweeper.settled_keys import differing
 from sweeper.units import GIB, MIB, format_bytes
 from sweeper.views.layout import assignments
+from sweeper.views.page.dimensions import dimensions_of
 from sweeper.views.page.marks import Mark, mark_of
 
 MOST_PANELS = 24

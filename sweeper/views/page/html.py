@@ -15,6 +15,7 @@ from typing import Any
 from sweeper.tariffs import EXAMPLE
 from sweeper.units import format_bytes, format_count, format_seconds
 from sweeper.views.comparison_report import NEVER_ADDED
+from sweeper.views.layout import assignments
 from sweeper.views.page import charts
 from sweeper.views.page.content import PageContent
 from sweeper.views.page.fitted_memory import FittedMemory
@@ -26,6 +27,8 @@ HERE = Path(__file__).resolve().parent
 PAGE_SIZE = 100  # rows of the table of points at a time
 MOST_FINDINGS = 24
 MOST_LISTED = 200
+MOST_LOADS = 4  # points of each kind on the decision sheet
+MOST_ESTIMATED = 2
 NOTHING = "–"
 SECTIONS = (
     ("answer", "Answer"),
@@ -55,8 +58,8 @@ class Drawn:
     limit_drawn: bool = False
 
 
-def page_html(content: PageContent, sheet: Any, environment: Sequence[str]) -> str:
-    """`sheet`: the decision sheet as text of this page, `environment`: a line for each environment."""
+def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Sequence[str]) -> str:
+    """`sheet`: of sweeper/views/decision_sheet.py. `environment`: a line for each environment."""
     import jinja2
     from markupsafe import Markup
 
@@ -72,6 +75,10 @@ def page_html(content: PageContent, sheet: Any, environment: Sequence[str]) -> s
         table=table,
         sections=SECTIONS,
         sheet=sheet,
+        estimated=_estimated(sheet),
+        assignments=assignments,
+        most_loads=MOST_LOADS,
+        most_estimated=MOST_ESTIMATED,
         environment=environment,
         charts=_charts(content),
         commands=[shlex.join(["sweeper", *words]) for words in content.commands],
@@ -95,6 +102,12 @@ def page_html(content: PageContent, sheet: Any, environment: Sequence[str]) -> s
         script=Markup(script),
         script_hash=f"sha256-{digest}",
     )
+
+
+def _estimated(sheet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The points of the sheet with an estimate, each once: it does not depend on the device."""
+    loads = [*sheet["observed"]["loads"], *sheet["calculated"]["loads"]]
+    return list({load["point_id"]: load for load in reversed(loads) if load["estimate"]}.values())[::-1]
 
 
 def _charts(content: PageContent) -> Mapping[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sweeper.effects.families import dimensions_of
 from sweeper.plan import typed_value
 from sweeper.requested import value_in
+from sweeper.rerun import rerun
 from sweeper.rows import Row
 from sweeper.views.frontier_text import why
-from sweeper.views.page.command_again import command_again
+from sweeper.views.page.dimensions import dimensions_of
 from sweeper.views.page.marks import Mark, mark_of
 
 # The kinds of values, which decide how a column is sorted and shown.
@@ -40,7 +40,8 @@ class PointsTable:
     rows: Sequence[TableRow]
 
 
-def points_table(rows: Sequence[Row], typed_before: Sequence[str] = ()) -> PointsTable:
+def points_table(rows: Sequence[Row], typed: Mapping[str, Sequence[str]]) -> PointsTable:
+    """`typed`: by point id, the arguments of the sweep that planned it."""
     dimensions = dimensions_of(rows)
     keys = [*dimensions, *(key for key in USUAL if key not in dimensions)]
     devices = len({row["device"] for row in rows}) > 1
@@ -74,7 +75,7 @@ def points_table(rows: Sequence[Row], typed_before: Sequence[str] = ()) -> Point
                 _why(row),
             ],
             at_least=bool(row.get("peak_is_partial")),
-            command=command_again(row, typed_before),
+            command=rerun(row, typed.get(row["point_id"], ())),
         )
         for row in rows
     ]

@@ -53,11 +53,12 @@ def write_report(
     tariffs: str | None = None,
 ) -> Written:
     """The page of a run, in its folder unless `output` names another file. Raises Mistake, also for a full disk."""
+    from sweeper.views.decision_sheet import decision_sheet
     from sweeper.views.page.html import page_html
 
     content = content_of(folder, tables, axes, tariffs)
     page = folder / PAGE if output is None else Path(output)
-    html = page_html(content, _sheet(folder, tables), _environment(tables))
+    html = page_html(content, decision_sheet(folder, tables), _environment(tables))
     _write(page, html.encode("utf-8", errors="backslashreplace"), "--output" if output else "report")
     drawn = [] if pictures is None else list(_write_pictures(content, pictures))
     return Written(page, drawn)
@@ -81,14 +82,8 @@ def content_of(
     )
 
 
-def _sheet(folder: Path, tables: Mapping[str, pa.Table]) -> Any:
-    from sweeper.views.page.sheet import sheet_html
-
-    return sheet_html(folder, tables)
-
-
 def _environment(tables: Mapping[str, pa.Table]) -> list[str]:
-    from sweeper.views.decision_sheet import environment_line
+    from sweeper.views.decision_text import environment_line
 
     return [environment_line(record) for record in tables["environment"].to_pylist()]
 

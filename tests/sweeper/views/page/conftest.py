@@ -52,7 +52,7 @@ def write_run(folder: Path) -> TimedRun:
     run.device("cpu")
     refused: dict[str, Attempt] = {}
     for dtype, batch, context in itertools.product(DTYPES, BATCHES, CONTEXTS):
-        point = run.ask(batch=batch, context=context, dtype=dtype, settings={})
+        point = run.ask(batch=batch, context=context, dtype=dtype)
         tokens = batch * context
         if (batch, context) == (2, 512):
             run.raises(point, message=f"no kernel for {SCRIPT}")
