@@ -86,9 +86,14 @@ def differences(points: Sequence[Row], phases: Iterable[Row]) -> list[Difference
 def dimensions_of(points: Sequence[Row]) -> list[str]:
     """The keys that the plan varied, and those of batch, context and the swept keys that differ between its sweeps."""
     swept = [name.removeprefix("dim.") for name in (points[0] if points else {}) if name not in columns.FIXED]
-    found = [key for row in points for key in (row["changed"] or "").split(",") if key]
-    values = {key: {_plain(value_in(row, key)) for row in points} for key in (*SIZE, *swept, *found)}
-    return [key for key in dict.fromkeys((*SIZE, *swept, *found)) if len(values[key]) > 1]
+    found = [key for changed in {row["changed"]: None for row in points} for key in (changed or "").split(",") if key]
+    keys = dict.fromkeys((*SIZE, *swept, *found))
+    return [key for key in keys if _differs(value_in(row, key) for row in points)]
+
+
+def _differs(values: Iterator[Any]) -> bool:
+    first = _plain(next(values, None))
+    return any(_plain(value) != first for value in values)
 
 
 def _plain(value: Any) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from runners.device import MEASURED, Card
+from runners.device import MEASURED, Card, device_named
 from sweeper.costs import PackageCost, Tariffs, cheapest, package_costs
 from sweeper.effects.families import NEEDS_OF_PHASES, warm_repeat
 from sweeper.frontier.open_values import searched_in
@@ -17,6 +18,7 @@ from sweeper.rows import Row
 from sweeper.views.page.answer import Answer, answer_of, subject_of
 from sweeper.views.page.card_room import CardRooms, card_rooms
 from sweeper.views.page.compared import Compared, compared
+from sweeper.views.page.dimensions import dimensions_of
 from sweeper.views.page.failures import Failures, failures_of
 from sweeper.views.page.fitted_memory import FittedMemories, fitted_memories
 from sweeper.views.page.frontier_grid import FrontierGrid, dimensions_text, frontier_grid
@@ -90,26 +92,28 @@ def page_content(
     lines = list(plan)
     sweeps = [line for line in lines if isinstance(line, RunLine)]
     objective = next((line.objective for line in reversed(sweeps) if line.objective), TOKENS)
-    grid = frontier_grid(points, axes)
+    dimensions = dimensions_of(points)
+    grid = frontier_grid(points, dimensions, axes)
     searched = [searched_in(line) for line in lines if isinstance(line, SearchedLine)]
     answer = answer_of(points, objective, sweeps[-1].margin if sweeps else {}, searched)
     phases_of = _phases_of(points, phases)
     chosen = _chosen(answer)
-    bars = [found for title, row in chosen if (found := phase_bars(title, row, phases_of.get(_key(row), ())))]
-    at = point_texts(points)
+    bars = (phase_bars(title, row, phases_of.get(_key(row), ())) for title, row in chosen)
+    shown = list(islice(filter(None, bars), MOST_BARS))
+    at = point_texts(points, dimensions)
     last = sweeps[-1] if sweeps else None
     return PageContent(
         run=run,
         subject=subject_of(points),
         version=None if last is None else last.version,
         commands=[line.command for line in sweeps],
-        dimensions=list(dimensions_text(points)),
+        dimensions=list(dimensions_text(points, dimensions)),
         counts=counts_of(points),
         kinds=list(dict.fromkeys(row["kind"] for row in points)),
         answer=answer,
         grid=grid,
-        bars=bars[:MOST_BARS],
-        bars_hidden=len(bars[MOST_BARS:]),
+        bars=shown,
+        bars_hidden=max(0, len(chosen) - MOST_BARS),
         fitted=fitted_memories(points, phases),
         compared=compared(points, at, {row["point_id"] for _, row in chosen}),
         at=at,
@@ -117,7 +121,7 @@ def page_content(
         failures=failures_of(attempts, at),
         cards=_cards(answer, cards, points),
         costs=None if tariffs is None else _costs(points, attempts, phases_of, tariffs),
-        points=points_table(points, commands(lines)),
+        points=points_table(points, dimensions, commands(lines)),
         environment=environment,
     )
 
@@ -151,16 +155,21 @@ def _chosen(answer: Answer) -> list[tuple[str, Row]]:
 
 
 def _cards(answer: Answer, cards: Mapping[str, Card], points: Sequence[Row]) -> list[CardRooms]:
-    """Of the largest points that fit, each point once: measured ones first, then those of the largest memory."""
+    """Of the largest points that fit, each point once, in the order of the findings.
+
+    A point on a host gives a lower bound only: one of them is enough, where there is nothing better.
+    """
+    largest = [finding for finding in answer.findings if finding.largest is not None]
+    largest.sort(key=lambda finding: device_named(finding.device).is_host)
     found: dict[str, CardRooms] = {}
-    for finding in answer.findings:
+    for finding in largest:
         row = finding.largest
-        if row is None or row["point_id"] in found:
+        if len(found) == MOST_CARDS or row is None or row["point_id"] in found:
             continue
         rooms = card_rooms(f"{finding.largest_at} {finding.setting}".strip(), row, cards, points)
-        if rooms is not None:
+        if rooms is not None and (rooms.need is not None or not found):
             found[row["point_id"]] = rooms
-    return list(found.values())[:MOST_CARDS]
+    return list(found.values())
 
 
 def _costs(

@@ -17,5 +17,6 @@ def dimensions_of(rows: Sequence[Row]) -> list[str]:
     differ = [key for key in usual if len({row[key] for row in rows}) > 1]
     if not differ:
         return varied
-    kept = without_followers([*varied, *differ], (row["config"] for row in rows))
+    configs = {tuple(row[key] for key in differ): row["config"] for row in rows}  # one of each combination
+    kept = without_followers([*varied, *differ], configs.values())
     return [*varied, *(key for key in differ if key in kept)]

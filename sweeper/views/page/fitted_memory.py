@@ -67,13 +67,13 @@ class FittedMemories:
 
 def fitted_memories(points: Sequence[Row], phases: Sequence[Row]) -> FittedMemories:
     """One for each setting with at least two points that passed, by its first counter."""
-    found = families(points, phases)
-    first: dict[str, Family] = {}
-    for family in found:
-        first.setdefault("  ".join(title(family, found)), family)
-    several = {name: family for name, family in first.items() if len(family.sizes) > 1}
-    shown = [_fitted(name, family) for name, family in list(several.items())[:MOST_FAMILIES]]
-    return FittedMemories(shown=shown, hidden=len(several) - len(shown))
+    first: dict[tuple[str, str], Family] = {}
+    for family in families(points, phases):
+        first.setdefault((family.rows[0]["point_id"], family.rows[0]["device"]), family)
+    several = [family for family in first.values() if len(family.passed) > 1]
+    shown = several[:MOST_FAMILIES]
+    named = [_fitted("  ".join(title(family, shown)), family) for family in shown]
+    return FittedMemories(shown=named, hidden=len(several) - len(shown))
 
 
 def _fitted(name: str, family: Family) -> FittedMemory:

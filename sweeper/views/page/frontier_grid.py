@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from runners.device import device_named
-from sweeper import columns
 from sweeper.effects.families import SIZE
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed_value
@@ -18,7 +17,6 @@ from sweeper.rows import Row
 from sweeper.settled_keys import differing
 from sweeper.units import GIB, MIB, format_bytes
 from sweeper.views.layout import assignments
-from sweeper.views.page.dimensions import dimensions_of
 from sweeper.views.page.marks import Mark, mark_of
 
 MOST_PANELS = 24
@@ -81,12 +79,13 @@ class FrontierGrid:
         return f"{'≥ ' if cell.at_least else ''}{value:.{digits}f}"
 
 
-def axes_of(rows: Sequence[Row], wanted: Sequence[str] = ()) -> tuple[str | None, str | None]:
+def axes_of(
+    rows: Sequence[Row], dimensions: Sequence[str], wanted: Sequence[str] = ()
+) -> tuple[str | None, str | None]:
     """The dimensions downwards and across: those wanted, else batch and context, else the numbers with most values.
 
     Raises Mistake for a wanted key that the run did not vary.
     """
-    dimensions = dimensions_of(rows)
     for key in wanted:
         if key not in dimensions:
             varied = f"the run varied {', '.join(dimensions)}" if dimensions else "the run varied no key"
@@ -109,8 +108,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def frontier_grid(rows: Sequence[Row], wanted: Sequence[str] = ()) -> FrontierGrid:
-    down, across = axes_of(rows, wanted)
+def frontier_grid(rows: Sequence[Row], dimensions: Sequence[str], wanted: Sequence[str] = ()) -> FrontierGrid:
+    """`dimensions`: the keys in which the rows differ. Raises Mistake as `axes_of` does."""
+    down, across = axes_of(rows, dimensions, wanted)
     axes = [key for key in (down, across) if key is not None]
     together: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in rows:
@@ -213,8 +213,8 @@ def _limit(rows: Sequence[Row]) -> str | None:
     return f"device {format_bytes(next(iter(totals)))}" if len(totals) == 1 and not limits else None
 
 
-def dimensions_text(rows: Sequence[Row]) -> Iterator[str]:
+def dimensions_text(rows: Sequence[Row], dimensions: Sequence[str]) -> Iterator[str]:
     """Each dimension with its values, as typed: `batch=1,2,4`."""
-    for key in dimensions_of(rows):
+    for key in dimensions:
         values = [typed_value(key, json.loads(value)) for value in _values(rows, key)]
-        yield f"{columns.column_of(key)}={','.join(values)}"
+        yield f"{key}={','.join(values)}" + (",..." if len(values) == MOST_VALUES else "")

@@ -11,7 +11,6 @@ from sweeper.requested import value_in
 from sweeper.rerun import rerun
 from sweeper.rows import Row
 from sweeper.views.frontier_text import why
-from sweeper.views.page.dimensions import dimensions_of
 from sweeper.views.page.marks import Mark, mark_of
 
 # The kinds of values, which decide how a column is sorted and shown.
@@ -40,9 +39,10 @@ class PointsTable:
     rows: Sequence[TableRow]
 
 
-def points_table(rows: Sequence[Row], typed: Mapping[str, Sequence[str]]) -> PointsTable:
-    """`typed`: by point id, the arguments of the sweep that planned it."""
-    dimensions = dimensions_of(rows)
+def points_table(
+    rows: Sequence[Row], dimensions: Sequence[str], typed: Mapping[str, Sequence[str]]
+) -> PointsTable:
+    """`dimensions`: the keys that vary. `typed`: by point id, the arguments of the sweep that planned it."""
     keys = [*dimensions, *(key for key in USUAL if key not in dimensions)]
     devices = len({row["device"] for row in rows}) > 1
     peaks = [
@@ -82,10 +82,9 @@ def points_table(rows: Sequence[Row], typed: Mapping[str, Sequence[str]]) -> Poi
     return PointsTable(columns, found)
 
 
-def point_texts(rows: Iterable[Row]) -> dict[str, str]:
+def point_texts(rows: Iterable[Row], dimensions: Sequence[str]) -> dict[str, str]:
     """By point id, the values of the keys that vary, as typed: `batch=4 context=128`."""
-    rows = list(rows)
-    keys = dimensions_of(rows) or USUAL
+    keys = dimensions or USUAL
     return {
         row["point_id"]: " ".join(f"{key}={typed_value(key, value_in(row, key))}" for key in keys) for row in rows
     }

@@ -76,7 +76,7 @@ def content_of(
         phases=tables["phases"].select(OF_PHASES).to_pylist(),
         environment=tables["environment"].to_pylist(),
         plan=read_plan(folder),
-        cards=cards.of_sweeper(),
+        cards=dict(cards.of_sweeper()),  # each file is read once
         axes=axes,
         tariffs=None if tariffs is None else read_tariffs(tariffs),
     )
