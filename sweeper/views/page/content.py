@@ -164,10 +164,12 @@ def _cards(answer: Answer, cards: Mapping[str, Card], points: Sequence[Row]) -> 
     found: dict[str, CardRooms] = {}
     for finding in largest:
         row = finding.largest
-        if len(found) == MOST_CARDS or row is None or row["point_id"] in found:
+        if row is None or row["point_id"] in found:
             continue
+        if len(found) == MOST_CARDS or (found and device_named(finding.device).is_host):
+            break
         rooms = card_rooms(f"{finding.largest_at} {finding.setting}".strip(), row, cards, points)
-        if rooms is not None and (rooms.need is not None or not found):
+        if rooms is not None:
             found[row["point_id"]] = rooms
     return list(found.values())
 
