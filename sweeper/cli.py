@@ -207,9 +207,7 @@ def report(line: CommandLine) -> int:
     flags = line.flags
     report.check(flags.output, flags.pictures)
     folder = _run(line)
-    written = report.write_report(
-        folder, loading.read(folder), flags.output, flags.pictures, flags.axes, flags.tariffs
-    )
+    written = report.write_report(folder, loading.read(folder), flags.output, flags.pictures, flags.axes, flags.tariffs)
     return _show(line, written, report.as_text, report.as_json)
 
 

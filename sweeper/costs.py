@@ -71,7 +71,10 @@ class PackageCost:
 
 
 def package_costs(
-    points: Iterable[Row], attempts: Iterable[Row], repeats: Mapping[tuple[str, str], tuple[float, int]], tariffs: Tariffs
+    points: Iterable[Row],
+    attempts: Iterable[Row],
+    repeats: Mapping[tuple[str, str], tuple[float, int]],
+    tariffs: Tariffs,
 ) -> list[PackageCost]:
     """A cost for each point that passed, cheapest first, then those without one.
 

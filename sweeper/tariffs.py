@@ -74,7 +74,9 @@ def _mapping(file: str, what: str, found: Any, keys: tuple[str, ...]) -> Mapping
         raise Mistake(f"--tariffs {file}: {what} must be a mapping with the keys {', '.join(keys)}")
     for key in found:
         if key not in keys:
-            raise Mistake(f"--tariffs {file}: {what}: {key} is no key{did_you_mean(key, keys)}; they are {', '.join(keys)}")
+            raise Mistake(
+                f"--tariffs {file}: {what}: {key} is no key{did_you_mean(key, keys)}; they are {', '.join(keys)}"
+            )
     return found
 
 

@@ -24,7 +24,17 @@ REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--exp
 SIZES = ("batch", "context")  # the keys of --at
 ALONE = ("--multirun", "-m", "--json", "--resolve")  # flags without a value
 OF_REPORT = ("--output", "--axes", "--tariffs", "--pictures")
-WITH_VALUE = ("--config-dir", "-cd", "--cfg", "-c", "--package", "-p", "--at", "--picture", *OF_REPORT)  # in the next word
+WITH_VALUE = (
+    "--config-dir",
+    "-cd",
+    "--cfg",
+    "-c",
+    "--package",
+    "-p",
+    "--at",
+    "--picture",
+    *OF_REPORT,
+)  # in the next word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +255,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         "--at", type=_size, metavar="SIZE", help="calculate the peak of this size, as in --at batch=16,context=8192"
     )
     effects.add_argument(
-        "--picture", type=_file_of("--picture peaks.png"), metavar="FILE", help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)"
+        "--picture",
+        type=_file_of("--picture peaks.png"),
+        metavar="FILE",
+        help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)",
     )
     frontier = add(
         "frontier",

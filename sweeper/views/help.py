@@ -28,6 +28,7 @@ does? Each configuration is measured in a new process.
                                  what a card has room for
   sweeper frontier RUN           the largest that fit, and the decision sheet
   sweeper effects RUN            what each key costs, and what to change first
+  sweeper report RUN             one page to show, opened in a browser
   sweeper environment            what can be measured here, what cannot, and why
 
 RUN is the folder of a sweep, as in outputs/mine. `sweeper COMMAND --help` has

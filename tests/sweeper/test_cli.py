@@ -520,6 +520,8 @@ def test_sweeper_works_from_an_installed_wheel(tmp_path: Path) -> None:
     done = sweeper(*NO_RUN, "batch=1,2", cwd=empty, **site)
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 points" in done.stdout
+    for name in ("page.html.jinja", "sheet.html.jinja", "page.css", "page.js"):  # of the command report
+        assert (tmp_path / "site" / "sweeper" / "views" / "page" / name).is_file()
     assert str(tmp_path / "site" / "sweeper" / "conf") in sweeper("--info", "searchpath", cwd=empty, **site).stdout
     assert names_in(empty) == []
 

@@ -24,7 +24,10 @@ def test_the_example_is_read_as_it_says(tmp_path: Path) -> None:
         ("- 1", "the file must be a mapping"),
         ("a: [", "is not YAML"),
         (EXAMPLE.replace("currency: EUR", ""), "currency is missing"),
-        (EXAMPLE.replace("tokens   ", "token    "), "unit=token: must be tokens, samples, passes (did you mean tokens?)"),
+        (
+            EXAMPLE.replace("tokens   ", "token    "),
+            "unit=token: must be tokens, samples, passes (did you mean tokens?)",
+        ),
         (EXAMPLE.replace("1000000", "-1"), "amount=-1: must be a whole number of tokens"),
         (EXAMPLE.replace("1000000", "1e6"), "amount=1e6: must be a whole number"),
         (EXAMPLE.replace("price_per_hour", "price_an_hour"), "price_an_hour is no key (did you mean price_per_hour?)"),

@@ -72,9 +72,7 @@ def card_rooms(title: str, row: Row, cards: Mapping[str, Card], rows: Iterable[R
         need, at_least, counter = row.get("peak_reserved_bytes"), row.get("peak_allocated_bytes"), "reserved"
     if at_least is None:
         return None
-    own = {
-        each["device"].removeprefix("sim:"): each for each in rows if each["point_id"] == row["point_id"]
-    }
+    own = {each["device"].removeprefix("sim:"): each for each in rows if each["point_id"] == row["point_id"]}
     found = [_room(name, card, need, at_least, own.get(name)) for name, card in cards.items()]
     found.sort(key=lambda each: (each.room, each.card))
     return CardRooms(

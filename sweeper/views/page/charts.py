@@ -121,9 +121,7 @@ def phase_chart(found: PhaseBars) -> alt.LayerChart:
         alt.Chart(_data([each for each in thin if each["lane"]]))
         .mark_bar(height=4, yOffset=9)
         .encode(x=across, x2="to:Q", y=down, color=colour),
-        alt.Chart(_data(texts))
-        .mark_text(align="left", x=NARROW + 8, fontSize=11)
-        .encode(y=down, text="text:N"),
+        alt.Chart(_data(texts)).mark_text(align="left", x=NARROW + 8, fontSize=11).encode(y=down, text="text:N"),
     ]
     if limit is not None:
         layers += _limit_line(limit, f"limit {format_bytes(found.limit or 0)}", vertical=True)
@@ -180,7 +178,9 @@ def memory_chart(found: FittedMemory) -> alt.LayerChart:
     dash = alt.StrokeDash(
         "context:N", scale=alt.Scale(domain=names, range=[DASHES[at % len(DASHES)] for at in cycle]), legend=None
     )
-    x = alt.X("tokens:Q", title="tokens in a pass (batch x context)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6))
+    x = alt.X(
+        "tokens:Q", title="tokens in a pass (batch x context)", scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6)
+    )
     y = alt.Y("peak:Q", title=f"peak {found.counter}, {name}", scale=alt.Scale(domainMin=0))
     layers: list[Any] = [
         alt.Chart(_data(within)).mark_line(strokeWidth=1.5).encode(x=x, y=y, color=colour, strokeDash=dash),

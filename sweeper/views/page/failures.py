@@ -55,7 +55,9 @@ class Failures:
 def failures_of(attempts: Sequence[Row], at: dict[str, str]) -> Failures:
     """`at`: by point id, the values of a point as typed."""
     together: dict[tuple[str, str | None, str, str], list[Row]] = defaultdict(list)
-    failed = [row for row in attempts if row["status"] not in NO_ATTEMPT or row["fits"] is None and row["status"] == "ok"]
+    failed = [
+        row for row in attempts if row["status"] not in NO_ATTEMPT or row["fits"] is None and row["status"] == "ok"
+    ]
     for row in failed:
         message = row["error_message"] or ""
         together[row["status"], row["failed_phase"], row["error_type"] or "", _without_numbers(message)].append(row)

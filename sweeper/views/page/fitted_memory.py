@@ -114,7 +114,9 @@ def _limit(row: Row) -> int | None:
 
 def _lines(family: Family, failed: Sequence[Size]) -> list[FittedLine]:
     contexts = sorted({size.context for size in family.sizes})
-    kept = contexts if len(contexts) <= MOST_LINES else [contexts[place * (len(contexts) - 1) // 5] for place in range(6)]
+    kept = (
+        contexts if len(contexts) <= MOST_LINES else [contexts[place * (len(contexts) - 1) // 5] for place in range(6)]
+    )
     found = []
     for context in kept:
         batches = [size.batch for size in family.sizes if size.context == context]

@@ -28,7 +28,7 @@ PAGE_SIZE = 100  # rows of the table of points at a time
 MOST_FINDINGS = 24
 MOST_LISTED = 200
 MOST_LOADS = 4  # points of each kind on the decision sheet
-MOST_ESTIMATED = 2
+MOST_ESTIMATED = 1
 NOTHING = "–"
 SECTIONS = (
     ("answer", "Answer"),

@@ -39,9 +39,7 @@ class PointsTable:
     rows: Sequence[TableRow]
 
 
-def points_table(
-    rows: Sequence[Row], dimensions: Sequence[str], typed: Mapping[str, Sequence[str]]
-) -> PointsTable:
+def points_table(rows: Sequence[Row], dimensions: Sequence[str], typed: Mapping[str, Sequence[str]]) -> PointsTable:
     """`dimensions`: the keys that vary. `typed`: by point id, the arguments of the sweep that planned it."""
     keys = [*dimensions, *(key for key in USUAL if key not in dimensions)]
     devices = len({row["device"] for row in rows}) > 1
@@ -85,9 +83,7 @@ def points_table(
 def point_texts(rows: Iterable[Row], dimensions: Sequence[str]) -> dict[str, str]:
     """By point id, the values of the keys that vary, as typed: `batch=4 context=128`."""
     keys = dimensions or USUAL
-    return {
-        row["point_id"]: " ".join(f"{key}={typed_value(key, value_in(row, key))}" for key in keys) for row in rows
-    }
+    return {row["point_id"]: " ".join(f"{key}={typed_value(key, value_in(row, key))}" for key in keys) for row in rows}
 
 
 def _kind(values: Iterable[Any]) -> str:

@@ -127,8 +127,6 @@ def _write(path: Path, content: bytes, what: str) -> None:
             files.remove(aside)
 
 
-
-
 def as_text(found: Written) -> str:
     return "\n".join(map(str, (found.page, *found.pictures)))
 

@@ -100,7 +100,10 @@ def test_the_answer_is_a_sentence_and_says_that_the_sweep_broke_off(content: Pag
 
 def test_where_nothing_was_decided_the_answer_says_so(tables: dict[str, Any]) -> None:
     rows = [each for each in tables["points"].to_pylist() if each["status"] == "error"]
-    assert answer_of(rows, TOKENS).headline == f"No attempt decided what fits: 2 error (IndexError: no kernel for {SCRIPT})."
+    assert (
+        answer_of(rows, TOKENS).headline
+        == f"No attempt decided what fits: 2 error (IndexError: no kernel for {SCRIPT})."
+    )
     assert answer_of([], TOKENS).headline == "This run has no points."
 
 
