@@ -39,7 +39,7 @@ def test_the_example_is_read_as_it_says(tmp_path: Path) -> None:
 )
 def test_a_mistake_in_a_file_of_tariffs_is_named(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(text)
-    with pytest.raises(Mistake, match="^--tariffs ") as raised:
+    with pytest.raises(Mistake, match=r"^--tariffs ") as raised:
         read_tariffs(str(tmp_path / "t.yaml"))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -81,7 +81,8 @@ class Finding:
         """Why nothing larger fits."""
         if self.next_at is None:
             return "Nothing larger was tried." if self.largest is not None else ""
-        return f"The {'smallest' if self.largest is None else 'next larger'} that was tried, {self.next_at}: {self.next_why}."
+        which = "smallest" if self.largest is None else "next larger"
+        return f"The {which} that was tried, {self.next_at}: {self.next_why}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +165,7 @@ def _remarks(rows: Sequence[Row], findings: Sequence[Finding]) -> Iterable[str]:
         yield f"The sweep broke off: {undone} of {format_count(len(rows), 'point')} have no result."
     kinds = dict.fromkeys(row["kind"] for row in rows)
     if len(kinds) > 1:
-        yield "Some devices were measured and others calculated; each part of this page says which, and never adds them."
+        yield "Some devices were measured and others calculated: each part of this page says which, and adds none."
     for finding in findings:
         group, where = finding.group, " ".join(filter(None, (finding.device, finding.setting)))
         if group.is_assumed:

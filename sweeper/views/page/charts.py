@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sweeper.estimates.comparison import ESTIMATED
 from sweeper.units import GIB, MIB, format_bytes
@@ -17,10 +17,9 @@ from sweeper.views.page.fitted_memory import FittedMemory
 from sweeper.views.page.frontier_grid import FrontierGrid, Panel
 from sweeper.views.page.marks import Mark
 from sweeper.views.page.phase_bars import PhaseBars
-from sweeper.views.page.timeline import Timeline
+from sweeper.views.page.timeline import Bin, Span, Timeline
 
-if TYPE_CHECKING:
-    import altair as alt
+Drawn = Any  # a chart of Altair's: its methods are typed as unions of several classes of charts
 
 # Every colour of a chart: its name as a CSS variable of the page, and its value in a file.
 COLOURS: Mapping[str, str] = {
@@ -66,10 +65,10 @@ def _unit(values: Iterable[int]) -> tuple[int, str]:
 def _data(rows: Sequence[Mapping[str, Any]]) -> Any:
     import altair as alt
 
-    return alt.Data(values=[dict(row) for row in rows])
+    return alt.InlineData(values=[dict(row) for row in rows])
 
 
-def phase_chart(found: PhaseBars) -> alt.LayerChart:
+def phase_chart(found: PhaseBars) -> Drawn:
     """The peaks of each phase as bars: what is part of another is drawn inside it."""
     import altair as alt
 
@@ -83,25 +82,23 @@ def phase_chart(found: PhaseBars) -> alt.LayerChart:
     thin: list[dict[str, Any]] = []
     texts: list[dict[str, Any]] = []
     for bar in found.bars:
-        label, peaks = labels[bar.phase], bar.peaks
-        if found.below and found.outer in peaks:
-            thick.append({"phase": label, "part": "context and libraries", "from": 0, "to": found.below / unit})
-        if found.outer in peaks:
-            top = found.below + peaks[found.outer]
-            thick.append({"phase": label, "part": found.outer, "from": found.below / unit, "to": top / unit})
-        if found.inner in peaks:
-            top = found.below + peaks[found.inner]
-            thin.append({"phase": label, "part": found.inner, "from": found.below / unit, "to": top / unit, "lane": 0})
-        if found.baseline and found.outer in peaks:
-            part = {"phase": label, "part": "before the workload", "from": 0, "to": found.baseline / unit}
-            thin.append(part | {"lane": 0})
-        if found.apart in peaks and found.outer is None:
-            thick.append({"phase": label, "part": found.apart, "from": 0, "to": peaks[found.apart] / unit})
-        elif found.apart in peaks:
-            thin.append({"phase": label, "part": found.apart, "from": 0, "to": peaks[found.apart] / unit, "lane": 1})
-        sizes = [format_bytes(peaks[each]) for each in (found.inner, found.outer, found.apart) if each in peaks]
-        text = ("≥ " if not bar.completed else "") + " / ".join(dict.fromkeys(sizes))
-        texts.append({"phase": label, "text": text})
+        label = {"phase": labels[bar.phase]}
+        sizes = {
+            each: bar.peaks[each] for each in (found.inner, found.outer, found.apart) if each and each in bar.peaks
+        }
+        for counter, peak in sizes.items():
+            base = 0 if counter == found.apart else found.below
+            part = label | {"part": counter, "from": base / unit, "to": (base + peak) / unit}
+            if counter == found.outer or found.outer is None:
+                thick.append(part)
+            else:
+                thin.append(part | {"lane": int(counter == found.apart)})
+        if found.outer in sizes and found.below:
+            thick.append(label | {"part": "context and libraries", "from": 0, "to": found.below / unit})
+        if found.outer in sizes and found.baseline:
+            thin.append(label | {"part": "before the workload", "from": 0, "to": found.baseline / unit, "lane": 0})
+        text = " / ".join(dict.fromkeys(map(format_bytes, sizes.values())))
+        texts.append(label | {"text": text if bar.completed else f"≥ {text}"})
     used = list(dict.fromkeys(each["part"] for each in (*thick, *thin)))
     colour = alt.Color(
         "part:N",
@@ -141,7 +138,7 @@ def _limit_line(at: float, text: str, vertical: bool) -> list[Any]:
     return [line.encode(y="at:Q"), label.encode(y="at:Q", text="text:N")]
 
 
-def memory_chart(found: FittedMemory) -> alt.LayerChart:
+def memory_chart(found: FittedMemory) -> Drawn:
     """Peaks against tokens: shapes are points that passed, dashed lines are calculated from the fits."""
     import altair as alt
 
@@ -191,14 +188,14 @@ def memory_chart(found: FittedMemory) -> alt.LayerChart:
     ]
     if found.failed_tokens:
         failed = _data([{"tokens": tokens, "peak": 0} for tokens, _ in sorted(set(found.failed_tokens))])
-        cross = {"text": "×", "fontSize": 17, "color": COLOURS["fails"], "dy": -5, "fontWeight": "bold"}
+        cross: dict[str, Any] = {"text": "×", "fontSize": 17, "color": COLOURS["fails"], "dy": -5, "fontWeight": "bold"}
         layers.append(alt.Chart(failed).mark_text(**cross).encode(x=x, y=y))
     if limit is not None:
         layers += _limit_line(limit / unit, f"limit {format_bytes(limit)}", vertical=False)
     return _styled(alt.layer(*layers), 260, 400)
 
 
-def comparison_chart(found: Compared) -> alt.Chart | None:
+def comparison_chart(found: Compared) -> Drawn:
     """The figures of each point that count the same bytes, side by side; None without two of a point."""
     import altair as alt
 
@@ -206,7 +203,7 @@ def comparison_chart(found: Compared) -> alt.Chart | None:
     if not rows:
         return None
     unit, name = _unit(figure.bytes for _, figure in rows)
-    data = [
+    data: list[dict[str, Any]] = [
         {
             "point": at,
             "bytes": figure.bytes / unit,
@@ -237,7 +234,7 @@ def comparison_chart(found: Compared) -> alt.Chart | None:
     return _styled(chart, 26 * len(order))
 
 
-def timeline_chart(found: Timeline) -> alt.Chart | None:
+def timeline_chart(found: Timeline) -> Drawn:
     """The attempts of each device by their result: a row for each, so that no colour is needed to read it."""
     import altair as alt
 
@@ -245,8 +242,9 @@ def timeline_chart(found: Timeline) -> alt.Chart | None:
         return None
     minutes = found.seconds >= 300
     scale, unit = (60, "minutes") if minutes else (1, "seconds")
-    marks = [mark for mark in Mark if any(each.mark is mark for each in (*found.spans, *found.bins))]
-    devices = list(dict.fromkeys(each.device for each in (*found.spans, *found.bins)))
+    bars: Sequence[Span | Bin] = [*found.spans, *found.bins]
+    marks = [mark for mark in Mark if any(each.mark is mark for each in bars)]
+    devices = list(dict.fromkeys(each.device for each in bars))
     order = [f"{device}  {mark.value}" for device in devices for mark in marks]
     data = [
         {
@@ -254,9 +252,9 @@ def timeline_chart(found: Timeline) -> alt.Chart | None:
             "mark": each.mark.value,
             "from": each.start / scale,
             "to": each.end / scale,
-            "count": getattr(each, "count", 1),
+            "count": each.count if isinstance(each, Bin) else 1,
         }
-        for each in (*found.spans, *found.bins)
+        for each in bars
     ]
     present = {row["row"] for row in data}
     order = [row for row in order if row in present]
@@ -278,7 +276,7 @@ def timeline_chart(found: Timeline) -> alt.Chart | None:
     return _styled(chart, 24 * len(order))
 
 
-def frontier_chart(panel: Panel, grid: FrontierGrid) -> alt.LayerChart:
+def frontier_chart(panel: Panel, grid: FrontierGrid) -> Drawn:
     """One matrix of the frontier: a shape and the number in each square, the limit as a line."""
     import altair as alt
 
@@ -301,7 +299,7 @@ def frontier_chart(panel: Panel, grid: FrontierGrid) -> alt.LayerChart:
     )
     shape = alt.Shape("mark:N", scale=alt.Scale(domain=names, range=[MARK_SHAPES[Mark(name)] for name in names]))
     base = alt.Chart(_data(data))
-    line = {"strokeWidth": 3, "color": COLOURS["ink"], "strokeCap": "square"}
+    line: dict[str, Any] = {"strokeWidth": 3, "color": COLOURS["ink"], "strokeCap": "square"}
     layers: list[Any] = [
         base.mark_rect(opacity=0.14, stroke=COLOURS["surface"]).encode(x=x, y=y, color=alt.Color("mark:N")),
         base.mark_point(filled=True, size=60, opacity=1, yOffset=-9).encode(x=x, y=y, color=colour, shape=shape),
@@ -327,15 +325,22 @@ def _end(axis: str) -> Any:
     return (alt.X2 if axis == "x" else alt.Y2)(axis, bandPosition=1)
 
 
-def _styled(chart: Any, height: float, width: float = WIDTH) -> Any:
-    axis = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal", "labelLimit": 260}
-    colours = {"labelColor": COLOURS["ink"], "titleColor": COLOURS["muted"], "gridColor": COLOURS["line"]}
-    lines = {"domainColor": COLOURS["muted"], "tickColor": COLOURS["muted"]}
+def _styled(chart: Drawn, height: float, width: float = WIDTH) -> Drawn:
     return (
         chart.properties(width=width, height=height)
         .configure(font=FONT, background="transparent", aria=False, padding=6)
         .configure_view(stroke=None)
-        .configure_axis(**axis, **colours, **lines)
+        .configure_axis(
+            labelFontSize=11,
+            titleFontSize=11,
+            titleFontWeight="normal",
+            labelLimit=260,
+            labelColor=COLOURS["ink"],
+            titleColor=COLOURS["muted"],
+            gridColor=COLOURS["line"],
+            domainColor=COLOURS["muted"],
+            tickColor=COLOURS["muted"],
+        )
         .configure_legend(labelColor=COLOURS["ink"], labelFontSize=11, labelLimit=320, symbolOpacity=1)
         .configure_text(color=COLOURS["ink"])
     )

@@ -56,7 +56,7 @@ def failures_of(attempts: Sequence[Row], at: dict[str, str]) -> Failures:
     """`at`: by point id, the values of a point as typed."""
     together: dict[tuple[str, str | None, str, str], list[Row]] = defaultdict(list)
     failed = [
-        row for row in attempts if row["status"] not in NO_ATTEMPT or row["fits"] is None and row["status"] == "ok"
+        row for row in attempts if row["status"] not in NO_ATTEMPT or (row["fits"] is None and row["status"] == "ok")
     ]
     for row in failed:
         message = row["error_message"] or ""
@@ -92,7 +92,7 @@ def _ended(row: Row) -> str:
 def _failure(row: Row, at: dict[str, str]) -> Failure:
     return Failure(
         device=row["device"],
-        at=at.get(row["point_id"], row["point_id"]),
+        at=at[row["point_id"]],
         attempt=row["attempt"],
         peak=row["peak_bytes"],
         counter=row["peak_counter"] if row["peak_bytes"] is not None else None,

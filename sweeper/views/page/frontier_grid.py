@@ -206,11 +206,11 @@ def _cell(row: Row, at: tuple[int, int], sides: Mapping[tuple[int, int], bool | 
 
 def _limit(rows: Sequence[Row]) -> str | None:
     """The limit of a panel, if all its rows have the same."""
-    limits = {row.get("budget_bytes") for row in rows if row.get("budget_kind") not in (None, "guard")}
-    if len(limits) == 1:
-        return f"budget {format_bytes(next(iter(limits)))}"
-    totals = {row.get("device_total_bytes") for row in rows} - {None}
-    return f"device {format_bytes(next(iter(totals)))}" if len(totals) == 1 and not limits else None
+    limits = {row["budget_bytes"] for row in rows if row.get("budget_kind") not in (None, "guard")}
+    totals = {row["device_total_bytes"] for row in rows if row.get("device_total_bytes") is not None}
+    if limits:
+        return f"budget {format_bytes(next(iter(limits)))}" if len(limits) == 1 else None
+    return f"device {format_bytes(next(iter(totals)))}" if len(totals) == 1 else None
 
 
 def dimensions_text(rows: Sequence[Row], dimensions: Sequence[str]) -> Iterator[str]:

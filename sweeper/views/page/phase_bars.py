@@ -1,7 +1,7 @@
 """The memory of one attempt by phase. Pure.
 
-Only one sum is right: what a card's context takes and what its allocator reserved, at the same peak. Allocated memory is
-part of reserved memory, and the process's baseline is part of its resident memory: they are drawn inside, never on top.
+Only one sum is right: what a card's context takes and what its allocator reserved. Allocated memory is part of reserved
+memory, and the process's baseline is part of its resident memory: they are drawn inside, never on top.
 """
 
 from __future__ import annotations

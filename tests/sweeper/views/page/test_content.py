@@ -150,7 +150,7 @@ def test_allocated_memory_is_drawn_inside_reserved_memory_and_only_the_context_i
     ]
     charts = pytest.importorskip("sweeper.views.page.charts")
     drawn = charts.phase_chart(bars).to_dict()
-    ends = [each["to"] for layer in drawn["layer"][:2] for each in layer["data"]["values"]]
+    ends = [each["to"] for layer in drawn["layer"][:2] for each in drawn["datasets"][layer["data"]["name"]]]
     assert max(ends) == 9  # 1 GiB of context and 8 GiB reserved; allocated ends within them, at 7
 
 
@@ -195,4 +195,4 @@ def test_the_page_says_the_same_as_the_tables(page: Page) -> None:
     assert "48</b> fits" in page.html
     assert SCRIPT not in page.html
     assert "&lt;script&gt;" in page.html
-    assert report.PAGE == page.file.name
+    assert page.file.name == report.PAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from sweeper import cards
+from sweeper.tables import loading
+from sweeper.views.decision_sheet import decision_sheet
+from sweeper.views.page.content import page_content
+from sweeper.views.page.html import page_html
 from tests.sweeper.views.page.conftest import Page
 
 
@@ -108,9 +114,8 @@ def test_everything_is_reached_and_done_with_the_keyboard_alone(opened: Opened) 
     reached = set()
     for _ in range(400):
         keys.press("Tab")
-        where = opened.page.evaluate(
-            f"{focused}.id || {focused}.className || {focused}.tagName + ' ' + {focused}.textContent.trim().slice(0, 20)"
-        )
+        text = f"{focused}.tagName + ' ' + {focused}.textContent.trim().slice(0, 20)"
+        where = opened.page.evaluate(f"{focused}.id || {focused}.className || {text}")
         reached.add(where)
         if where == "copy":
             break
@@ -162,3 +167,51 @@ def test_the_page_in_the_dark_has_another_ground(browser: Any, page: Page) -> No
         grounds.add(opened.page.evaluate("getComputedStyle(document.body).backgroundColor"))
         opened.context.close()
     assert len(grounds) == 2
+
+
+@pytest.mark.slow
+def test_the_page_of_20000_attempts_opens_within_5_seconds_and_is_smaller_than_15_mb(
+    browser: Any, page: Page, tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_text(page_of_many(page, 20_000))
+    assert (tmp_path / "report.html").stat().st_size < 15_000_000
+    opened = Opened(browser, tmp_path / "report.html")
+    assert opened.seconds < 5
+    assert opened.logged == []
+    assert len(opened.rows()) == 100
+    began = time.monotonic()
+    opened.page.get_by_label("Filter", exact=True).fill("batch=2 context=512")
+    assert set(opened.column("status")) == {"error"}
+    opened.page.get_by_role("button", name="peak resident").click()
+    assert opened.column("peak resident")[0] != "–"
+    assert time.monotonic() - began < 2
+    opened.page.get_by_label("Filter", exact=True).fill("")
+    opened.page.get_by_role("button", name="Next").click()
+    assert opened.page.locator("#shown").inner_text().startswith("101–200 of 20,")
+    opened.context.close()
+
+
+def page_of_many(page: Page, attempts: int) -> str:
+    """The page of a run that repeats this one with other seeds."""
+    tables = loading.read(page.folder)
+    rows = {name: tables[name].to_pylist() for name in ("points", "attempts", "phases")}
+    many: dict[str, list[dict[str, Any]]] = {name: [] for name in rows}
+    for seed in range(1 + attempts // len(rows["attempts"])):
+        for name, found in rows.items():
+            many[name] += [_with_seed(row, seed) for row in found]
+    content = page_content(
+        run="many",
+        environment=[],
+        plan=[],
+        cards=dict(cards.of_sweeper()),
+        **many,  # type: ignore[arg-type]
+    )
+    return page_html(content, decision_sheet(page.folder, tables), [])
+
+
+def _with_seed(row: dict[str, Any], seed: int) -> dict[str, Any]:
+    of_seed = {**row, "point_id": f"{row['point_id'][:10]}{seed:06d}"}
+    if "config" in row:
+        config = json.dumps({**json.loads(row["config"]), "seed": seed})
+        of_seed |= {"config": config, "settings": json.dumps({"seed": seed}), "seed": seed, "changed": "seed"}
+    return of_seed
