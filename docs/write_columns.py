@@ -20,6 +20,44 @@ ROWS = {
     "frontier": "One row for each point at the edge between points that fit and points that do not",
 }
 
+SEVERAL = """\
+## Several runs together
+
+A run has columns for the keys that it swept, so two runs can have different ones. `sweeper.load` unites them: a key
+without a column in a run is null in its rows, and `run` tells the runs apart. It also rebuilds what a sweep that broke
+off left behind.
+
+```python
+import sweeper
+
+frames = sweeper.load(["outputs/before", "outputs/after"])
+frames.points.groupby(["run", "kind", "status"], dropna=False).size()
+```
+
+The same from the files alone. Each line keeps whole numbers exact.
+
+```python
+import pandas as pd
+
+files = ["outputs/before/points.parquet", "outputs/after/points.parquet"]
+points = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+```
+
+```python
+import polars as pl
+
+points = pl.concat([pl.read_parquet(file) for file in files], how="diagonal_relaxed")
+```
+
+```python
+import duckdb
+
+points = duckdb.sql(f"SELECT * FROM read_parquet({files}, union_by_name = true)")
+```
+
+Never average or subtract across `kind`, `device` or `peak_counter`: each of them is another measurement. A join of two
+runs is by `point_id` and `device`. An id is a hash of the settled values of a point, and no version is among them."""
+
 
 def page() -> str:
     parts = [
@@ -34,7 +72,7 @@ def page() -> str:
         lines = ["| column | type | unit | meaning |", "|---|---|---|---|"]
         lines += [f"| `{c.name}` | {c.type} | {c.unit or ''} | {c.meaning.replace('|', '/')} |" for c in declared]
         parts += [f"## {table}.parquet", ROWS[table] + ".", "\n".join(lines)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, SEVERAL]) + "\n"
 
 
 if __name__ == "__main__":

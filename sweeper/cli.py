@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from runners import files
 from sweeper import screen
 from sweeper.errors import Mistake
-from sweeper.planning.command_line import CommandLine, names_run, outputs_of, python_of, read, run_of
+from sweeper.planning.command_line import (
+    CommandLine,
+    names_run,
+    outputs_of,
+    python_of,
+    read,
+    run_and_point_of,
+    run_of,
+    two_runs_of,
+    written_form,
+)
 from sweeper.sweeping.signals import end_on_signals
 
 if TYPE_CHECKING:
@@ -134,10 +144,12 @@ def estimate(line: CommandLine) -> int:
     if names_run(line):
         from sweeper.tables import loading
         from sweeper.views import comparison_report
+        from sweeper.views.layout import wrapped_text
 
         folder = _run(line)
         comparison = comparison_report.run_comparison(folder.name, loading.read(folder))
-        return _show(line, comparison, comparison_report.as_text, comparison_report.as_json)
+        as_text = lambda found: wrapped_text(comparison_report.as_text(found), screen.width())  # noqa: E731
+        return _show(line, comparison, as_text, comparison_report.as_json)
     plan = _plan(line)
     from sweeper.views import estimate_report
 
@@ -159,6 +171,7 @@ def effects(line: CommandLine) -> int:
     from sweeper.plan_lines import read_plan
     from sweeper.tables import loading
     from sweeper.views import effects_report, pictures
+    from sweeper.views.layout import wrapped_text
 
     picture, at = line.flags.picture, line.flags.at
     if picture is not None:
@@ -166,7 +179,7 @@ def effects(line: CommandLine) -> int:
     folder = _run(line)
     points, phases = effects_report.rows_of(loading.read(folder))
     found = effects_report.effects(points, phases, at, read_plan(folder))
-    _show(line, found, effects_report.as_text)
+    _show(line, found, lambda found: wrapped_text(effects_report.as_text(found), screen.width()))
     if picture is not None and found["families"]:
         pictures.draw_effects(families(points, phases), picture, at)
     return 0
@@ -211,14 +224,51 @@ def report(line: CommandLine) -> int:
     return _show(line, written, report.as_text, report.as_json)
 
 
+def show_run(line: CommandLine) -> int:
+    from sweeper.tables import loading
+    from sweeper.views import point_sheet, point_table
+
+    form = written_form(line)
+    named, id = run_and_point_of(line)
+    folder = _newest(line) if named is None else loading.run_folder(named)
+    tables = loading.read(folder)
+    if id is not None:
+        if form not in (None, "json"):
+            raise Mistake(f"show RUN POINT_ID prints text or --json; --{form} is for the table of points")
+        sheet = point_sheet.point_sheet(folder, tables, point_table.named_by(tables["points"].to_pylist(), id))
+        return _show(line, sheet, lambda sheet: point_sheet.as_text(sheet, screen.width()))
+    found = point_table.point_table(folder, tables, line.flags.columns, line.flags.sort)
+    other = {"csv": point_table.csv_of, "markdown": point_table.markdown_of}.get(form or "")
+    return _show(line, found, other or (lambda found: point_table.as_text(found, screen.width())), point_table.as_json)
+
+
+def compare(line: CommandLine) -> int:
+    from sweeper.tables import loading
+    from sweeper.views import run_changes
+
+    form = written_form(line)
+    first, second = (loading.run_folder(run) for run in two_runs_of(line))
+    tables = (loading.read(first), loading.read(second))
+    compared = run_changes.comparison((first, second), tables, line.flags.fail_above)
+    other = {"csv": run_changes.csv_of, "markdown": run_changes.markdown_of}.get(form or "")
+    as_text = other or (lambda compared: run_changes.as_text(compared, screen.width()))
+    _show(line, compared, as_text, run_changes.as_json)
+    return compared.exit_code
+
+
 def _run(line: CommandLine) -> Path:
     """The folder of the run that the line names, or of the newest one. Raises Mistake."""
     from sweeper.tables import loading
 
     named = run_of(line)
-    folder = loading.newest_run() if named is None else loading.run_folder(named)
-    if named is None:
-        screen.warn(f"{line.command}: {folder}, the newest run")
+    return _newest(line) if named is None else loading.run_folder(named)
+
+
+def _newest(line: CommandLine) -> Path:
+    from sweeper.tables import loading
+
+    folder = loading.newest_run()
+    screen.warn(f"{line.command}: {folder}, the newest run")
     return folder
 
 
@@ -241,4 +291,6 @@ COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "frontier": frontier,
     "list": list_runs,
     "report": report,
+    "show": show_run,
+    "compare": compare,
 }

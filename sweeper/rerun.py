@@ -14,9 +14,11 @@ from typing import Any
 
 from runners.point import Point
 from sweeper.columns import NAMED
+from sweeper.plan import SIZES
 from sweeper.plan_lines import PlanLine, PlannedLine, RunLine
 from sweeper.requested import settings_of
 from sweeper.rows import Row
+from sweeper.units import typed_bytes
 
 ALWAYS = (*NAMED, "batch", "context")
 # Words of a sweep's command on which its points depend and that are no keys of a point.
@@ -44,8 +46,12 @@ def rerun(row: Row, typed: Sequence[str] = ()) -> str:
     point = Point(values=json.loads(row["config"]))
     keys = dict.fromkeys((*ALWAYS, *settings_of(row)))
     values = {key: point.get(key) for key in keys}
-    words = [f"{key}={written(value)}" for key, value in values.items() if value is not None or key not in ALWAYS]
+    words = [f"{key}={_typed(key, value)}" for key, value in values.items() if value is not None or key not in ALWAYS]
     return shlex.join(["sweeper", *_kept(typed), f"devices=[{row['device']}]", *words])
+
+
+def _typed(key: str, value: Any) -> str:
+    return typed_bytes(value) if key in SIZES and isinstance(value, int) else written(value)
 
 
 def _kept(typed: Sequence[str]) -> Iterator[str]:

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RUNNERS = sorted((ROOT / "runners").rglob("*.py"))
 SWEEPER = sorted((ROOT / "sweeper").rglob("*.py"))
 OURS = {"hydra", "omegaconf", "pandas", "pyarrow", "rich", "sweeper"}
-PURE_PACKAGES = ("sweeper.frontier", "sweeper.effects", "sweeper.estimates", "sweeper.designs")
+PURE_PACKAGES = ("sweeper.comparing", "sweeper.frontier", "sweeper.effects", "sweeper.estimates", "sweeper.designs")
 
 # A file of runners may import a library at module level where its path contains one of these words.
 NAMED_BY = {

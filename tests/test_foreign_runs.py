@@ -26,7 +26,7 @@ from tests import command_line, other_user
 
 PROGRAM = "workload.argv=[sh,-c,'exit 0',sh,'{batch}']"
 TYPED = ["devices=[cpu]", "parallel=true", "timeout=60", "workload=command", PROGRAM, "name=run"]
-READING = (["frontier"], ["effects"], ["estimate"])
+READING = (["frontier"], ["effects"], ["estimate"], ["show"])
 SECRET = "abc123-of-the-environment"
 TRAP = "open('was-run', 'w').close()\n"
 

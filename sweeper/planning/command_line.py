@@ -8,21 +8,24 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from sweeper.cards import CONF
 from sweeper.errors import Mistake
 from sweeper.planning import hydra_keys
-from sweeper.planning.suggestions import no_such_command, no_such_flag, words_apart
+from sweeper.planning.suggestions import instead_of_listing, no_such_command, no_such_flag, words_apart
 
 # Flags that show something and run nothing.
 SHOWS = ("version", "hydra_help", "cfg", "info", "shell_completion")  # and help
 INFOS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
+FORMS = ("json", "csv", "markdown")
+POINT_ID = "[0-9a-fA-F]{4,16}"
 SIZES = ("batch", "context")  # the keys of --at
-ALONE = ("--multirun", "-m", "--json", "--resolve")  # flags without a value
+READ_RUNS = ("estimate", "effects", "frontier", "report", "show", "compare")
+ALONE = ("--multirun", "-m", "--json", "--csv", "--markdown", "--resolve")  # flags without a value
 OF_REPORT = ("--output", "--axes", "--tariffs", "--pictures")
 WITH_VALUE = (
     "--config-dir",
@@ -34,6 +37,8 @@ WITH_VALUE = (
     "--at",
     "--picture",
     *OF_REPORT,
+    "--sort",
+    "--columns",
 )  # in the next word
 
 
@@ -112,6 +117,37 @@ def python_of(line: CommandLine) -> str | None:
     return python
 
 
+def run_and_point_of(line: CommandLine) -> tuple[str | None, str | None]:
+    """The run and the beginning of a point's id that `show` takes; None for each that was left out. Raises Mistake."""
+    words = line.words
+    if len(words) == 1 and re.fullmatch(POINT_ID, words[0]) and not Path(words[0]).exists():
+        return None, words[0]
+    if len(words) == 2 and not re.fullmatch(POINT_ID, words[1]):
+        raise Mistake(f"show takes RUN and POINT_ID, and {words[1]!r} is no id of a point: 4 to 16 hexadecimal digits")
+    if len(words) > 2:
+        raise Mistake(f"show takes RUN and POINT_ID, got {' '.join(words)}")
+    return run_of(replace(line, words=words[:1])), words[1] if words[1:] else None
+
+
+def two_runs_of(line: CommandLine) -> tuple[str, str]:
+    """The runs that `compare` takes. One alone is compared with itself: its calculated rows with its measured ones.
+
+    Raises Mistake.
+    """
+    if len(line.words) not in (1, 2):
+        given = " ".join(line.words) or "none"
+        raise Mistake(f"compare takes two runs, the folders of sweeps, got {given}; write sweeper compare BEFORE AFTER")
+    return line.words[0], line.words[-1]
+
+
+def written_form(line: CommandLine) -> str | None:
+    """The form in which a table is printed for other programs: json, csv or markdown. Raises Mistake for several."""
+    given = [form for form in FORMS if getattr(line.flags, form, False)]
+    if len(given) > 1:
+        raise Mistake(f"{' '.join(f'--{form}' for form in given)}: choose one of them")
+    return given[0] if given else None
+
+
 def outputs_of(line: CommandLine) -> str:
     """The value of `outputs=FOLDER`, the one key that `list` takes. A bare folder means the same. Raises Mistake."""
     folder = "outputs"
@@ -122,7 +158,9 @@ def outputs_of(line: CommandLine) -> str:
         elif Path(word).is_dir():
             folder = word
         else:
-            raise Mistake(f"list takes outputs=FOLDER and --json, not {word!r}")
+            instead = instead_of_listing(word)
+            hint = f"; {instead}" if instead else ""
+            raise Mistake(f"list takes outputs=FOLDER and --json, not {word!r}{hint}")
     return folder
 
 
@@ -145,7 +183,7 @@ def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list
 def _refuse_files(command: str, words: Sequence[str]) -> None:
     """Raises Mistake for an experiment's file in place of a word, and for a run that is given like a key."""
     for at, word in enumerate(words):
-        if command in ("estimate", "effects", "frontier", "report") and re.fullmatch("run=.+", word):
+        if command in READ_RUNS and re.fullmatch("run=.+", word):
             raise Mistake(f"{word}: no such key; write sweeper {command} {word.removeprefix('run=')}")
         is_value = at > 0 and words[at - 1].startswith("-")
         if command in ("sweep", "estimate") and not is_value and re.fullmatch(r"[^=]+\.ya?ml", word):
@@ -297,6 +335,37 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         "The runs in a folder, newest first: what they measured, when, and how they ended.",
     )
     runs.add_argument("words", nargs="*", metavar="outputs=FOLDER", help="the folder with the runs; default: outputs")
+    show = add(
+        "show",
+        "sweeper show [RUN] [POINT_ID] [FLAGS]",
+        "The points of a run as a table or as matrices, its failures, and everything about one point.",
+    )
+    show.add_argument(
+        "words",
+        nargs="*",
+        metavar="RUN POINT_ID",
+        help="the folder of a sweep, the newest in outputs if left out; the beginning of a point's id",
+    )
+    show.add_argument("--sort", metavar="COLUMN", help="by a column; from the largest down with --sort=-COLUMN")
+    show.add_argument(
+        "--columns", type=_names, metavar="A,B", help="columns of points.parquet, or command, output, failed_at"
+    )
+    compare = add(
+        "compare",
+        "sweeper compare BEFORE AFTER [--fail-above CHANGE] [FLAGS]",
+        "What changed from one run to another, point by point: what no longer fits, which peaks differ, and what the"
+        " measurements depended on. With one run: its calculated points against its measured ones.",
+    )
+    compare.add_argument("words", nargs="*", metavar="RUN", help="the folder of a sweep, as in outputs/mine")
+    compare.add_argument(
+        "--fail-above",
+        metavar="CHANGE",
+        help="as in --fail-above 2%% or --fail-above 50MiB: end with exit code 4 if a peak grew by more, or if a point"
+        " that fitted no longer fits; with 3 if a point that fitted was not decided",
+    )
+    for parser in (show, compare):
+        parser.add_argument("--csv", action="store_true", help="print CSV, with whole bytes")
+        parser.add_argument("--markdown", action="store_true", help="print Markdown, for an issue")
     environment = add(
         "environment",
         "sweeper environment [python=INTERPRETER] [--json]",
@@ -337,6 +406,19 @@ def _keys(text: str) -> tuple[str, ...]:
     if not all(found) or len(set(found)) != len(found) or len(found) > 2:
         raise Mistake(f"--axes {text}: takes one key or two different ones, as in --axes batch,context")
     return found
+
+
+def _names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise Mistake("--columns needs names, as in --columns batch,peak_bytes")
+    return names
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise Mistake("--picture needs a file, as in --picture peaks.png")
+    return text
 
 
 def _folder(text: str) -> str:

@@ -344,6 +344,12 @@ def no_such_command(command: str, rest: Sequence[str], commands: Sequence[str]) 
     return f"no such command: {command}{near}; --help shows more"
 
 
+def instead_of_listing(word: str) -> str | None:
+    """What to write instead of `list WORD`, where the word is no folder: `list models`."""
+    text = synonyms.COMMANDS.get(word.lower())
+    return None if text is None else write(_run_in(text, ()))
+
+
 def _of_command(command: str, rest: Sequence[str], commands: Sequence[str]) -> str | None:
     lower = command.lower()
     if lower in ("list", "ls", "show", "help", "info") and rest and rest[0].lower() in synonyms.COMMANDS:

@@ -353,6 +353,9 @@ FLAGS: Mapping[str, str] = {
     "--effects": "sweeper effects RUN",
     "--frontier": "sweeper frontier RUN, or sweeper design=frontier KEY=VALUE to search",
     "--environment": "sweeper environment",
+    "--list": "sweeper list",
+    "--show": "sweeper show RUN",
+    "--compare": "sweeper compare BEFORE AFTER",
 }
 
 # First words that are no command, with what does it. {words}: the rest of the line.
@@ -367,9 +370,10 @@ COMMANDS: Mapping[str, str] = {
         "search find max bisect optimize tune",
         "sweeper design=frontier {words}, with a key as in 'batch=interval(1,512)'",
     ),
-    **_each("report summary results result show view open table tables best", "sweeper frontier RUN"),
-    **_each("compare diff", "sweeper effects RUN for the points of one run; sweeper.load(RUN) reads each of two"),
-    **_each("list ls runs history", "ls outputs: each folder in it is a run, which sweeper frontier RUN shows"),
+    **_each("report summary best", "sweeper frontier RUN"),
+    **_each("results result view open table tables points cat", "sweeper show RUN"),
+    **_each("diff regression gate", "sweeper compare BEFORE AFTER, two runs; --fail-above 2% makes it a gate"),
+    **_each("ls runs history", "sweeper list"),
     **_each("plot draw chart graph picture", "sweeper effects RUN --picture peaks.png"),
     **_each("analyze analyse analysis effect sensitivity", "sweeper effects RUN"),
     **_each("models model", "sweeper --help model, which lists the models: model=NAME"),

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from runners import files, stored_json
-from runners.device import Device
-from runners.point import Attempt, AttemptFolder, Point
+from runners.point import AttemptFolder
 from runners.stored_json import Damaged
-from sweeper.columns import DECLARED, PANDAS, SCHEMA, TABLES, VERSION, WITH_SWEPT, Column, schema_of, with_swept
+from sweeper.columns import (
+    DECLARED,
+    FLOAT,
+    INT,
+    PANDAS,
+    SCHEMA,
+    TABLES,
+    TEXT,
+    VERSION,
+    WITH_SWEPT,
+    Column,
+    schema_of,
+    with_swept,
+)
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
+from sweeper.tables.records import on_disk
 from sweeper.tables.run_tables import GENERATION, PLAN_BYTES, STARTED, Tables, attempt_folders, file_size, table_file
 from sweeper.units import format_count
 
@@ -41,12 +54,97 @@ class Frames(NamedTuple):
     frontier: pd.DataFrame
 
 
-def load(run: str | Path) -> Frames:
-    """The tables of a run, given its folder. Raises Mistake if that is not a run.
+def load(run: str | Path | Iterable[str | Path]) -> Frames:
+    """The tables of a run, given its folder; of several runs, given their folders, in one set of frames.
 
-    If a table is missing, torn or behind the journals, all are built again, in memory only.
+    The column `run` tells several runs apart. A key that only some of them have a column for is null in the others.
+    Raises Mistake if one is not a run, or if one is given twice.
+
+    If a table is missing, torn or behind the journals, all of its run are built again, in memory only.
     """
-    return Frames(**{name: table.to_pandas() for name, table in read(run).items()})
+    found = read(run) if isinstance(run, (str, Path)) else read_several(run)
+    return Frames(**{name: table.to_pandas() for name, table in found.items()})
+
+
+def read_several(runs: Iterable[str | Path]) -> dict[str, pa.Table]:
+    """The tables of several runs as one table each, as Arrow tables. Raises Mistake as `load` does."""
+    given = list(runs)
+    if not given:
+        raise Mistake("load needs at least one run, the folder of a sweep")
+    folders = [run_folder(run) for run in given]
+    names = _told_apart(folders)
+    tables = [read(folder) for folder in folders]
+    return {name: united(name, [of_run[name] for of_run in tables], names) for name in TABLES}
+
+
+def _told_apart(folders: Sequence[Path]) -> list[str]:
+    """The name of each run: that of its folder, with as many folders above it as are needed. Raises Mistake."""
+    paths = [folder.resolve() for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise Mistake(f"load: {path} is given twice")
+    names = [path.name for path in paths]
+    above = 1
+    while len(set(names)) < len(names):
+        above += 1
+        names = [
+            "/".join(path.parts[-above:]) if names.count(name) > 1 else name
+            for path, name in zip(paths, names, strict=True)
+        ]
+    return names
+
+
+def united(name: str, tables: Sequence[pa.Table], runs: Sequence[str]) -> pa.Table:
+    """One table of several runs. `runs`: the value of the column `run` for each of them.
+
+    A swept key whose columns have different types becomes a number or a text, as in a run that swept such values.
+    """
+    declared = DECLARED[name]
+    fixed = {column.name for column in declared}
+    types: dict[str, set[pa.DataType]] = {}
+    for table in tables:
+        for field in table.schema:
+            if field.name not in fixed:
+                types.setdefault(field.name, set()).add(field.type)
+    swept = [Column(key, _one_type(found), f"value of the key {key}") for key, found in types.items()]
+    wanted = with_swept(declared, swept) if swept else declared
+    schema = schema_of(wanted)
+    parts = []
+    for table, run in zip(tables, runs, strict=True):
+        columns = {
+            column.name: _of_type(table[column.name], column.type, types.get(column.name))
+            if column.name in table.column_names
+            else pa.nulls(len(table), column.type)
+            for column in wanted
+        }
+        if "run" in columns:
+            columns["run"] = pa.array([run] * len(table), pa.string())
+        parts.append(pa.Table.from_arrays([columns[field.name] for field in schema], schema=schema))
+    whole = pa.concat_tables(parts)
+    return whole if "run" in fixed else _each_once(whole)
+
+
+def _each_once(environments: pa.Table) -> pa.Table:
+    """Two runs can have one environment, which has one row: a join with it would double every point otherwise."""
+    first: dict[str, int] = {}
+    for place, id in enumerate(environments["environment_id"].to_pylist()):
+        first.setdefault(id, place)
+    return environments.take(list(first.values()))
+
+
+def _one_type(found: set[pa.DataType]) -> pa.DataType:
+    if len(found) == 1:
+        return next(iter(found))
+    return FLOAT if found == {INT, FLOAT} else TEXT
+
+
+def _of_type(values: pa.ChunkedArray, type: pa.DataType, found: set[pa.DataType] | None) -> Any:
+    """A column as the united one has it: of mixed types each value is JSON, which keeps 1 and "1" apart."""
+    if found is None or len(found) == 1 or values.type == type == FLOAT:
+        return values
+    if type == FLOAT:
+        return values.cast(FLOAT)
+    return pa.array([None if value is None else json.dumps(value) for value in values.to_pylist()], TEXT)
 
 
 def read(run: str | Path) -> dict[str, pa.Table]:
@@ -212,7 +310,7 @@ def _behind(folder: Path, found: Mapping[str, Stored]) -> str | None:
 def _attempts_in(attempts: pa.Table) -> set[str]:
     """The names of the folders of the attempts in a table."""
     columns = attempts.select(["point_id", "device", "attempt"]).to_pydict().values()
-    return {f"{id}.{_on_disk(device)}.{number}" for id, device, number in zip(*columns, strict=True)}
+    return {f"{id}.{on_disk(device)}.{number}" for id, device, number in zip(*columns, strict=True)}
 
 
 def _attempts_without_a_journal(folder: Path) -> int:
@@ -223,9 +321,3 @@ def _attempts_without_a_journal(folder: Path) -> int:
     except (FileNotFoundError, Damaged):
         return 0
     return len(known - {path.name for path in attempt_folders(folder / POINTS)})
-
-
-@cache
-def _on_disk(device: str) -> str:
-    """A device's name in the name of an attempt's folder."""
-    return Attempt(point=Point(values={}), device=Device(name=device)).name.partition(".")[2].rpartition(".")[0]

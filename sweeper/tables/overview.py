@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,12 +130,14 @@ def _end(
     folder: Path, lines: Sequence[PlanLine], statuses: Mapping[str, Mapping[str, int]] | None, behind: bool
 ) -> tuple[str, str | None, str | None]:
     """How the last sweep into a run ended, why, and when."""
-    if _is_held(folder / LOCK):
+    if locks.is_held(folder / LOCK):
         return RUNNING, None, None
     last = next((line for line in reversed(lines) if isinstance(line, (EndedLine, RunLine))), None)
     if isinstance(last, EndedLine):
         return str(last.how), last.why, last.ended_at
     writes_its_end = any(isinstance(line, RunLine) and line.format > 1 for line in lines)
+    if writes_its_end and (host := _other_host(folder / LOCK)) is not None:
+        return UNKNOWN, f"it has no end, and began on {host}: it may be running there", None
     if writes_its_end:
         return End.BROKE_OFF.value, "it was killed, or the machine went down", None
     if statuses is None:
@@ -146,17 +150,10 @@ def _end(
     return End.FINISHED.value, None, None
 
 
-def _is_held(lock: Path) -> bool:
-    """Whether a sweep holds a run's lock. The lock is not created, and is released at once."""
-    if files.kind_of(lock) != files.FILE or not os.access(lock, os.W_OK):
-        return False
-    try:
-        locks.take(lock).close()
-    except locks.Held:
-        return True
-    except OSError:
-        return False
-    return False
+def _other_host(lock: Path) -> str | None:
+    """The other machine on which the last sweep into a run began, whose locks are not seen here."""
+    found = re.search(r" on (\S+), since ", locks.holder(lock))
+    return found[1] if found is not None and found[1] != socket.gethostname() else None
 
 
 def _ends_of_plan(folder: Path) -> tuple[list[PlanLine], int]:

@@ -139,7 +139,7 @@ def _ran(lines: Sequence[PlanLine], rows: Sequence[Row]) -> dict[str, Any]:
     for dimension in (each for sweep in sweeps for each in sweep.dimensions):
         found = varied.setdefault(dimension.key, [])
         found += [value for value in _values_of(dimension) if value not in found]
-    settings = [_named(row) | settings_of(row) for row in rows]
+    settings = [{**_named(row), **settings_of(row)} for row in rows]
     shared = {
         key: value
         for key, value in (settings[0] if settings else {}).items()
@@ -276,7 +276,10 @@ def _is_host(row: Row) -> bool:
 def _estimate_of(estimates: pa.Table, point_id: str) -> list[dict[str, Any]]:
     """The terms of one point's estimate."""
     found = estimates.filter(pc.equal(estimates["point_id"], point_id))
-    return found.select(["term", "bytes", "alive", "formula", "assumption", "source"]).to_pylist()
+    terms: list[dict[str, Any]] = found.select(
+        ["term", "bytes", "alive", "formula", "assumption", "source"]
+    ).to_pylist()
+    return terms
 
 
 def _smaller_peaks(points: pa.Table, swept: Sequence[str]) -> Iterator[dict[str, Any]]:

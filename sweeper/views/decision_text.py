@@ -7,8 +7,7 @@ one another.
 from __future__ import annotations
 
 import json
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -16,7 +15,7 @@ from sweeper import columns
 from sweeper.frontier.edges import NO_MEMORY
 from sweeper.quality import SAME
 from sweeper.units import format_bytes, format_count
-from sweeper.views.layout import assignments, counts, indent, more, shortened, table
+from sweeper.views.layout import assignments, counts, indent, more, shortened, table, wrapped
 
 MOST_LISTED = 12  # entries of a kind on the screen; --json has them all
 MOST_ANSWERS = 8  # searches whose answer is shown in full
@@ -62,42 +61,28 @@ def as_text(sheet: Mapping[str, Any], width: int | None = None) -> str:
 
 def _section(heading: str, lines: Lines, width: int | None) -> str:
     """An empty text if there are no lines."""
-    return "\n".join([heading, *_wrapped(indent(lines), width)]) if lines else ""
-
-
-def _wrapped(lines: Iterable[str], width: int | None) -> Iterator[str]:
-    """Each line within `width` columns; what follows the first stands four columns further right."""
-    for line in lines:
-        if width is None or len(line) <= width:
-            yield line
-            continue
-        blanks = " " * (len(line) - len(line.lstrip()))
-        yield from textwrap.wrap(
-            line.strip(),
-            max(width, len(blanks) + 20),
-            initial_indent=blanks,
-            subsequent_indent=blanks + "    ",
-            break_on_hyphens=False,
-        )
+    return "\n".join([heading, *wrapped(indent(lines), width)]) if lines else ""
 
 
 def _next_to_each_other(lists: Mapping[str, Lines], width: int) -> str:
     """Three columns of equal width, each with its heading."""
     each = (width - 2 * BETWEEN) // 3
-    cells = [list(_wrapped([HEADS[name], *indent(lines)], each)) for name, lines in lists.items()]
+    cells = [list(wrapped([HEADS[name], *indent(lines)], each)) for name, lines in lists.items()]
     rows = zip_longest(*cells, fillvalue="")
     return "\n".join((" " * BETWEEN).join(f"{cell:<{each}}" for cell in row).rstrip() for row in rows)
 
 
 def _answer_lines(sheet: Mapping[str, Any]) -> list[str]:
     answers = sheet["answer"]
+    if len(answers) > MOST_ANSWERS:  # a line for each card, and no choice for each of many searches
+        return [*sheet["observed"]["frontier_text"].splitlines(), *sheet["calculated"]["frontier_text"].splitlines()]
     lines = []
-    for answer in answers[:MOST_ANSWERS]:
+    for answer in answers:
         lines += answer["lines"]
         if answer["choice"] is not None:
             how = "" if sheet["margin"] else f"  (by the objective {sheet['objective']}; no margin was set)"
             lines.append(f"  {'choice:':<20} {assignments(answer['choice']['at'])}{how}")
-    return [*(lines or ["no point was tried"]), *more(len(answers), MOST_ANSWERS, "searches")]
+    return lines or ["no point was tried"]
 
 
 def _ran_lines(ran: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,9 @@ does? Each configuration is measured in a new process.
   sweeper estimate parameters=7e9 bits=16 card=rtx-4090
                                  what a card has room for
   sweeper frontier RUN           the largest that fit, and the decision sheet
+  sweeper show RUN [POINT_ID]    the table of points, or one point's phases
+  sweeper compare BEFORE AFTER   what changed; --fail-above 2% is a gate for CI
+  sweeper list                   the runs in outputs, newest first
   sweeper effects RUN            what each key costs, and what to change first
   sweeper report RUN             one page to show, opened in a browser
   sweeper environment            what can be measured here, what cannot, and why

@@ -46,6 +46,26 @@ def indent(lines: Iterable[str], spaces: int = 2) -> list[str]:
     return [" " * spaces + line if line else line for line in lines]
 
 
+def wrapped(lines: Iterable[str], width: int | None) -> Iterator[str]:
+    """Each line within `width` columns; what follows the first stands four columns further right."""
+    for line in lines:
+        if width is None or len(line) <= width:
+            yield line
+            continue
+        blanks = " " * (len(line) - len(line.lstrip()))
+        yield from textwrap.wrap(
+            line.strip(),
+            max(width, len(blanks) + 20),
+            initial_indent=blanks,
+            subsequent_indent=blanks + "    ",
+            break_on_hyphens=False,
+        )
+
+
+def wrapped_text(text: str, width: int | None) -> str:
+    return "\n".join(wrapped(text.splitlines(), width))
+
+
 def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     """Rows as lines with aligned columns. `align`: `<` (left) or `>` (right) for each column.
 

@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 
 from runners import processes
+from sweeper.tables.overview import overview
 from tests import command_line
 
 HERE = Path(__file__).parent
@@ -160,6 +161,8 @@ def test_a_signal_ends_what_runs_and_keeps_what_is_finished(
     interrupted = run.points().query("status == 'interrupted'").iloc[0]
     assert interrupted["failed_phase"] == "hanging"
     assert bool(interrupted["peak_is_partial"])
+    found = overview(run.run)
+    assert (found.ended, found.why) == ("interrupted", signal.Signals(number).name)
 
 
 def test_a_signal_to_the_whole_process_group_has_the_same_effect(sweep: Callable[..., Sweep]) -> None:
@@ -207,6 +210,7 @@ def test_after_a_kill_nothing_is_left_running(
     run.end()
     assert gone_within(5, below)
     assert len(list(run.run.glob("points/*/*/exit.json"))) >= 2  # finished attempts are kept
+    assert overview(run.run).ended == "broke off"
 
 
 @pytest.mark.parametrize("killed", [("supervisor",), ("watcher", "supervisor")])

@@ -176,7 +176,7 @@ def read(run: Path, found: list[Rows]) -> int:
     return 0
 
 
-COMMANDS = ("frontier", "effects", "estimate")
+COMMANDS = ("frontier", "effects", "estimate", "show")
 
 
 def tried(run: Path, design: str, what: Damage, whole: Rows, commands: Sequence[Sequence[str]]) -> Iterator[Fault]:

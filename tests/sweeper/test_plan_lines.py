@@ -16,6 +16,7 @@ from sweeper.plan_lines import (
     PARSERS,
     PLAN,
     DeviceLine,
+    EndedLine,
     NeighbourLine,
     PlanLine,
     PlannedLine,
@@ -42,6 +43,7 @@ LINES: list[PlanLine] = [
     PlannedLine(id=POINT.id, order=0, device="cuda:0", values=POINT.values, quality_reference="f" * 16),
     NeighbourLine(id=POINT.id, device="cuda:0", changed_from="f" * 16, changed=("batch", "context")),
     SkippedLine(id=POINT.id, device="cuda:0", because="ff/ff.cuda-0.1"),
+    EndedLine(how="interrupted", ended_at="2026-11-30T13:00:00+00:00", why="SIGINT"),
 ]
 
 
@@ -58,7 +60,7 @@ def test_a_line_that_is_written_is_read_again(line: PlanLine, tmp_path: Path) ->
 
 def test_every_kind_has_a_parser() -> None:
     assert set(PARSERS) == {line.kind for line in LINES} == {
-        "run", "searched", "device", "asked", "neighbour", "skipped",
+        "run", "searched", "device", "asked", "neighbour", "skipped", "ended",
     }  # fmt: skip
 
 

@@ -96,6 +96,30 @@ def test_a_sweep_that_runs_is_listed_as_running(written: Written) -> None:
     assert overview(run.folder).ended == "finished"
 
 
+def test_a_run_that_began_on_another_machine_and_has_no_end_may_be_running_there(written: Written) -> None:
+    run = finished(written)
+    plan = run.folder / "plan.jsonl"
+    plan.write_text(plan.read_text().replace('"format": 1', '"format": 2'))
+    (run.folder / ".lock").write_text("pid 7 on elsewhere, since 2026-11-29T12:00:00+00:00\n")
+    found = overview(run.folder)
+    assert found.ended == "unknown"
+    assert "began on elsewhere" in str(found.why)
+
+
+def test_listing_changes_nothing_in_a_run(written: Written) -> None:
+    run = finished(written)
+    lock = run.folder / ".lock"
+    lock.touch(0o666)
+
+    def seen() -> list[tuple[Path, int, int, int]]:
+        found = [(path, path.stat()) for path in sorted(run.folder.rglob("*"))]
+        return [(path, each.st_mode, each.st_size, each.st_mtime_ns) for path, each in found]
+
+    before = seen()
+    overview(run.folder)
+    assert seen() == before
+
+
 def test_a_run_without_a_table_is_listed_without_counts(written: Written) -> None:
     run = written({"batch": [1, 2]})
     run.ask(batch=1)

@@ -115,3 +115,17 @@ def test_a_run_in_which_nothing_was_decided_has_a_reason_for_an_answer(written: 
     (answer,) = sheet_of(run)["answer"]
     assert "IndexError: no such layer" in answer["lines"][0]
     assert answer["choice"] is None
+
+
+def test_many_searches_have_a_line_for_each_card_on_the_first_screen(written: Written) -> None:
+    names = "rtx-4090 h100-80gb a100-40gb l4 t4 a10 l40s rtx-3090 v100-16gb"
+    cards = tuple(f"sim:{name}" for name in names.split())
+    run = written({"batch": [1, 2]}, devices=cards)
+    for batch in (1, 2):
+        point = run.ask(batch=batch)
+        for card in cards:
+            run.passes(point, device=card)
+    text = as_text(sheet_of(run), 80)
+    answer = text[text.index("ANSWER") : text.index("WHAT WAS RUN")]
+    assert all(f"  {card} " in answer for card in cards)
+    assert len(answer.splitlines()) < 24
