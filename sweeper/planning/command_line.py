@@ -305,7 +305,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     report = add(
         "report",
-        "sweeper report [RUN] [--output FILE] [--axes KEY,KEY] [--tariffs FILE] [--pictures FOLDER] [--json]",
+        "sweeper report [RUN] [--output FILE] [--axes KEY,KEY] ... [--json]",
         "One page to show, in the run's folder: opens in any browser, from the file alone.",
     )
     report.add_argument("--output", type=_file_of("--output report.html"), metavar="FILE", help="write the page there")
