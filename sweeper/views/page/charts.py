@@ -365,12 +365,13 @@ def as_svg(chart: Any, name: str, label: str) -> str:
     return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label, quote=True)}" ', 1)
 
 
-def as_picture(chart: Any, format: str) -> bytes:
-    """The chart as the bytes of a file, `svg` or `png`, on a white ground."""
+def as_picture(chart: Drawn, format: str, title: str) -> bytes:
+    """The chart as the bytes of a file, `svg` or `png`, on a white ground and with a title if it has none."""
     import vl_convert
 
     spec = chart.to_dict()
     spec["config"]["background"] = "white"
+    spec.setdefault("title", {"text": title, "anchor": "start", "fontSize": 12, "offset": 10})
     if format == "png":
         found: bytes = vl_convert.vegalite_to_png(spec, scale=2)
         return found

@@ -52,6 +52,10 @@ class Costs:
     packages: Sequence[PackageCost]
     cheapest: Mapping[str, PackageCost]
 
+    @property
+    def priced(self) -> Sequence[PackageCost]:
+        return [each for each in self.packages if each.cost is not None]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContent:

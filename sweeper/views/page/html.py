@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -94,8 +95,9 @@ def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Seque
         signed=lambda count: f"{'+' if count >= 0 else '−'}{format_bytes(abs(count))}",
         seconds=format_seconds,
         count=format_count,
-        money=lambda amount: f"{amount:,.4f}" if amount < 1 else f"{amount:,.2f}",
-        money_time=lambda seconds: format_seconds(float(seconds)) if isinstance(seconds, Decimal) else NOTHING,
+        money=_money,
+        money_time=lambda seconds: f"{seconds:.1f} s" if seconds < 100 else format_seconds(float(seconds)),
+        without_cost=_without_cost(content),
         shown=_shown,
         data=Markup(_data(table)),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
@@ -154,6 +156,17 @@ def _draws_limit(found: FittedMemory) -> bool:
 
 def _bytes(count: int | None) -> str:
     return NOTHING if count is None else format_bytes(count)
+
+
+def _money(amount: Decimal) -> str:
+    """Two decimals, or three digits of less than one."""
+    return f"{amount:,.2f}" if amount >= 1 else f"{amount:.{max(2, 2 - amount.adjusted()) if amount else 2}f}"
+
+
+def _without_cost(content: PageContent) -> Mapping[str, int]:
+    """The number of points that have no cost, by reason."""
+    packages = content.costs.packages if content.costs else ()
+    return Counter(each.because for each in packages if each.because is not None)
 
 
 def _shown(value: Any, kind: str) -> str:

@@ -96,19 +96,21 @@ def _write_pictures(content: PageContent, folder: str) -> Iterator[Path]:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise Mistake(f"--pictures {folder}: cannot be made: {error.strerror}") from None
-    found: dict[str, Any] = {}
+    drawn: list[tuple[str, str, Any]] = []  # name, title, chart
     for place, panel in enumerate(content.grid.panels, 1):
-        found[f"frontier-{place}"] = charts.frontier_chart(panel, content.grid)
+        drawn.append((f"frontier-{place}", panel.device, charts.frontier_chart(panel, content.grid)))
     for place, bars in enumerate(content.bars, 1):
-        found[f"phases-{place}"] = charts.phase_chart(bars)
+        drawn.append((f"phases-{place}", f"{bars.title} ({bars.kind})", charts.phase_chart(bars)))
     for place, fitted in enumerate(content.fitted.shown, 1):
-        found[f"tokens-{place}"] = charts.memory_chart(fitted)
-    found["compared"] = charts.comparison_chart(content.compared)
-    found["timeline"] = charts.timeline_chart(content.timeline)
-    for name, chart in found.items():
+        title = f"{fitted.title}: {fitted.kind} peaks, dashed calculated"
+        drawn.append((f"tokens-{place}", title, charts.memory_chart(fitted)))
+    title = f"{content.run}: bytes of tensors, estimated, calculated and measured"
+    drawn.append(("compared", title, charts.comparison_chart(content.compared)))
+    drawn.append(("timeline", f"{content.run}: attempts", charts.timeline_chart(content.timeline)))
+    for name, title, chart in drawn:
         for format in FORMATS if chart is not None else ():
             path = Path(folder) / f"{name}.{format}"
-            _write(path, charts.as_picture(chart, format), "--pictures")
+            _write(path, charts.as_picture(chart, format, title), "--pictures")
             yield path
 
 
