@@ -21,6 +21,7 @@ from sweeper.views.frontier_text import why
 from sweeper.views.layout import assignments, counts, error_text
 
 UNDONE = (Status.NOT_RUN.value, Status.INTERRUPTED.value)
+MANY = 3  # devices, beyond which the answer counts them, in the order of their sizes
 GUARD = "guard"  # the machine's own memory: no limit that a person set
 
 
@@ -43,6 +44,11 @@ class Finding:
     margin: str | None  # that the choice has to leave free; None where none was set
     with_margin_at: str | None  # the largest that leaves it
     group: FrontierGroup
+
+    @property
+    def total_bytes(self) -> int | None:
+        total: int | None = self.group.rows[0].get("device_total_bytes")
+        return total
 
     @property
     def is_calculated(self) -> bool:
@@ -112,6 +118,9 @@ def answer_of(
         _finding(group, objective, Margin(margin or {}, group.rows, run), apart[group.rows[0]["config"]])
         for group in groups
     ]
+    devices = {finding.device for finding in findings}
+    if len(findings) == len(devices) > MANY:
+        findings.sort(key=lambda finding: (finding.total_bytes or 0, finding.device))
     return Answer(
         headline=_headline(rows, findings),
         detail=findings[0].next_sentence if len(findings) == 1 else "",
@@ -156,7 +165,24 @@ def _headline(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
         statuses = counts(Counter(row["status"] for row in rows))
         return f"No attempt decided what fits: {statuses}{f' ({reason})' if reason else ''}."
     first = findings[0]
+    if len(findings) == len({finding.device for finding in findings}) > MANY:
+        return _of_devices(findings)
     return ("Calculated, not measured: " if first.is_calculated else "") + first.sentence
+
+
+def _of_devices(findings: Sequence[Finding]) -> str:
+    """On how many devices the largest point of all fits, and the smallest of them."""
+    calculated = "Calculated, not measured: " if all(finding.is_calculated for finding in findings) else ""
+    fitting = [finding for finding in findings if finding.largest is not None]
+    if not fitting:
+        return f"{calculated}Nothing that was tried fits on any of {len(findings)} devices."
+    best = fitting[-1]  # of the largest memory
+    alike = [finding for finding in fitting if finding.largest_at == best.largest_at]
+    size = "" if alike[0].total_bytes is None else f", {format_bytes(alike[0].total_bytes)}"
+    return (
+        f"{calculated}{best.largest_at} fits on {len(alike)} of {len(findings)} devices;"
+        f" {alike[0].device} is the smallest of them{size}."
+    )
 
 
 def _remarks(rows: Sequence[Row], findings: Sequence[Finding]) -> Iterable[str]:

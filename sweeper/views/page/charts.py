@@ -99,7 +99,8 @@ def phase_chart(found: PhaseBars) -> Drawn:
             thin.append(label | {"part": "before the workload", "from": 0, "to": found.baseline / unit, "lane": 0})
         text = " / ".join(dict.fromkeys(map(format_bytes, sizes.values())))
         texts.append(label | {"text": text if bar.completed else f"≥ {text}"})
-    used = list(dict.fromkeys(each["part"] for each in (*thick, *thin)))
+    drawn = {each["part"] for each in (*thick, *thin)}
+    used = [part for part in parts if part in drawn]
     colour = alt.Color(
         "part:N",
         scale=alt.Scale(domain=used, range=[COLOURS[parts[each]] for each in used]),

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from runners.device import device_named
@@ -19,7 +20,7 @@ from sweeper.units import GIB, MIB, format_bytes
 from sweeper.views.layout import assignments
 from sweeper.views.page.marks import Mark, mark_of
 
-MOST_PANELS = 24
+MOST_PANELS, MOST_CELLS = 48, 4000
 MOST_VALUES = 60  # rows or columns of a matrix
 
 
@@ -118,7 +119,8 @@ def frontier_grid(rows: Sequence[Row], dimensions: Sequence[str], wanted: Sequen
     groups = list(together.values())
     configs = [group[0]["config"] for group in groups]
     apart = differing(configs, axes) if groups else {}
-    shown = groups[:MOST_PANELS]
+    before = accumulate(map(len, groups), initial=0)  # the rows of all groups before each
+    shown = [group for group, count in zip(groups[:MOST_PANELS], before, strict=False) if count < MOST_CELLS]
     fits = {(row["point_id"], row["device"]): row["fits"] for row in rows}
     known = [(row.get("unlimited_peak_bytes") or row.get("peak_bytes") or 0) for group in shown for row in group]
     unit, name = (GIB, "GiB") if max(known, default=0) >= GIB else (MIB, "MiB")

@@ -16,7 +16,7 @@ from typing import Any
 from sweeper.tariffs import EXAMPLE
 from sweeper.units import format_bytes, format_count, format_seconds
 from sweeper.views.comparison_report import NEVER_ADDED
-from sweeper.views.layout import assignments
+from sweeper.views.layout import assignments, counts
 from sweeper.views.page import charts
 from sweeper.views.page.content import PageContent
 from sweeper.views.page.fitted_memory import FittedMemory
@@ -26,7 +26,7 @@ from sweeper.views.page.points_table import BYTES, SECONDS, PointsTable
 
 HERE = Path(__file__).resolve().parent
 PAGE_SIZE = 100  # rows of the table of points at a time
-MOST_FINDINGS = 24
+MOST_FINDINGS = 50
 MOST_LISTED = 200
 MOST_LOADS = 4  # points of each kind on the decision sheet
 MOST_ESTIMATED = 1
@@ -77,6 +77,7 @@ def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Seque
         sections=SECTIONS,
         sheet=sheet,
         estimated=_estimated(sheet),
+        ended=_ended(sheet["ran"]["points"]),
         assignments=assignments,
         most_loads=MOST_LOADS,
         most_estimated=MOST_ESTIMATED,
@@ -104,6 +105,19 @@ def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Seque
         script=Markup(script),
         script_hash=f"sha256-{digest}",
     )
+
+
+def _ended(statuses: Mapping[str, Mapping[str, int]]) -> Mapping[str, str]:
+    """How the points of each device ended. Devices on which they ended alike are together, and counted if many."""
+    alike: dict[str, list[str]] = {}
+    for device, of_device in statuses.items():
+        alike.setdefault(counts(of_device), []).append(device)
+    return {
+        ", ".join(devices) if len(devices) <= MOST_LOADS else format_count(len(devices), "device"): (
+            text if len(devices) == 1 else f"{text} on each"
+        )
+        for text, devices in alike.items()
+    }
 
 
 def _estimated(sheet: Mapping[str, Any]) -> list[Mapping[str, Any]]:

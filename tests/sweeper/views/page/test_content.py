@@ -114,6 +114,23 @@ def test_where_nothing_fits_the_answer_says_what_the_smallest_was(tables: dict[s
     assert answer.detail.startswith("The smallest that was tried, batch=")
 
 
+def test_many_devices_are_counted_in_the_answer_smallest_memory_first(tables: dict[str, Any]) -> None:
+    rows = [each for each in tables["points"].to_pylist() if each["dtype"] == "float32"]
+    small = [each for each in rows if each["batch"] * each["context"] <= 256]
+    of = {"sim:a": (40, rows), "sim:b": (10, small), "sim:c": (20, rows), "sim:d": (80, rows)}
+    many = [
+        {**each, "device": device, "kind": "calculated", "device_total_bytes": gib * GIB}
+        for device, (gib, some) in of.items()
+        for each in some
+    ]
+    answer = answer_of(many, TOKENS)
+    assert [finding.device for finding in answer.findings] == ["sim:b", "sim:c", "sim:a", "sim:d"]
+    assert answer.headline == (
+        "Calculated, not measured: batch=32 context=128 fits on 3 of 4 devices;"
+        " sim:c is the smallest of them, 20.00 GiB."
+    )
+
+
 def test_failures_of_one_message_are_together_with_all_of_it(content: PageContent) -> None:
     kinds = {kind.status: kind for kind in content.failures.kinds}
     assert {status: kind.total for status, kind in kinds.items()} == {"oom": 14, "error": 2, "timeout": 2}
