@@ -47,6 +47,11 @@ class CardRooms:
     rooms: Sequence[CardRoom]
 
     @property
+    def is_arithmetic(self) -> bool:
+        """Whether some card has no row in the run."""
+        return any(each.known_by == ARITHMETIC for each in self.rooms)
+
+    @property
     def sentence(self) -> str:
         """On how many cards it fits, and the smallest of them."""
         fitting = [each for each in self.rooms if each.mark is Mark.FITS]

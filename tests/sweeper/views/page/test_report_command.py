@@ -106,3 +106,11 @@ def test_the_page_takes_the_place_of_a_link_and_appears_as_a_whole(page: Page, t
     assert not (folder / "report.html").is_symlink()
     assert (tmp_path / "victim").read_text() == "mine"
     assert not list(folder.glob(".*.tmp"))
+
+
+def test_a_run_without_a_point_has_a_page_too(tmp_path: Path) -> None:
+    WrittenRun(tmp_path / "outputs" / "none", {"batch": [1]}).device("cpu")
+    done = command_line.run(["report", "--pictures", "drawn"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "This run has no points." in (tmp_path / "outputs" / "none" / "report.html").read_text()
+    assert list((tmp_path / "drawn").iterdir()) == []
