@@ -13,6 +13,7 @@ from sweeper.rows import Row
 MOST_FAMILIES = 4
 MOST_LINES = 6  # contexts that have a line of their own
 STEPS = 24  # of a line
+DESCRIBES = 0.02  # the worst error of a fit that can be relied on; one operation is fitted to 0.3 %
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,12 @@ class FittedMemory:
     limit: int | None
     left_out: int  # points without a complete peak
     failed_tokens: Sequence[tuple[int, int]]  # tokens and context of the points where memory was refused
+
+    @property
+    def off_by(self) -> float | None:
+        """The worst error of a fit that does not describe its peaks; None if all do."""
+        worst = max((cost.worst for cost in self.costs if cost.worst is not None), default=0.0)
+        return worst if worst > DESCRIBES else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,13 @@ def test_failures_of_one_message_are_together_with_all_of_it(content: PageConten
     assert kinds["error"].message == f"IndexError: no kernel for {SCRIPT}"
     assert kinds["error"].phase == "cold_forward"
     assert kinds["error"].failures[0].peak == BASELINE + MIB
+
+
+def test_a_fit_that_does_not_describe_its_peaks_is_not_to_be_relied_on(content: PageContent) -> None:
+    assert [found.off_by for found in content.fitted.shown] == [None, None]
+    fitted = content.fitted.shown[0]
+    bad = replace(fitted, costs=[replace(fitted.costs[0], worst=0.275)])
+    assert bad.off_by == 0.275
 
 
 # --- a card -----------------------------------------------------------------------------------------------------------
