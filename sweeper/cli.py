@@ -235,7 +235,9 @@ def show_run(line: CommandLine) -> int:
     if id is not None:
         if form not in (None, "json"):
             raise Mistake(f"show RUN POINT_ID prints text or --json; --{form} is for the table of points")
-        sheet = point_sheet.point_sheet(folder, tables, point_table.named_by(tables["points"].to_pylist(), id))
+        sheet = point_sheet.point_sheet(
+            folder, tables, point_table.named_by(tables["points"]["point_id"].to_pylist(), id)
+        )
         return _show(line, sheet, lambda sheet: point_sheet.as_text(sheet, screen.width()))
     found = point_table.point_table(folder, tables, line.flags.columns, line.flags.sort)
     other = {"csv": point_table.csv_of, "markdown": point_table.markdown_of}.get(form or "")

@@ -139,6 +139,7 @@ def _ran(lines: Sequence[PlanLine], rows: Sequence[Row]) -> dict[str, Any]:
     for dimension in (each for sweep in sweeps for each in sweep.dimensions):
         found = varied.setdefault(dimension.key, [])
         found += [value for value in _values_of(dimension) if value not in found]
+    searched = {each.key for sweep in sweeps for each in sweep.dimensions if isinstance(each.values, Interval)}
     settings = [{**_named(row), **settings_of(row)} for row in rows]
     shared = {
         key: value
@@ -156,7 +157,7 @@ def _ran(lines: Sequence[PlanLine], rows: Sequence[Row]) -> dict[str, Any]:
             }
             for sweep in sweeps
         ],
-        "varied": {key: values for key, values in varied.items() if len(values) > 1},
+        "varied": {key: values for key, values in varied.items() if len(values) > 1 or key in searched},
         "settings": shared,
         "differ_between_sweeps": {
             key: list(dict.fromkeys(typed_value(key, each.get(key)) for each in settings)) for key in differ

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from sweeper.settled_keys import differing
 from sweeper.tables.records import place_of, record_of, traceback_of
 from sweeper.units import format_bytes, format_count
 from sweeper.views.frontier_text import why
-from sweeper.views.layout import counts, error_text, indent, more, shortened, table
+from sweeper.views.layout import counts, error_text, indent, more, shortened, table, wrapped
 from sweeper.views.written_table import as_csv, as_markdown
 
 MOST_ROWS = 60  # of a table on the screen
@@ -44,7 +44,11 @@ DEFAULTS = (
     *("peak_bytes", "peak_counter", "peak_is_partial", "peak_phase", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("peak_used_bytes", "peak_tensor_bytes", "peak_resident_bytes", "headroom_bytes", "attempts", "duration_s"),
 )
-SHOWN = ("status", "failed_phase", "peak_bytes", "peak_counter", "headroom_bytes", "duration_s")  # on the screen
+# What names a point, its files and the reason of a failure.
+ALSO_NEEDED = (
+    *("attempt", "config", "settings", "flaky", "handled_refusals", "handled_refusal_bytes", "used_with_shared_bytes"),
+    *("budget_bytes", "context_bytes", "used_by_others_bytes", "device_total_bytes"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class PointTable:
     columns: Sequence[str] | None
     is_sorted: bool
     varying: Mapping[tuple[str, str], Mapping[str, Any]]
+    columns_of_keys: Sequence[str]  # of those keys that have one
     commands: Mapping[str, Sequence[str]]
 
     @cached_property
@@ -74,7 +79,7 @@ class PointTable:
 
     def output(self, row: Row) -> Path | None:
         record = record_of(self.folder, row)
-        return None if record is None else record.output
+        return None if record is None or not record.output.exists() else record.output
 
     def place(self, row: Row) -> str | None:
         """Where in the code an attempt failed."""
@@ -92,8 +97,14 @@ def point_table(
             flag = "--columns" if wanted is not None and name in wanted else "--sort"
             near = did_you_mean(name, points.column_names)
             raise Mistake(f"{flag} {name}: no such column{near}; docs/columns.md lists them")
-    rows = points.to_pylist()
-    apart = differing(row["config"] for row in rows)
+    swept = [name for name in points.column_names if name not in columns.FIXED]
+    apart = differing(points["config"].to_pylist())
+    keys = next(iter(apart.values()), {})
+    of_keys = [column for key in keys if (column := columns.column_of(key)) in points.column_names]
+    taken = dict.fromkeys(
+        (*DEFAULTS, *ALSO_NEEDED, *swept, *of_keys, *(wanted or ()), *([sort.lstrip("-")] if sort else ()))
+    )
+    rows = points.select([name for name in taken if name in points.column_names]).to_pylist()
     found = PointTable(
         run=folder.name,
         folder=folder,
@@ -101,6 +112,7 @@ def point_table(
         columns=wanted,
         is_sorted=sort is not None,
         varying={(row["point_id"], row["device"]): apart[row["config"]] for row in rows},
+        columns_of_keys=of_keys,
         commands=commands(read_plan(folder)),
     )
     return found if sort is None else _sorted(found, sort)
@@ -114,30 +126,21 @@ def _sorted(found: PointTable, by: str) -> PointTable:
     numeric = all(not isinstance(values[id(row)], str) for row in known)
     known.sort(key=lambda row: values[id(row)] if numeric else str(values[id(row)]), reverse=by.startswith("-"))
     rest = [row for row in found.rows if values[id(row)] is None]
-    return PointTable(
-        run=found.run,
-        folder=found.folder,
-        rows=[*known, *rest],
-        columns=found.columns,
-        is_sorted=True,
-        varying=found.varying,
-        commands=found.commands,
-    )
+    return replace(found, rows=[*known, *rest], is_sorted=True)
 
 
 # Columns of `show` that points.parquet does not have.
 DERIVED: Mapping[str, Callable[[PointTable, Row], Any]] = {
-    "command": lambda found, row: found.command(row),
-    "output": lambda found, row: None if (path := found.output(row)) is None else str(path),
     "failed_at": lambda found, row: found.place(row),
+    "output": lambda found, row: None if (path := found.output(row)) is None else str(path),
+    "command": lambda found, row: found.command(row),
 }
 
 
 def _values(found: PointTable) -> tuple[list[str], list[list[Any]]]:
     """The heads and the plain values of the table that other programs read."""
     swept = [name for name in (found.rows[0] if found.rows else {}) if name not in columns.FIXED]
-    varying = [column for key in found.keys if (column := columns.column_of(key)) in (found.rows[0] or {})]
-    names = list(found.columns or dict.fromkeys((*DEFAULTS, *varying, *swept, "failed_at", "output", "command")))
+    names = list(found.columns or dict.fromkeys((*DEFAULTS, *found.columns_of_keys, *swept, *DERIVED)))
     return names, [
         [DERIVED[name](found, row) if name in DERIVED else _plain(row[name]) for name in names] for row in found.rows
     ]
@@ -163,7 +166,7 @@ def csv_of(found: PointTable) -> str:
 def markdown_of(found: PointTable) -> str:
     """The table that the screen has, all its rows."""
     heads, rows = _shown(found, found.rows)
-    return as_markdown(heads, rows, _align(rows))
+    return as_markdown(heads, rows, _align(heads, rows))
 
 
 # --- text -------------------------------------------------------------------------------------------------------------
@@ -173,12 +176,13 @@ def as_text(found: PointTable, width: int | None = None) -> str:
     statuses = Counter(row["status"] for row in found.rows)
     calculated = sum(row["kind"] == CALCULATED for row in found.rows)
     kinds = f"; {calculated:,} of them calculated, not measured" if calculated else ""
-    lines = [f"{found.run}: {format_count(len(found.rows), 'point')}: {counts(statuses)}{kinds}", ""]
+    ended = f": {counts(statuses)}{kinds}" if statuses else ""
+    lines = [f"{found.run}: {format_count(len(found.rows), 'point')}{ended}", ""]
     axes = None if found.columns is not None or found.is_sorted else _axes(found)
+    if not found.rows:
+        return "\n".join(lines).rstrip()
     if axes is None:
-        heads, rows = _shown(found, found.rows[:MOST_ROWS])
-        cells = [heads, *rows]
-        lines += [shortened(line, width) if width else line for line in table(cells, _align(rows))]
+        lines += _table(*_shown(found, found.rows[:MOST_ROWS]), width)
         left = len(found.rows) - MOST_ROWS
         lines += [*([f"... and {left:,} more: --csv and --json list all"] if left > 0 else []), ""]
     else:
@@ -186,8 +190,19 @@ def as_text(found: PointTable, width: int | None = None) -> str:
     if found.columns is None:
         failures = list(_failure_lines(found, width))
         lines += [*failures, ""] if failures else []
-    lines += [f"sweeper show {found.folder} {_short(found.rows[0])} shows one point" if found.rows else "no point"]
+    lines += [f"sweeper show {found.folder} {_short(found.rows[0])} shows one point"]
     return "\n".join(lines)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """As many of the columns as there is room for, and the names of the others."""
+    count = len(heads)
+    lines = table([heads, *rows], _align(heads, rows))
+    while width is not None and count > 1 and max(map(len, lines)) > width:
+        count -= 1
+        lines = table([heads[:count], *(row[:count] for row in rows)], _align(heads, rows)[:count])
+    left = heads[count:]
+    return [*lines, *(wrapped([f"no room for {', '.join(left)}: --csv has every column"], width) if left else [])]
 
 
 def _short(row: Row) -> str:
@@ -217,29 +232,52 @@ def _matrices(found: PointTable, down: str, across: str, width: int | None) -> I
         groups.setdefault((row["device"], *(_text(found, row, key) for key in others)), []).append(row)
     marks: set[str] = set()
     for (device, *values), rows in groups.items():
-        counter = next((row["peak_counter"] for row in rows if row["peak_counter"]), None)
+        title = "  ".join([device, *(f"{key}={value}" for key, value in zip(others, values, strict=True))])
         calculated = "  (calculated, not measured)" if rows[0]["kind"] == CALCULATED else ""
-        title = [device, *(f"{key}={value}" for key, value in zip(others, values, strict=True))]
-        yield f"{'  '.join(title)}  peak {counter}{calculated}" if counter else "  ".join(title)
-        yield from _matrix(found, rows, down, across, width, marks)
-        yield ""
+        for counter in _counters(rows)[: 1 if len(groups) > FEW else 2]:
+            yield f"{title}  peak {counter}{calculated}"
+            yield from _matrix(found, rows, down, across, counter, width, marks)
+            yield ""
     legend = [LEGEND[mark] for mark in LEGEND if mark in marks]
     yield from ([*legend, ""] if legend else [])
+
+
+FEW = 4  # matrices up to which each has a second one, of another counter
+SECOND = {"resident": "tensor", "allocated": "reserved"}  # by the counter that decides: the one to read with it
+
+
+def _counters(rows: Sequence[Row]) -> list[str]:
+    """The counter that decides what fits, and the one that is read with it: of resident memory most is libraries."""
+    first = next((str(row["peak_counter"]) for row in rows if row["peak_counter"]), None)
+    if first is None:
+        return ["bytes"]
+    second = SECOND.get(first)
+    has_second = second is not None and any(row[f"peak_{second}_bytes"] is not None for row in rows)
+    return [first, second] if second is not None and has_second else [first]
 
 
 LEGEND = {
     ">=": ">=     at least: the peak is partial, since a phase did not complete or was not read whole",
     "(": "(SIZE) what the point would take with unlimited memory",
     "~": "~      passed and failed: does not count as fitting",
+    "-": "-      not among the points of the run",
 }
 
 
 def _matrix(
-    found: PointTable, rows: Sequence[Row], down: str, across: str, width: int | None, marks: set[str]
+    found: PointTable,
+    rows: Sequence[Row],
+    down: str,
+    across: str,
+    counter: str,
+    width: int | None,
+    marks: set[str],
 ) -> Iterator[str]:
     """Rows and columns in the order of their values. A matrix that is too wide is continued below."""
-    cells = {(_text(found, row, down), _text(found, row, across)): _cell(row) for row in rows}
+    cells = {(_text(found, row, down), _text(found, row, across)): _cell(row, counter) for row in rows}
     marks.update(mark for mark in LEGEND for cell in cells.values() if mark in cell)
+    if len(cells) < len({down for down, _ in cells}) * len({across for _, across in cells}):
+        marks.add("-")
     tops, sides = (_in_order(found.at(row).get(key) for row in rows) for key in (across, down))
     heads = [typed_value(across, value) for value in tops]
     names = [f"{down}={typed_value(down, value)}" for value in sides]
@@ -272,24 +310,24 @@ def _in_order(values: Iterable[Any]) -> list[Any]:
     return different
 
 
-def _cell(row: Row) -> str:
+def _cell(row: Row, counter: str) -> str:
     """The peak of a point that fits; of another one its status, and the bytes that are known to be needed."""
     if row["status"] == Status.OK.value:
-        peak = _peak(row)
+        peak = _peak(row, counter)
         if row["fits"] is None:
             return f"undecided {peak}".rstrip()
         return f"~{peak}" if row.get("flaky") else peak or "ok"
-    if row["status"] not in NO_MEMORY:
-        return str(row["status"]).replace("_", " ")
-    if row["unlimited_peak_bytes"] is not None:
+    if row["status"] in NO_MEMORY and row["unlimited_peak_bytes"] is not None and counter == row["peak_counter"]:
         return f"{row['status']} ({format_bytes(row['unlimited_peak_bytes'])})"
     return str(row["status"]).replace("_", " ")
 
 
-def _peak(row: Row) -> str:
-    if row["peak_bytes"] is None:
+def _peak(row: Row, counter: str | None = None) -> str:
+    """The peak of a counter, by default the one that decides. Partial where it may be higher."""
+    name = "peak_bytes" if counter in (None, row["peak_counter"]) else f"peak_{counter}_bytes"
+    if row.get(name) is None:
         return ""
-    return f"{'>=' if row['peak_is_partial'] else ''}{format_bytes(row['peak_bytes'])}"
+    return f"{'>=' if row['peak_is_partial'] else ''}{format_bytes(row[name])}"
 
 
 def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
@@ -302,17 +340,16 @@ def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list
         ]
     keys = [key for key in found.keys if key not in ("device",)]
     devices = ["device"] if len({row["device"] for row in found.rows}) > 1 or not keys else []
-    peak = "peak"
-    heads = ["point", *devices, *keys, "status", "in phase", peak, "counter", "headroom", "seconds"]
+    heads = ["point", *devices, *keys, "status", "peak", "counter", "in phase", "headroom", "seconds"]
     return heads, [
         [
             _short(row),
             *(f"{row['device']}{' (calculated)' if row['kind'] == CALCULATED else ''}" for _ in devices),
             *(_text(found, row, key) for key in keys),
             row["status"],
-            row["failed_phase"] or row["peak_phase"] or "-",
             _peak(row) or "-",
             row["peak_counter"] or "-",
+            row["failed_phase"] or row["peak_phase"] or "-",
             "-" if row["headroom_bytes"] is None else format_bytes(row["headroom_bytes"]),
             "-" if row["duration_s"] is None else f"{row['duration_s']:.2f}",
         ]
@@ -331,16 +368,15 @@ def _as_cell(name: str, value: Any, row: Row) -> str:
     return typed_value(name, _plain(value))
 
 
-def _align(rows: Sequence[Sequence[str]]) -> str:
-    """Right for columns of numbers."""
+def _align(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Right for columns of numbers, but for the ids in the first one."""
 
     def is_number(cell: str) -> bool:
         return cell == "-" or cell.lstrip(">=~-")[:1].isdigit()
 
     return "".join(
-        ">" if place > 0 and all(is_number(cell) for cell in cells) else "<"
-        for place, cells in enumerate(zip(*rows, strict=True))
-    ) if rows else "<" * 30  # fmt: skip
+        ">" if place > 0 and rows and all(is_number(row[place]) for row in rows) else "<" for place in range(len(heads))
+    )
 
 
 def _failure_lines(found: PointTable, width: int | None) -> Iterator[str]:
@@ -373,16 +409,16 @@ def _one_failure(found: PointTable, rows: Sequence[Row], width: int | None) -> I
     place, output = found.place(row), found.output(row)
     if place is not None:
         yield f"    at {place}"
-    if output is not None and output.exists():
+    if output is not None:
         yield f"    output: {output}"
     yield f"    again:  {found.command(row)}"
 
 
-def named_by(points: Iterable[Row], prefix: str) -> str:
+def named_by(points: Iterable[str], prefix: str) -> str:
     """The id of the point that a beginning names. Raises Mistake if none or several have it."""
-    ids = sorted({row["point_id"] for row in points if row["point_id"].startswith(prefix.lower())})
+    ids = sorted({id for id in points if id.startswith(prefix.lower())})
     if not ids:
         raise Mistake(f"{prefix}: no point of this run has an id that begins so; sweeper show RUN lists them")
     if len(ids) > 1:
         raise Mistake(f"{prefix}: {len(ids)} points have ids that begin so: {', '.join(ids[:5])}")
-    return str(ids[0])
+    return ids[0]

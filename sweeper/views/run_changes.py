@@ -34,11 +34,11 @@ from sweeper.rows import Row
 from sweeper.settled_keys import differing
 from sweeper.units import format_bytes, format_count
 from sweeper.views.frontier_text import why
-from sweeper.views.layout import assignments, indent, more, shortened, table
+from sweeper.views.layout import assignments, indent, more, table, wrapped
 from sweeper.views.written_table import as_csv, as_markdown
 
 USUAL = "1%"  # differences up to this are not listed unless another threshold is given
-MOST_LISTED = 20
+MOST_LISTED = 40  # entries below a heading, and rows of a table in Markdown
 HEADS = {
     NO_LONGER_FITS: "NO LONGER FITS",
     NOW_FITS: "NOW FITS",
@@ -146,23 +146,26 @@ def as_text(compared: Comparison, width: int | None = None) -> str:
     lines = [_summary(compared), ""]
     for how, head in HEADS.items():
         lines += _section(head, [_status_line(each, names) for each in found.statuses if each.how == how])
-    lines += _section(f"PEAKS that differ by more than {compared.threshold}", _peak_lines(found, names))
+    lines += _section(f"PEAKS that differ by more than {compared.threshold}", _peak_lines(found, names, width))
     lines += _section("ENVIRONMENT of the points in both runs", _environment_lines(found))
     for run, rows in ((compared.first, found.points.only_in_first), (compared.second, found.points.only_in_second)):
         listed = [f"{_on(row)}  {names.of(row)}: {row['status']}" for row in rows]
         lines += _section(f"ONLY IN {run}", listed)
-    lines += _section("CALCULATED AGAINST MEASURED (the same point; never part of a change)", _pairs(found, names))
+    lines += _section(
+        "CALCULATED AGAINST MEASURED (the same point; never part of a change)", _pairs(found, names, width)
+    )
     lines += _section("NOTES", _notes(compared))
     if not compared.is_one_run:
         lines.append(_verdict(compared))
-    return "\n".join(line if width is None else shortened(line, width) for line in lines)
+    return "\n".join(wrapped(lines, width))
 
 
-def _section(head: str, lines: Sequence[str]) -> list[str]:
-    """At most 20 lines below a heading; nothing without lines."""
-    if not lines:
+def _section(head: str, entries: Sequence[str]) -> list[str]:
+    """At most 40 entries below a heading, each of one line or more; nothing without entries."""
+    if not entries:
         return []
-    return [head, *indent(lines[:MOST_LISTED]), *indent(more(len(lines), MOST_LISTED)), ""]
+    lines = [line for entry in entries[:MOST_LISTED] for line in entry.splitlines()]
+    return [head, *indent([*lines, *more(len(entries), MOST_LISTED)]), ""]
 
 
 def _summary(compared: Comparison) -> str:
@@ -208,9 +211,21 @@ def _peak_rows(found: RunChanges, names: Names) -> list[list[str]]:
     ]
 
 
-def _peak_lines(found: RunChanges, names: Names) -> list[str]:
+def _peak_lines(found: RunChanges, names: Names, width: int | None) -> list[str]:
     rows = _peak_rows(found, names)
-    return table([PEAK_HEADS, *rows], "<<<>>>>>") if rows else []
+    lines = table([PEAK_HEADS, *rows], "<<<>>>>>") if rows else []
+    if _fit(lines, width):
+        return ["\n".join(lines[:2]), *lines[2:]] if rows else []  # the heads are no entry of their own
+    return [
+        f"{device}  {point}  {counter}:\n    {before} -> {after}  {by} {percent}"
+        + ("" if spread == "-" else f", spread {spread}")
+        for device, point, counter, before, after, by, percent, spread in rows
+    ]
+
+
+def _fit(lines: Sequence[str], width: int | None) -> bool:
+    """Whether lines fit below a heading."""
+    return width is None or max(map(len, lines), default=0) <= width - 2
 
 
 def _signed(count: int) -> str:
@@ -254,9 +269,15 @@ def _share(each: CalculatedPair) -> str:
     return f"({100 * each.bytes / each.measured_bytes:+.2f} %)" if each.measured_bytes else ""
 
 
-def _pairs(found: RunChanges, names: Names) -> list[str]:
+def _pairs(found: RunChanges, names: Names, width: int | None) -> list[str]:
     rows = _pair_rows(found, names)
-    return table([PAIR_HEADS, *rows], "<<<><>>") if rows else []
+    lines = table([PAIR_HEADS, *rows], "<<<><>>") if rows else []
+    if _fit(lines, width):
+        return ["\n".join(lines[:2]), *lines[2:]] if rows else []  # the heads are no entry of their own
+    return [
+        f"{point}  {counter}:\n    {device} {calculated}, {other} {measured}: {by}"
+        for point, counter, device, calculated, other, measured, by in rows
+    ]
 
 
 def _notes(compared: Comparison) -> list[str]:

@@ -12,6 +12,7 @@ from sweeper.units import format_count
 from sweeper.views.layout import counts, shortened, table
 
 HEADS = ("run", "started", "ended", "measured", "points")
+ELSEWHERE = ("name", "outputs", "devices", "model", "workload", "dtype", "python", "parallel", "heartbeat")
 LEAST = 24  # columns that the last two have on a narrow terminal
 MOST_NAMED = 3  # models, workloads or devices in a cell
 
@@ -62,11 +63,17 @@ def _narrow(rows: Sequence[Sequence[str]], width: int) -> list[str]:
 def _row(run: RunOverview) -> tuple[str, str, str, str, str]:
     what = [_some(run.models), _some(run.workloads), _some(run.dtypes)]
     on = f"on {_some(run.devices)}" if run.devices else ""
-    measured = " ".join(filter(None, [*what, on, *map(_dimension, run.dimensions)]))
+    measured = " ".join(filter(None, [*what, on, *map(_dimension, run.dimensions), *_typed(run)]))
     points = "-" if run.points is None else _points(run.points) or "none"
     if run.points is not None and (run.behind or run.ended == RUNNING):
         points += " so far"
     return run.name, local_time(run.started_at) or "-", run.ended, measured, points
+
+
+def _typed(run: RunOverview) -> list[str]:
+    """The other keys of the first sweep's command that have one value, as they were typed."""
+    shown = {*ELSEWHERE, *(each.key for each in run.dimensions)}
+    return [word for word in run.command if "=" in word and word.partition("=")[0] not in shown and word[0] != "-"]
 
 
 def _points(points: Mapping[str, Mapping[str, int]]) -> str:

@@ -252,6 +252,18 @@ def test_every_form_has_the_same_changes(pair: Pair) -> None:
     assert "| cpu | batch=1 | resident" not in markdown_of(compared)
 
 
+def test_a_narrow_terminal_loses_no_figure(pair: Pair) -> None:
+    for number in range(50):
+        for run, peak in ((pair.before, 400 * MIB), (pair.after, 440 * MIB)):
+            run.passes(run.ask(batch=1, seed=number, context=4096 + number), peak)
+    compared = pair.compared("6%")
+    text = as_text(compared, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("400.00 MiB -> 440.00 MiB  +40.00 MiB +10.00 %") + text.count("181.00 MiB -> 221.00 MiB") == 40
+    assert "... and 60 more" in text
+    assert as_text(compared).count("+10.00 %") + as_text(compared).count("+22.10 %") == 40
+
+
 def test_the_command_ends_with_four_beyond_its_threshold(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     for run, peak in ((pair.before, 400 * MIB), (pair.after, 440 * MIB)):
         run.passes(run.ask(batch=1), peak)

@@ -42,6 +42,16 @@ def test_a_run_is_listed_with_what_it_measured(written: Written) -> None:
     assert found.points == {"measured": {"ok": 2}}
 
 
+def test_two_runs_that_differ_in_one_setting_are_listed_with_it(written: Written) -> None:
+    run = finished(written)
+    plan = run.folder / "plan.jsonl"
+    command = ["name=bill", "model=mlp", "batch=1,2", "budget=200MiB", "-cd", "mine"]
+    plan.write_text(
+        plan.read_text().replace('"design": "grid"', f'"design": "grid", "command": {json.dumps(command)}', 1)
+    )
+    assert "mlp forward float32 on cpu batch=1,2 budget=200MiB  " in run_list.as_text([overview(run.folder)], "outputs")
+
+
 def test_the_newest_run_is_first(written: Written) -> None:
     for seconds, name in ((300, "older"), (100, "oldest"), (500, "newest")):
         plan = finished(written, name).folder / "plan.jsonl"

@@ -129,3 +129,11 @@ def test_many_searches_have_a_line_for_each_card_on_the_first_screen(written: Wr
     answer = text[text.index("ANSWER") : text.index("WHAT WAS RUN")]
     assert all(f"  {card} " in answer for card in cards)
     assert len(answer.splitlines()) < 24
+
+
+def test_an_interval_that_was_searched_is_named_as_varied(written: Written) -> None:
+    run = written({})
+    dimensions = [{"key": "batch", "interval": [1, 64], "resolution": 2}]
+    run.plan(kind="run", format=2, design="frontier", dimensions=dimensions, keys={}, started_at=None)
+    run.passes(run.ask(batch=2))
+    assert sheet_of(run)["ran"]["varied"] == {"batch": ["interval(1,64) in steps of 2"]}
