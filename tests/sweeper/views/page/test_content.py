@@ -151,11 +151,13 @@ def test_a_fit_that_does_not_describe_its_peaks_is_not_to_be_relied_on(content: 
 
 
 def on_a_card(**more: Any) -> dict[str, Any]:
-    return row(
-        **{"point_id": "a", "device": "sim:rtx-4090", "kind": "calculated", "peak_phase": "forward"},
-        **{"context_bytes": GIB, "device_total_bytes": 24 * GIB, "budget_bytes": None, "budget_kind": None},
-        **{"process_baseline_bytes": None, "peak_allocated_bytes": 6 * GIB, "peak_reserved_bytes": 8 * GIB},
-        **more,
+    return (
+        row(
+            **{"point_id": "a", "device": "sim:rtx-4090", "kind": "calculated", "peak_phase": "forward"},
+            **{"context_bytes": GIB, "device_total_bytes": 24 * GIB, "budget_bytes": None, "budget_kind": None},
+            **{"process_baseline_bytes": None, "peak_allocated_bytes": 6 * GIB, "peak_reserved_bytes": 8 * GIB},
+        )
+        | more
     )
 
 
@@ -177,6 +179,17 @@ def test_allocated_memory_is_drawn_inside_reserved_memory_and_only_the_context_i
     drawn = charts.phase_chart(bars).to_dict()
     ends = [each["to"] for layer in drawn["layer"][:2] for each in drawn["datasets"][layer["data"]["name"]]]
     assert max(ends) == 9  # 1 GiB of context and 8 GiB reserved; allocated ends within them, at 7
+
+
+def test_the_bars_of_a_measured_card_begin_at_what_was_reserved_and_have_a_limit_only_with_a_budget() -> None:
+    measured = on_a_card(device="cuda:0", kind="measured", context_bytes=None, status="ok")
+    phases = [{**phase("forward", 6, 8), "phase_device": "cuda:0"}]
+    bars = phase_bars("a", measured, phases)
+    assert bars is not None
+    assert (bars.below, bars.limit) == (0, None)  # the driver's total counts other memory too
+    capped = phase_bars("a", measured | {"budget_bytes": 10 * GIB, "budget_kind": "allocator"}, phases)
+    assert capped is not None
+    assert capped.limit == 10 * GIB
 
 
 def test_a_card_is_judged_by_arithmetic_unless_the_run_tried_it() -> None:
