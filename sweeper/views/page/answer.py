@@ -11,6 +11,7 @@ from runners.device import CALCULATED, device_named
 from runners.outcome import Status
 from sweeper.columns import NAMED
 from sweeper.frontier.edges import FrontierGroup, groups_of, headroom, limit_bytes
+from sweeper.frontier.evidence import At
 from sweeper.frontier.margins import Margin, RunContext
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.objective import Objective
@@ -21,6 +22,7 @@ from sweeper.views.frontier_text import why
 from sweeper.views.layout import assignments, counts, error_text
 
 UNDONE = (Status.NOT_RUN.value, Status.INTERRUPTED.value)
+ONLY = "the workload"  # the one point of a group without such a key
 MANY = 3  # devices, beyond which the answer counts them, in the order of their sizes
 GUARD = "guard"  # the machine's own memory: no limit that a person set
 
@@ -73,6 +75,8 @@ class Finding:
         if self.largest is None:
             return f"Nothing that was tried fits {where}."
         text = f"{self.largest_at} is the largest that fits {where}"
+        if self.largest_at == ONLY:
+            text = f"The workload fits {where}"
         peak, left, limit = _peak(self.largest), self.left_bytes, self.limit_bytes
         text += f": it peaks at {peak}" if peak else ""
         if left is not None and limit is not None:
@@ -85,6 +89,10 @@ class Finding:
     @property
     def next_sentence(self) -> str:
         """Why nothing larger fits."""
+        if self.next_at == ONLY:
+            return f"It was tried: {self.next_why}."
+        if self.next_at is None and self.largest_at == ONLY:
+            return ""
         if self.next_at is None:
             return "Nothing larger was tried." if self.largest is not None else ""
         which = "smallest" if self.largest is None else "next larger"
@@ -140,14 +148,19 @@ def _finding(group: FrontierGroup, objective: Objective, margin: Margin, setting
         setting=assignments(setting),
         along=group.along,
         largest=None if largest is None else group.fitting[largest],
-        largest_at=None if largest is None else group.text(largest),
+        largest_at=None if largest is None else _text(group, largest),
         next=obstacle,
-        next_at=None if obstacle is None else group.text(group.at(obstacle)),
+        next_at=None if obstacle is None else _text(group, group.at(obstacle)),
         next_why=None if obstacle is None else why(obstacle),
         margin=None if not margin.requested else format_bytes(left.bytes) if left is not None else "unknown",
-        with_margin_at=None if left is None or left.at is None else group.text(left.at),
+        with_margin_at=None if left is None or left.at is None else _text(group, left.at),
         group=group,
     )
+
+
+def _text(group: FrontierGroup, at: At) -> str:
+    """A point as it is typed; a workload of the user's may have no key along which memory grows."""
+    return group.text(at) or ONLY
 
 
 def _peak(row: Row) -> str | None:
@@ -167,7 +180,8 @@ def _headline(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
     first = findings[0]
     if len(findings) == len({finding.device for finding in findings}) > MANY:
         return _of_devices(findings)
-    return ("Calculated, not measured: " if first.is_calculated else "") + first.sentence
+    text = first.sentence
+    return f"Calculated, not measured: {text[:1].lower()}{text[1:]}" if first.is_calculated else text
 
 
 def _of_devices(findings: Sequence[Finding]) -> str:
@@ -175,7 +189,8 @@ def _of_devices(findings: Sequence[Finding]) -> str:
     calculated = "Calculated, not measured: " if all(finding.is_calculated for finding in findings) else ""
     fitting = [finding for finding in findings if finding.largest is not None]
     if not fitting:
-        return f"{calculated}Nothing that was tried fits on any of {len(findings)} devices."
+        nothing = "nothing" if calculated else "Nothing"
+        return f"{calculated}{nothing} that was tried fits on any of {len(findings)} devices."
     best = fitting[-1]  # of the largest memory
     alike = [finding for finding in fitting if finding.largest_at == best.largest_at]
     size = "" if alike[0].total_bytes is None else f", {format_bytes(alike[0].total_bytes)}"

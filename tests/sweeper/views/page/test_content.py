@@ -115,6 +115,18 @@ def test_where_nothing_fits_the_answer_says_what_the_smallest_was(tables: dict[s
     assert answer.detail.startswith("The smallest that was tried, batch=")
 
 
+def test_a_workload_without_a_size_fits_or_does_not(tables: dict[str, Any]) -> None:
+    (fits, *_), (fails, *_) = (
+        [each for each in tables["points"].to_pylist() if each["status"] == status] for status in ("ok", "oom")
+    )
+    unsized = [{**each, "batch": None, "context": None} for each in (fits, fails)]
+    answer = answer_of(unsized[:1], TOKENS)
+    assert (answer.headline, answer.detail) == ("The workload fits on cpu: it peaks at 227.50 MiB resident.", "")
+    answer = answer_of(unsized[1:], TOKENS)
+    assert answer.headline == "Nothing that was tried fits on cpu."
+    assert answer.detail == "It was tried: out of memory in cold_forward."
+
+
 def test_many_devices_are_counted_in_the_answer_smallest_memory_first(tables: dict[str, Any]) -> None:
     rows = [each for each in tables["points"].to_pylist() if each["dtype"] == "float32"]
     small = [each for each in rows if each["batch"] * each["context"] <= 256]
