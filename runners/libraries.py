@@ -36,6 +36,9 @@ LIBRARIES = {
     "pynvml": Library("nvidia-ml-py", "devices"),
     "amdsmi": Library("amdsmi", "devices"),
     "matplotlib": Library("matplotlib", "pictures"),
+    "altair": Library("altair", "report"),
+    "vl_convert": Library("vl-convert-python", "report"),
+    "jinja2": Library("jinja2", "report"),
     "accelerate": Library("accelerate", "examples"),
     "lightning": Library("lightning", "examples"),
 }

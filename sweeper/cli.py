@@ -241,6 +241,17 @@ def list_runs(line: CommandLine) -> int:
     return _show(line, found, lambda runs: run_list.as_text(runs, outputs, screen.width()), run_list.as_json)
 
 
+def report(line: CommandLine) -> int:
+    from sweeper.tables import loading
+    from sweeper.views.page import report
+
+    flags = line.flags
+    report.check(flags.output, flags.pictures)
+    folder = _run(line)
+    written = report.write_report(folder, loading.read(folder), flags.output, flags.pictures, flags.axes, flags.tariffs)
+    return _show(line, written, report.as_text, report.as_json)
+
+
 def show_run(line: CommandLine) -> int:
     from sweeper.tables import loading
     from sweeper.views import point_sheet, point_table
@@ -310,6 +321,7 @@ COMMANDS: dict[str, Callable[[CommandLine], int]] = {
     "environment": environment,
     "frontier": frontier,
     "list": list_runs,
+    "report": report,
     "show": show_run,
     "compare": compare,
 }

@@ -106,6 +106,16 @@ def test_what_computes_imports_nothing_that_shows_stores_or_runs(module: str) ->
     assert not packages & {"views", "tables", "sweeping"}
 
 
+DRAWS = ("sweeper.views.page.charts", "sweeper.views.page.html", "sweeper.views.page.report")
+
+
+@pytest.mark.parametrize("module", [n for n in FILES if n.startswith("sweeper.views.page.") and n not in DRAWS])
+def test_what_the_page_of_a_run_shows_is_decided_without_files_and_without_drawing(module: str) -> None:
+    names = set(imported(ast.parse(FILES[module].read_text())))
+    assert not {"altair", "vl_convert", "jinja2", "markupsafe", "pyarrow", "pandas", "os", "pathlib"} & names
+    assert not {*DRAWS} & modules_imported(module)
+
+
 @pytest.mark.parametrize("module", [name for name in FILES if name.startswith("runners.meters")])
 def test_a_meter_imports_nothing_of_the_simulation(module: str) -> None:
     assert not [name for name in modules_imported(module) if name.startswith("runners.simulation")]

@@ -86,9 +86,14 @@ def differences(points: Sequence[Row], phases: Iterable[Row]) -> list[Difference
 def dimensions_of(points: Sequence[Row]) -> list[str]:
     """The keys that the plan varied, and those of batch, context and the swept keys that differ between its sweeps."""
     swept = [name.removeprefix("dim.") for name in (points[0] if points else {}) if name not in columns.FIXED]
-    found = [key for row in points for key in (row["changed"] or "").split(",") if key]
-    values = {key: {_plain(value_in(row, key)) for row in points} for key in (*SIZE, *swept, *found)}
-    return [key for key in dict.fromkeys((*SIZE, *swept, *found)) if len(values[key]) > 1]
+    found = [key for changed in {row["changed"]: None for row in points} for key in (changed or "").split(",") if key]
+    keys = dict.fromkeys((*SIZE, *swept, *found))
+    return [key for key in keys if _differs(value_in(row, key) for row in points)]
+
+
+def _differs(values: Iterator[Any]) -> bool:
+    first = _plain(next(values, None))
+    return any(_plain(value) != first for value in values)
 
 
 def _plain(value: Any) -> str:
@@ -138,7 +143,7 @@ def _difference(
         without = [row for row, peak in zip(pair, peaks, strict=True) if peak is None]
         reason = next(filter(None, (why_not(row, of) for of in ("", column) for row in without)), None)
         because |= {column: reason} if reason else {}
-    times = [_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
+    times = [warm_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
     reason = next((time for time in times if isinstance(time, str)), None)
     seconds, time_of = None, None
     if reason is None:
@@ -190,7 +195,7 @@ def why_not(row: Row, column: str = "") -> str | None:
     return None
 
 
-def _repeat(row: Row, phases: Sequence[Row]) -> tuple[float, str] | str:
+def warm_repeat(row: Row, phases: Sequence[Row]) -> tuple[float, str] | str:
     """The seconds of one warm repeat with the phases they are the sum of, or why there is no such time."""
     if row["kind"] == CALCULATED:
         return "a calculated device has no times"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,10 +24,12 @@ REFUSED = ("--run", "-r", "--config-path", "-cp", "--config-name", "-cn", "--exp
 FORMS = ("json", "csv", "markdown")
 POINT_ID = "[0-9a-fA-F]{4,16}"
 SIZES = ("batch", "context")  # the keys of --at
+READ_RUNS = ("estimate", "effects", "frontier", "report", "show", "compare")
 ALONE = ("--multirun", "-m", "--json", "--quiet", "--csv", "--markdown", "--resolve")  # flags without a value
+OF_REPORT = ("--output", "--axes", "--tariffs", "--pictures")
 WITH_VALUE = (  # in the next word
     *("--config-dir", "-cd", "--cfg", "-c", "--package", "-p"),
-    *("--at", "--picture", "--sort", "--columns"),
+    *("--at", "--picture", *OF_REPORT, "--sort", "--columns"),
 )
 
 
@@ -176,7 +178,7 @@ def _split(arguments: Sequence[str], commands: Sequence[str]) -> tuple[str, list
 def _refuse_files(command: str, words: Sequence[str]) -> None:
     """Raises Mistake for an experiment's file in place of a word, and for a run that is given like a key."""
     for at, word in enumerate(words):
-        if command in ("estimate", "effects", "frontier", "show", "compare") and re.fullmatch("run=.+", word):
+        if command in READ_RUNS and re.fullmatch("run=.+", word):
             raise Mistake(f"{word}: no such key; write sweeper {command} {word.removeprefix('run=')}")
         is_value = at > 0 and words[at - 1].startswith("-")
         if command in ("sweep", "estimate") and not is_value and re.fullmatch(r"[^=]+\.ya?ml", word):
@@ -301,14 +303,36 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         "--at", type=_size, metavar="SIZE", help="calculate the peak of this size, as in --at batch=16,context=8192"
     )
     effects.add_argument(
-        "--picture", type=_file, metavar="FILE", help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)"
+        "--picture",
+        type=_file_of("--picture peaks.png"),
+        metavar="FILE",
+        help="draw the peaks to a .png, .svg or .pdf (needs matplotlib)",
     )
     frontier = add(
         "frontier",
         "sweeper frontier [RUN] [--json]",
         "The largest configurations of a sweep that fit, and the decision sheet.",
     )
-    for parser in (effects, frontier):
+    report = add(
+        "report",
+        "sweeper report [RUN] [--output FILE] [--axes KEY,KEY] ... [--json]",
+        "One page to show, in the run's folder: opens in any browser, from the file alone.",
+    )
+    report.add_argument("--output", type=_file_of("--output report.html"), metavar="FILE", help="write the page there")
+    report.add_argument(
+        "--axes",
+        type=_keys,
+        default=(),
+        metavar="KEY,KEY",
+        help="the dimensions of the frontier's matrices, downwards and across, as in --axes batch,context",
+    )
+    report.add_argument(
+        "--tariffs", type=_file_of("--tariffs tariffs.yaml"), metavar="FILE", help="prices, for the cost of a package"
+    )
+    report.add_argument(
+        "--pictures", type=_file_of("--pictures FOLDER"), metavar="FOLDER", help="also write each chart as SVG and PNG"
+    )
+    for parser in (effects, frontier, report):
         parser.add_argument(
             "words",
             nargs="*",
@@ -371,6 +395,26 @@ def _size(text: str) -> dict[str, int]:
         if key not in SIZES or not (value.isascii() and value.isdigit()) or int(value) == 0:
             raise Mistake(f"--at {text}: {part!r} is not batch or context and a number, as in batch=16,context=8192")
         found[key] = int(value)
+    return found
+
+
+def _file_of(example: str) -> Callable[[str], str]:
+    """The type of a flag that takes a path: any text but none."""
+    flag, _, path = example.partition(" ")
+
+    def check(text: str) -> str:
+        if not text:
+            raise Mistake(f"{flag} needs a {'folder' if path.isupper() else 'file'}, as in {example}")
+        return text
+
+    return check
+
+
+def _keys(text: str) -> tuple[str, ...]:
+    """`batch,context`"""
+    found = tuple(word.strip() for word in text.split(","))
+    if not all(found) or len(set(found)) != len(found) or len(found) > 2:
+        raise Mistake(f"--axes {text}: takes one key or two different ones, as in --axes batch,context")
     return found
 
 

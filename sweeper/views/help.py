@@ -33,6 +33,7 @@ does? Each configuration is measured in a new process.
   sweeper compare BEFORE AFTER   what changed; --fail-above 2% is a gate for CI
   sweeper list                   the runs in outputs, newest first
   sweeper effects RUN            what each key costs, and what to change first
+  sweeper report RUN             one page to show, opened in a browser
   sweeper environment            what can be measured here, what cannot, and why
 
 RUN is the folder of a sweep, as in outputs/mine. `sweeper COMMAND --help` has

@@ -531,6 +531,8 @@ def test_sweeper_works_from_an_installed_wheel(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 points" in done.stdout
     assert (tmp_path / "site" / "sweeper" / "py.typed").is_file()
+    for name in ("page.html.jinja", "sheet.html.jinja", "page.css", "page.js"):  # of the command report
+        assert (tmp_path / "site" / "sweeper" / "views" / "page" / name).is_file()
     assert str(tmp_path / "site" / "sweeper" / "conf") in sweeper("--info", "searchpath", cwd=empty, **site).stdout
     assert names_in(empty) == []
 

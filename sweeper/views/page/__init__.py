@@ -1,0 +1,1 @@
+"""The page of a run: what it shows (pure), its pictures, and the HTML file."""

@@ -1,0 +1,225 @@
+"""The answer of a run in sentences: the largest that fits for each setting, and what stops the next larger. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runners.device import CALCULATED, device_named
+from runners.outcome import Status
+from sweeper.columns import NAMED
+from sweeper.frontier.edges import FrontierGroup, groups_of, headroom, limit_bytes
+from sweeper.frontier.evidence import At
+from sweeper.frontier.margins import Margin, RunContext
+from sweeper.frontier.open_values import SearchedValues
+from sweeper.objective import Objective
+from sweeper.rows import Row
+from sweeper.settled_keys import differing
+from sweeper.units import format_bytes, format_count
+from sweeper.views.frontier_text import why
+from sweeper.views.layout import assignments, counts, error_text
+
+UNDONE = (Status.NOT_RUN.value, Status.INTERRUPTED.value)
+ONLY = "the workload"  # the one point of a group without such a key
+MANY = 3  # devices, beyond which the answer counts them, in the order of their sizes
+GUARD = "guard"  # the machine's own memory: no limit that a person set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The edge of one search: points that differ only in keys along which memory grows.
+
+    `largest` and `next`: rows of points.parquet; None where nothing fits, and where nothing larger was tried.
+    """
+
+    device: str
+    kind: str
+    setting: str  # the keys in which it differs from the other findings, as typed; empty if it is the only one
+    along: Sequence[str]
+    largest: Row | None
+    largest_at: str | None
+    next: Row | None
+    next_at: str | None
+    next_why: str | None
+    margin: str | None  # that the choice has to leave free; None where none was set
+    with_margin_at: str | None  # the largest that leaves it
+    group: FrontierGroup
+
+    @property
+    def total_bytes(self) -> int | None:
+        total: int | None = self.group.rows[0].get("device_total_bytes")
+        return total
+
+    @property
+    def is_calculated(self) -> bool:
+        return self.kind == CALCULATED
+
+    @property
+    def left_bytes(self) -> int | None:
+        """Bytes left of the limit; None under a guard, which stands for the memory of the whole machine."""
+        if self.largest is None or self.largest.get("budget_kind") == GUARD:
+            return None
+        return headroom(self.largest)[0]
+
+    @property
+    def limit_bytes(self) -> int | None:
+        if self.largest is None or self.largest.get("budget_kind") == GUARD:
+            return None
+        return limit_bytes(self.largest)
+
+    @property
+    def sentence(self) -> str:
+        where = f"on {self.device}" + (f" with {self.setting}" if self.setting else "")
+        if self.largest is None:
+            return f"Nothing that was tried fits {where}."
+        text = f"{self.largest_at} is the largest that fits {where}"
+        if self.largest_at == ONLY:
+            text = f"The workload fits {where}"
+        peak, left, limit = _peak(self.largest), self.left_bytes, self.limit_bytes
+        text += f": it peaks at {peak}" if peak else ""
+        if left is not None and limit is not None:
+            text += f"{' and' if peak else ': it'} leaves {format_bytes(left)} of {format_bytes(limit)}"
+        if self.margin is None:
+            return f"{text}."
+        leaves = f"{self.with_margin_at} is the largest that leaves" if self.with_margin_at else "nothing leaves"
+        return f"{text}; {leaves} the margin of {self.margin}."
+
+    @property
+    def next_sentence(self) -> str:
+        """Why nothing larger fits."""
+        if self.next_at == ONLY:
+            return f"It was tried: {self.next_why}."
+        if self.next_at is None and self.largest_at == ONLY:
+            return ""
+        if self.next_at is None:
+            return "Nothing larger was tried." if self.largest is not None else ""
+        which = "smallest" if self.largest is None else "next larger"
+        return f"The {which} that was tried, {self.next_at}: {self.next_why}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    headline: str
+    detail: str  # why nothing larger fits, where there is one finding
+    findings: Sequence[Finding]
+    remarks: Sequence[str]  # what has to be known to read it
+
+
+def answer_of(
+    rows: Sequence[Row],
+    objective: Objective,
+    margin: Mapping[str, int | str] | None = None,
+    searched: Iterable[SearchedValues] = (),
+) -> Answer:
+    """The findings of measured devices come first, each kind in the order of the plan.
+
+    `margin`: what the choice has to leave free, as in sweeper.frontier.edges.
+    """
+    groups = [group for group in groups_of(rows, searched=searched) if group.decided]
+    groups.sort(key=lambda group: group.rows[0]["kind"] == CALCULATED)
+    along = {key for group in groups for key in group.along}
+    apart = differing((group.rows[0]["config"] for group in groups), along) if groups else {}
+    run = RunContext(rows)
+    findings = [
+        _finding(group, objective, Margin(margin or {}, group.rows, run), apart[group.rows[0]["config"]])
+        for group in groups
+    ]
+    devices = {finding.device for finding in findings}
+    if len(findings) == len(devices) > MANY:
+        findings.sort(key=lambda finding: (finding.total_bytes or 0, finding.device))
+    return Answer(
+        headline=_headline(rows, findings),
+        detail=findings[0].next_sentence if len(findings) == 1 else "",
+        findings=findings,
+        remarks=list(_remarks(rows, findings)),
+    )
+
+
+def _finding(group: FrontierGroup, objective: Objective, margin: Margin, setting: Mapping[str, Any]) -> Finding:
+    largest = group.largest(objective)
+    left = group.largest_with(margin, objective) if margin.requested and group.headrooms else None
+    obstacle = group.next_larger(largest)
+    row = group.rows[0]
+    return Finding(
+        device=row["device"],
+        kind=row["kind"],
+        setting=assignments(setting),
+        along=group.along,
+        largest=None if largest is None else group.fitting[largest],
+        largest_at=None if largest is None else _text(group, largest),
+        next=obstacle,
+        next_at=None if obstacle is None else _text(group, group.at(obstacle)),
+        next_why=None if obstacle is None else why(obstacle),
+        margin=None if not margin.requested else format_bytes(left.bytes) if left is not None else "unknown",
+        with_margin_at=None if left is None or left.at is None else _text(group, left.at),
+        group=group,
+    )
+
+
+def _text(group: FrontierGroup, at: At) -> str:
+    """A point as it is typed; a workload of the user's may have no key along which memory grows."""
+    return group.text(at) or ONLY
+
+
+def _peak(row: Row) -> str | None:
+    counter = device_named(row["device"]).deciding_counter
+    peak = row.get(f"peak_{counter}_bytes")
+    return None if peak is None else f"{format_bytes(peak)} {counter}"
+
+
+def _headline(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
+    if not rows:
+        return "This run has no points."
+    if not findings:
+        reasons = (error_text(row["error_type"], row["error_message"]) for row in rows)
+        reason = next(filter(None, reasons), None)
+        statuses = counts(Counter(row["status"] for row in rows))
+        return f"No attempt decided what fits: {statuses}{f' ({reason})' if reason else ''}."
+    first = findings[0]
+    if len(findings) == len({finding.device for finding in findings}) > MANY:
+        return _of_devices(findings)
+    text = first.sentence
+    return f"Calculated, not measured: {text[:1].lower()}{text[1:]}" if first.is_calculated else text
+
+
+def _of_devices(findings: Sequence[Finding]) -> str:
+    """On how many devices the largest point of all fits, and the smallest of them."""
+    calculated = "Calculated, not measured: " if all(finding.is_calculated for finding in findings) else ""
+    fitting = [finding for finding in findings if finding.largest is not None]
+    if not fitting:
+        nothing = "nothing" if calculated else "Nothing"
+        return f"{calculated}{nothing} that was tried fits on any of {len(findings)} devices."
+    best = fitting[-1]  # of the largest memory
+    alike = [finding for finding in fitting if finding.largest_at == best.largest_at]
+    size = "" if alike[0].total_bytes is None else f", {format_bytes(alike[0].total_bytes)}"
+    return (
+        f"{calculated}{best.largest_at} fits on {len(alike)} of {len(findings)} devices;"
+        f" {alike[0].device} is the smallest of them{size}."
+    )
+
+
+def _remarks(rows: Sequence[Row], findings: Sequence[Finding]) -> Iterable[str]:
+    undone = sum(row["status"] in UNDONE for row in rows)
+    if undone:
+        yield f"The sweep broke off: {undone} of {format_count(len(rows), 'point')} have no result."
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    if len(kinds) > 1:
+        yield "Some devices were measured and others calculated: each part of this page says which, and adds none."
+    for finding in findings:
+        group, where = finding.group, " ".join(filter(None, (finding.device, finding.setting)))
+        if group.is_assumed:
+            yield f"Assumed for {where}: memory never decreases along {', '.join(group.along)}; no attempt tested this."
+        if not group.evidence.consistent:
+            yield f"Not monotone on {where}: a point fails that is smaller than one that fits."
+        if any(row.get("flaky") for row in group.rows):
+            yield f"Flaky on {where}: a point passed and failed; it is not counted as fitting."
+        if group.open_values:
+            yield f"Open on {where}: {format_count(len(group.open_values), 'point')} neither decided nor implied."
+
+
+def subject_of(rows: Sequence[Row]) -> str:
+    """What all rows have in common of model, workload and dtype: `tiny-llama, train, float32`."""
+    names = [{row[name] for row in rows} for name in NAMED]
+    return ", ".join(str(next(iter(values))) for values in names if len(values) == 1 and values != {None})

@@ -1,0 +1,211 @@
+"""The page as one HTML file: its template, style and script, and the charts, with everything that was typed escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from sweeper.tariffs import EXAMPLE
+from sweeper.units import format_bytes, format_count, format_seconds
+from sweeper.views.comparison_report import NEVER_ADDED
+from sweeper.views.layout import assignments, counts
+from sweeper.views.page import charts
+from sweeper.views.page.content import PageContent
+from sweeper.views.page.fitted_memory import FittedMemory
+from sweeper.views.page.marks import MEANINGS
+from sweeper.views.page.phase_bars import PhaseBars
+from sweeper.views.page.points_table import BYTES, SECONDS, PointsTable
+
+HERE = Path(__file__).resolve().parent
+PAGE_SIZE = 100  # rows of the table of points at a time
+MOST_FINDINGS = 50
+MOST_LISTED = 200
+MOST_LOADS = 4  # points of each kind on the decision sheet
+MOST_ESTIMATED = 1
+NOTHING = "–"
+SECTIONS = (
+    ("answer", "Answer"),
+    ("sheet", "Decision sheet"),
+    ("frontier", "Frontier"),
+    ("phases", "Memory by phase"),
+    ("tokens", "Memory against tokens"),
+    ("compared", "Estimated, calculated, measured"),
+    ("timeline", "Timeline"),
+    ("failures", "Failures"),
+    ("cards", "Cards"),
+    ("costs", "Cost"),
+    ("points", "Points"),
+    ("environment", "Environment"),
+)
+CARD_WORDS = {"fits": "fits", "fails": "does not fit", "unknown": "not known"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A chart of the page with the content that it shows, and a name for a screen reader."""
+
+    svg: Any
+    label: str
+    content: Any = None
+    counters: Sequence[str] = ()
+    limit_drawn: bool = False
+
+
+def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Sequence[str]) -> str:
+    """`sheet`: of sweeper/views/decision_sheet.py. `environment`: a line for each environment."""
+    import jinja2
+    from markupsafe import Markup
+
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    loader = jinja2.FileSystemLoader(HERE)
+    environ = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    table = content.points
+    return environ.get_template("page.html.jinja").render(
+        content=content,
+        table=table,
+        sections=SECTIONS,
+        sheet=sheet,
+        estimated=_estimated(sheet),
+        ended=_ended(sheet["ran"]["points"]),
+        assignments=assignments,
+        most_loads=MOST_LOADS,
+        most_estimated=MOST_ESTIMATED,
+        environment=environment,
+        charts=_charts(content),
+        commands=[shlex.join(["sweeper", *words]) for words in content.commands],
+        meanings=MEANINGS,
+        card_words=CARD_WORDS,
+        never_added=NEVER_ADDED[:1].upper() + NEVER_ADDED[1:],
+        tariffs_example=EXAMPLE,
+        filter_example=_filter_example(table),
+        most_findings=MOST_FINDINGS,
+        most_listed=MOST_LISTED,
+        page_size=PAGE_SIZE,
+        bytes=_bytes,
+        signed=lambda count: f"{'+' if count >= 0 else '−'}{format_bytes(abs(count))}",
+        seconds=format_seconds,
+        count=format_count,
+        money=_money,
+        money_time=lambda seconds: f"{seconds:.1f} s" if seconds < 100 else format_seconds(float(seconds)),
+        without_cost=_without_cost(content),
+        shown=_shown,
+        data=Markup(_data(table)),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=f"sha256-{digest}",
+    )
+
+
+def _ended(statuses: Mapping[str, Mapping[str, int]]) -> Mapping[str, str]:
+    """How the points of each device ended. Devices on which they ended alike are together, and counted if many."""
+    alike: dict[str, list[str]] = {}
+    for device, of_device in statuses.items():
+        alike.setdefault(counts(of_device), []).append(device)
+    return {
+        ", ".join(devices) if len(devices) <= MOST_LOADS else format_count(len(devices), "device"): (
+            text if len(devices) == 1 else f"{text} on each"
+        )
+        for text, devices in alike.items()
+    }
+
+
+def _estimated(sheet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The points of the sheet with an estimate, each once: it does not depend on the device."""
+    loads = [*sheet["observed"]["loads"], *sheet["calculated"]["loads"]]
+    return list({load["point_id"]: load for load in reversed(loads) if load["estimate"]}.values())[::-1]
+
+
+def _charts(content: PageContent) -> Mapping[str, Any]:
+    from markupsafe import Markup
+
+    def drawn(chart: Any, name: str, label: str, **more: Any) -> Drawn:
+        return Drawn(svg=Markup(charts.as_svg(chart, name, label)), label=label, **more)
+
+    comparison = charts.comparison_chart(content.compared)
+    timeline = charts.timeline_chart(content.timeline)
+    return {
+        "phases": [
+            drawn(
+                charts.phase_chart(bars),
+                f"phases{place}",
+                f"memory by phase of {bars.title}",
+                content=bars,
+                counters=_counters(bars),
+            )
+            for place, bars in enumerate(content.bars)
+        ],
+        "memory": [
+            drawn(
+                charts.memory_chart(found),
+                f"memory{place}",
+                f"memory against tokens of {found.title}",
+                content=found,
+                limit_drawn=_draws_limit(found),
+            )
+            for place, found in enumerate(content.fitted.shown)
+        ],
+        "comparison": None if comparison is None else drawn(comparison, "compared", "estimated, calculated, measured"),
+        "timeline": None if timeline is None else drawn(timeline, "timeline", "attempts by device and result"),
+    }
+
+
+def _counters(bars: PhaseBars) -> list[str]:
+    return list(dict.fromkeys(counter for bar in bars.bars for counter in bar.peaks))
+
+
+def _draws_limit(found: FittedMemory) -> bool:
+    return found.limit is not None and found.limit <= charts.FAR * max(point.bytes for point in found.points)
+
+
+def _bytes(count: int | None) -> str:
+    return NOTHING if count is None else format_bytes(count)
+
+
+def _money(amount: Decimal) -> str:
+    """Two decimals, or three digits of less than one."""
+    return f"{amount:,.2f}" if amount >= 1 else f"{amount:.{max(2, 2 - amount.adjusted()) if amount else 2}f}"
+
+
+def _without_cost(content: PageContent) -> Mapping[str, int]:
+    """The number of points that have no cost, by reason."""
+    packages = content.costs.packages if content.costs else ()
+    return Counter(each.because for each in packages if each.because is not None)
+
+
+def _shown(value: Any, kind: str) -> str:
+    """A number of the table, as the page's script shows it."""
+    if value is None:
+        return NOTHING
+    if kind == BYTES:
+        return format_bytes(value)
+    return f"{value:.2f}" if kind == SECONDS else str(value)
+
+
+def _filter_example(table: PointsTable) -> str:
+    """Words that would filter this table: the value of its first number."""
+    for place, column in enumerate(table.columns):
+        if column.kind == "number" and table.rows:
+            return f"{column.label}={table.rows[0].values[place]}"
+    return "ok"
+
+
+def _data(table: PointsTable) -> str:
+    """The table as JSON for the script. `<` is written as its code, so that nothing in it can end the element."""
+    content = {
+        "size": PAGE_SIZE,
+        "columns": [{"label": column.label, "kind": column.kind} for column in table.columns],
+        "rows": [{"v": list(row.values), **({"p": 1} if row.at_least else {})} for row in table.rows],
+        "commands": [row.command for row in table.rows],
+    }
+    return json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,248 @@
+"""What the page shows, before it is HTML."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runners.device import Card
+from sweeper.errors import Mistake
+from sweeper.objective import TOKENS
+from sweeper.tables import loading
+from sweeper.views.page import report, timeline
+from sweeper.views.page.answer import answer_of
+from sweeper.views.page.card_room import card_rooms
+from sweeper.views.page.content import PageContent
+from sweeper.views.page.marks import Mark, mark_of
+from sweeper.views.page.phase_bars import phase_bars
+from sweeper.views.page.report import content_of
+from tests.sweeper.conftest import BASELINE, MIB
+from tests.sweeper.views.page.conftest import BATCHES, CONTEXTS, DTYPES, MOST_TOKENS, SCRIPT, Page
+
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def tables(page: Page) -> dict[str, Any]:
+    return loading.read(page.folder)
+
+
+@pytest.fixture(scope="module")
+def content(page: Page, tables: dict[str, Any]) -> PageContent:
+    return content_of(page.folder, tables)
+
+
+def row(**more: Any) -> dict[str, Any]:
+    found = {"status": "ok", "fits": True, "flaky": None, "peak_is_partial": False, "peak_bytes": 1}
+    return found | more
+
+
+@pytest.mark.parametrize(
+    ("found", "mark"),
+    [
+        (row(), Mark.FITS),
+        (row(fits=False, status="oom", peak_is_partial=True), Mark.FAILS),
+        (row(fits=None, status="error", peak_is_partial=True), Mark.PARTIAL),
+        (row(fits=None, status="timeout", peak_bytes=None), Mark.UNKNOWN),
+        (row(fits=None, status="not_run", peak_bytes=None, peak_is_partial=None), Mark.UNKNOWN),
+        (row(fits=None, status="skipped", peak_bytes=None), Mark.SKIPPED),
+        (row(flaky=True), Mark.UNKNOWN),
+        (row(fits=None), Mark.UNKNOWN),  # it continued after a refused allocation
+    ],
+)
+def test_a_mark_says_what_a_row_decided(found: dict[str, Any], mark: Mark) -> None:
+    assert mark_of(found) is mark
+
+
+def test_every_planned_point_has_a_square_and_the_limit_lies_where_fitting_ends(content: PageContent) -> None:
+    grid = content.grid
+    assert (grid.down, grid.across) == ("batch", "context")
+    assert [(panel.device, panel.title) for panel in grid.panels] == [("cpu", f"dtype={dtype}") for dtype in DTYPES]
+    for panel in grid.panels:
+        assert len(panel.cells) == len(BATCHES) * len(CONTEXTS)
+        for (y, x), cell in panel.cells.items():
+            tokens, decided = BATCHES[y] * CONTEXTS[x], cell.implied is not None
+            assert not decided or cell.implied is (tokens <= MOST_TOKENS)
+            right = panel.cells.get((y, x + 1))
+            if right is not None and decided and right.implied is not None:
+                assert cell.edge_right is (cell.implied and not right.implied)
+
+
+def test_a_partial_peak_is_a_lower_bound_wherever_it_is_shown(content: PageContent) -> None:
+    cells = [cell for panel in content.grid.panels for cell in panel.cells.values()]
+    partial = [cell for cell in cells if cell.mark in (Mark.FAILS, Mark.PARTIAL)]
+    assert len(partial) == 18
+    assert all(content.grid.number(cell).startswith("≥ ") for cell in partial)
+    assert all("at least" in cell.words for cell in partial)
+    assert not any(content.grid.number(cell).startswith("≥") for cell in cells if cell.mark is Mark.FITS)
+
+
+def test_two_other_dimensions_can_be_chosen_and_one_that_did_not_vary_is_refused(
+    page: Page, tables: dict[str, Any]
+) -> None:
+    grid = content_of(page.folder, tables, axes=("dtype", "batch")).grid
+    assert (grid.down, grid.across) == ("dtype", "batch")
+    assert [panel.title for panel in grid.panels] == [f"context={context}" for context in CONTEXTS]
+    with pytest.raises(Mistake, match=r"--axes btach: btach did not vary \(did you mean batch\?\)"):
+        content_of(page.folder, tables, axes=("btach",))
+
+
+def test_the_answer_is_a_sentence_and_says_that_the_sweep_broke_off(content: PageContent) -> None:
+    answer = content.answer
+    assert answer.headline == (
+        "batch=32 context=128 is the largest that fits on cpu with dtype=float32: it peaks at 259.00 MiB resident."
+    )
+    assert "The sweep broke off: 1 of 72 points have no result." in answer.remarks
+    assert content.counts == {Mark.FITS: 48, Mark.FAILS: 14, Mark.PARTIAL: 4, Mark.UNKNOWN: 1, Mark.SKIPPED: 5}
+
+
+def test_where_nothing_was_decided_the_answer_says_so(tables: dict[str, Any]) -> None:
+    rows = [each for each in tables["points"].to_pylist() if each["status"] == "error"]
+    assert (
+        answer_of(rows, TOKENS).headline
+        == f"No attempt decided what fits: 2 error (IndexError: no kernel for {SCRIPT})."
+    )
+    assert answer_of([], TOKENS).headline == "This run has no points."
+
+
+def test_where_nothing_fits_the_answer_says_what_the_smallest_was(tables: dict[str, Any]) -> None:
+    rows = [each for each in tables["points"].to_pylist() if each["status"] == "oom" and each["dtype"] == "float32"]
+    answer = answer_of(rows, TOKENS)
+    assert answer.headline == "Nothing that was tried fits on cpu."
+    assert answer.detail.startswith("The smallest that was tried, batch=")
+
+
+def test_a_workload_without_a_size_fits_or_does_not(tables: dict[str, Any]) -> None:
+    (fits, *_), (fails, *_) = (
+        [each for each in tables["points"].to_pylist() if each["status"] == status] for status in ("ok", "oom")
+    )
+    unsized = [{**each, "batch": None, "context": None} for each in (fits, fails)]
+    answer = answer_of(unsized[:1], TOKENS)
+    assert (answer.headline, answer.detail) == ("The workload fits on cpu: it peaks at 227.50 MiB resident.", "")
+    answer = answer_of(unsized[1:], TOKENS)
+    assert answer.headline == "Nothing that was tried fits on cpu."
+    assert answer.detail == "It was tried: out of memory in cold_forward."
+
+
+def test_many_devices_are_counted_in_the_answer_smallest_memory_first(tables: dict[str, Any]) -> None:
+    rows = [each for each in tables["points"].to_pylist() if each["dtype"] == "float32"]
+    small = [each for each in rows if each["batch"] * each["context"] <= 256]
+    of = {"sim:a": (40, rows), "sim:b": (10, small), "sim:c": (20, rows), "sim:d": (80, rows)}
+    many = [
+        {**each, "device": device, "kind": "calculated", "device_total_bytes": gib * GIB}
+        for device, (gib, some) in of.items()
+        for each in some
+    ]
+    answer = answer_of(many, TOKENS)
+    assert [finding.device for finding in answer.findings] == ["sim:b", "sim:c", "sim:a", "sim:d"]
+    assert answer.headline == (
+        "Calculated, not measured: batch=32 context=128 fits on 3 of 4 devices;"
+        " sim:c is the smallest of them, 20.00 GiB."
+    )
+
+
+def test_failures_of_one_message_are_together_with_all_of_it(content: PageContent) -> None:
+    kinds = {kind.status: kind for kind in content.failures.kinds}
+    assert {status: kind.total for status, kind in kinds.items()} == {"oom": 14, "error": 2, "timeout": 2}
+    assert kinds["error"].message == f"IndexError: no kernel for {SCRIPT}"
+    assert kinds["error"].phase == "cold_forward"
+    assert kinds["error"].failures[0].peak == BASELINE + MIB
+
+
+def test_a_fit_that_does_not_describe_its_peaks_is_not_to_be_relied_on(content: PageContent) -> None:
+    assert [found.off_by for found in content.fitted.shown] == [None, None]
+    fitted = content.fitted.shown[0]
+    bad = replace(fitted, costs=[replace(fitted.costs[0], worst=0.275)])
+    assert bad.off_by == 0.275
+
+
+# --- a card -----------------------------------------------------------------------------------------------------------
+
+
+def on_a_card(**more: Any) -> dict[str, Any]:
+    return (
+        row(
+            **{"point_id": "a", "device": "sim:rtx-4090", "kind": "calculated", "peak_phase": "forward"},
+            **{"context_bytes": GIB, "device_total_bytes": 24 * GIB, "budget_bytes": None, "budget_kind": None},
+            **{"process_baseline_bytes": None, "peak_allocated_bytes": 6 * GIB, "peak_reserved_bytes": 8 * GIB},
+        )
+        | more
+    )
+
+
+def phase(name: str, allocated: int, reserved: int, run_index: int = 0, completed: bool = True) -> dict[str, Any]:
+    peaks = {"peak_allocated_bytes": allocated * GIB, "peak_reserved_bytes": reserved * GIB}
+    return {"phase": name, "phase_device": "sim:rtx-4090", "run_index": run_index, "completed": completed} | peaks
+
+
+def test_allocated_memory_is_drawn_inside_reserved_memory_and_only_the_context_is_added() -> None:
+    phases = [phase("load", 2, 3), phase("forward", 5, 6), phase("forward", 6, 8, 1), phase("between", 9, 9)]
+    bars = phase_bars("a", on_a_card(), phases)
+    assert bars is not None
+    assert (bars.outer, bars.inner, bars.below, bars.limit) == ("reserved", "allocated", GIB, 24 * GIB)
+    assert [(bar.phase, dict(bar.peaks)) for bar in bars.bars] == [
+        ("load", {"allocated": 2 * GIB, "reserved": 3 * GIB}),
+        ("forward", {"allocated": 6 * GIB, "reserved": 8 * GIB}),  # the highest repeat, never the sum
+    ]
+    charts = pytest.importorskip("sweeper.views.page.charts")
+    drawn = charts.phase_chart(bars).to_dict()
+    ends = [each["to"] for layer in drawn["layer"][:2] for each in drawn["datasets"][layer["data"]["name"]]]
+    assert max(ends) == 9  # 1 GiB of context and 8 GiB reserved; allocated ends within them, at 7
+
+
+def test_the_bars_of_a_measured_card_begin_at_what_was_reserved_and_have_a_limit_only_with_a_budget() -> None:
+    measured = on_a_card(device="cuda:0", kind="measured", context_bytes=None, status="ok")
+    phases = [{**phase("forward", 6, 8), "phase_device": "cuda:0"}]
+    bars = phase_bars("a", measured, phases)
+    assert bars is not None
+    assert (bars.below, bars.limit) == (0, None)  # the driver's total counts other memory too
+    capped = phase_bars("a", measured | {"budget_bytes": 10 * GIB, "budget_kind": "allocator"}, phases)
+    assert capped is not None
+    assert capped.limit == 10 * GIB
+
+
+def test_a_card_is_judged_by_arithmetic_unless_the_run_tried_it() -> None:
+    def card(name: str, gib: int) -> Card:
+        return Card(name=name, vendor="nvidia", architecture="sm_90", total_bytes=(gib + 1) * GIB, context_bytes=GIB)
+
+    cards = {f"card-{gib}": card(f"Card {gib}", gib) for gib in (5, 6, 7, 8, 80)}
+    failed = {**on_a_card(), "device": "sim:card-80", "fits": False, "unlimited_peak_bytes": 90 * GIB}
+    found = card_rooms("a", on_a_card(), cards, [failed])
+    assert found is not None
+    assert [(room.card, room.mark, room.known_by) for room in found.rooms] == [
+        ("card-5", Mark.FAILS, "arithmetic"),  # less room than is allocated
+        ("card-6", Mark.UNKNOWN, "arithmetic"),  # room for what is allocated, not for what is reserved
+        ("card-7", Mark.UNKNOWN, "arithmetic"),
+        ("card-8", Mark.FITS, "arithmetic"),
+        ("card-80", Mark.FAILS, "calculated"),
+    ]
+    assert card_rooms("a", on_a_card(peak_is_partial=True), cards) is None
+
+
+def test_tensors_on_a_cpu_rule_a_card_out_and_promise_none() -> None:
+    tensors = {**on_a_card(), "device": "cpu", "kind": "measured", "peak_tensor_bytes": 6 * GIB}
+    small = Card(name="s", vendor="nvidia", architecture="sm_90", total_bytes=5 * GIB)
+    large = Card(name="l", vendor="nvidia", architecture="sm_90", total_bytes=500 * GIB)
+    found = card_rooms("a", tensors, {"s": small, "l": large})
+    assert found is not None
+    assert [room.mark for room in found.rooms] == [Mark.FAILS, Mark.UNKNOWN]
+
+
+def test_a_timeline_of_many_attempts_counts_them_in_stretches_of_time(page: Page, tables: dict[str, Any]) -> None:
+    attempts = tables["attempts"].to_pylist()
+    assert len(timeline.timeline(attempts).spans) == 66
+    many = timeline.timeline(list(itertools.islice(itertools.cycle(attempts), 6600)))
+    assert many.spans == ()
+    assert sum(each.count for each in many.bins) == 6600
+    assert {each.device for each in many.bins} == {"cpu"}
+
+
+def test_the_page_says_the_same_as_the_tables(page: Page) -> None:
+    assert page.html.count("<h1 ") == 1
+    assert "48</b> fits" in page.html
+    assert SCRIPT not in page.html
+    assert "&lt;script&gt;" in page.html
+    assert page.file.name == report.PAGE
