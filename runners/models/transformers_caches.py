@@ -123,7 +123,7 @@ class PagedCache(cache_utils.Cache):
             layer.stored = stored  # type: ignore[union-attr]
 
 
-class PagedLayer(cache_utils.CacheLayerMixin):
+class PagedLayer(cache_utils.CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer of a paged cache. All its pages are allocated at the first pass.
 
     The pages of a row lie next to each other, so attention reads them in place, as a kernel for pages does: there is no
@@ -133,7 +133,7 @@ class PagedLayer(cache_utils.CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, table: Pages) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.table, self.stored = table, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
