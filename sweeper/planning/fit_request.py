@@ -135,15 +135,20 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
 
 
 @contextmanager
-def options_with(file: Path | None) -> Iterator[tuple[str, ...]]:
-    """The override with which Hydra finds a model's own file as an option; none without a file."""
+def options_with(file: Path | None, folder: str | None) -> Iterator[str | None]:
+    """The folder of options (--config-dir) that has a model's own file; `folder`, the user's, without a file.
+
+    Raises Mistake for both.
+    """
     if file is None:
-        yield ()
+        yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="sweeper-") as folder:
-        Path(folder, "model").mkdir()
-        Path(folder, "model", f"{file.stem}.yaml").symlink_to(file.resolve())
-        yield (f"hydra.searchpath=['file://{folder}']",)
+    if folder is not None:
+        raise Mistake(f"model={file}: with -cd {folder}, put the file into {folder}/model and write model={file.stem}")
+    with tempfile.TemporaryDirectory(prefix="sweeper-") as made:
+        Path(made, "model").mkdir()
+        Path(made, "model", f"{file.stem}.yaml").symlink_to(file.resolve())
+        yield made
 
 
 def _options(group: str, folders: Sequence[Path]) -> list[str]:

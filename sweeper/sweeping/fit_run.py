@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -27,11 +28,12 @@ def run_fit(line: CommandLine, report: Callable[[str], None], show_for: ShowFor)
     folders = [CONF, *([Path(line.flags.config_dir)] if line.flags.config_dir else [])]
     request = read_request(line.words, folders)
     with (
-        options_with(request.own_file) as found_with,
+        options_with(request.own_file, line.flags.config_dir) as options,
         engine_for(request.overrides, calculated_lanes()) as started,
         Probes() as probes,
     ):
-        sweep_line = replace(line, words=(*request.overrides, *found_with))
+        flags = argparse.Namespace(**{**vars(line.flags), "config_dir": options})
+        sweep_line = replace(line, words=request.overrides, flags=flags)
         probes.foresee(sweep_line.words)  # before the import of Hydra, as the engine's processes
         from sweeper.planning.planner import plan_of
 

@@ -47,7 +47,8 @@ def _notes(plan: Plan, rows: Sequence[Wanted]) -> Iterator[str]:
     dtype = next((point.get("dtype") for point in points.values()), None)
     half = dtype_of([device.card for device in plan.devices if device.card is not None])
     if dtype == half == "float16":
-        yield "dtype: float16, since the card does not compute in bfloat16."
+        card = "the card does not compute" if len(plan.devices) == 1 else "not every card computes"
+        yield f"dtype: float16, since {card} in bfloat16."
     generate = points.get("run (generate)")
     if generate is not None:
         yield f"generate: {generate['workload.new_tokens']} new tokens after a prompt of the whole context."

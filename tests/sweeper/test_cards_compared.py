@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from sweeper import cards
 from sweeper.cards_compared import MEMORY, PRICE, SmallestCard, ordered, orders_of, smallest_cards
 from sweeper.fit_cells import SETTINGS, Cell, FitDevice, FitTable
 from sweeper.views import cards_table, fit_table
+from tests import command_line
 
 GIB = 2**30
 
@@ -108,3 +113,19 @@ def test_a_name_without_its_size_means_the_one_card_that_has_it() -> None:
     assert cards.card_named("v100", known) is None  # of 16 GB and of 32 GB
     assert cards.card_named("h100", known) is None  # also h100-nvl-94gb and h100-pcie-80gb
     assert cards.card_named("rtx-6000", known) is None  # is rtx-6000-ada and an older card
+
+
+def test_fit_compares_cards_with_a_model_of_the_users_own_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("name: mine\nlibrary: torch\nwidth: 4096\n")
+    words = ["fit", "mine.yaml", "rtx-4090", "l40s", "workload=forward", "context=4096", "--json", "name=run"]
+    done = command_line.run([*words, f"outputs={tmp_path}"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    assert [each["device"] for each in answer["smallest_cards"]] == ["sim:rtx-4090"]
+    small, large = answer["cells"]
+    assert small["largest_batch"] < large["largest_batch"]
+    points = pd.read_parquet(tmp_path / "run" / "points.parquet").set_index(["device", "batch"])
+    for each in (small, large):
+        largest = each["largest_batch"]
+        assert list(points.fits[each["device"]][[largest, largest + 1]]) == [True, False]
+        assert points.peak_allocated_bytes[each["device"], largest] == each["largest_peak_bytes"]

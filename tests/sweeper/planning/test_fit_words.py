@@ -39,10 +39,11 @@ def test_a_models_own_file_becomes_an_option_while_it_is_needed(tmp_path: Path) 
     file.write_text(yaml.safe_dump({"name": "mine", "library": "torch", "width": 8}))
     read = request(str(file), "rtx-4090")
     assert given(read)["model"] == "mine"
-    with options_with(read.own_file) as words:
-        folder = Path(words[0].partition("file://")[2].rstrip("']"))
-        assert (folder / "model" / "mine.yaml").read_text() == file.read_text()
-    assert not folder.exists()
+    with options_with(read.own_file, None) as folder:
+        assert Path(str(folder), "model", "mine.yaml").read_text() == file.read_text()
+    assert not Path(str(folder)).exists()
+    with pytest.raises(Mistake, match="put the file into mine/model"), options_with(read.own_file, "mine"):
+        pass
 
 
 def test_cards_are_listed_named_one_by_one_or_all() -> None:
