@@ -227,7 +227,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         _add_hydra_flags(parser)
     fit = add(
         "fit",
-        "sweeper fit MODEL CARD [context=N,...] [KEY=VALUE ...] [--json | --markdown | --csv]",
+        "sweeper fit MODEL CARD [KEY=VALUE ...] [--json | --markdown | --csv]",
         "Whether a model fits on a card: to run, with LoRA and QLoRA, and to train, by context. Calculated.",
     )
     fit.add_argument("--markdown", action="store_true", help="print a Markdown table, to paste into an issue")

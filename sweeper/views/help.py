@@ -21,8 +21,8 @@ HELP = """\
 Does this PyTorch workload fit on that device, and what is the largest that
 does? Each configuration is measured in a new process.
 
-  sweeper fit MODEL CARD         a table, calculated: what of a model fits on a
-                                 card, to run, with LoRA and to train, by context
+  sweeper fit MODEL CARD         what fits on a card, calculated: to run, with
+                                 LoRA and to train, by context
   sweeper KEY=VALUE,VALUE ...    measure every combination
   sweeper estimate KEY=VALUE ... show the plan and its arithmetic, run nothing
   sweeper estimate RUN           each point: estimated, calculated and measured

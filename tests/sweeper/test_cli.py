@@ -85,7 +85,10 @@ def names_in(folder: Path) -> list[str]:
         (["devices=[CUDA:0]"], "sweeper: devices=CUDA:0: not a device; write devices=cuda:0\n"),
         (["batch=0"], "sweeper: batch=0: must be 1 or more"),
         (["estimat", "batch=1"], "sweeper: no such command: estimat (did you mean estimate?)"),
-        (["nonsense"], "sweeper: no such command: nonsense; there are sweep, estimate, effects, frontier, environment"),
+        (
+            ["nonsense"],
+            "sweeper: no such command: nonsense; there are sweep, estimate, fit, effects, frontier, environment",
+        ),
         (
             ["--cfg", "job", "batch=1,2"],
             "sweeper: --cfg shows one configuration, and batch has several values: ",
