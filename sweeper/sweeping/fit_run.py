@@ -1,23 +1,20 @@
-"""Runs a line of `sweeper fit`: for the command, and for Python, which is given the table."""
+"""Runs a line of `sweeper fit`."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from sweeper.cards import CONF
-from sweeper.fit_cells import FitTable
 from sweeper.plan import Plan
-from sweeper.planning.command_line import CommandLine, read
+from sweeper.planning.command_line import CommandLine
 from sweeper.planning.fit_request import options_with, read_request
 from sweeper.planning.probes import Probes
 from sweeper.sweeping.conditions import calculated_lanes
 from sweeper.sweeping.expected import engine_for
-from sweeper.views.fit_show import FitShow
 from sweeper.views.progress import Show
 
 ShowFor = Callable[[Plan, Path], AbstractContextManager[Show]]
@@ -42,16 +39,3 @@ def run_fit(line: CommandLine, report: Callable[[str], None], show_for: ShowFor)
         from sweeper.sweeping.sweep import sweep
 
         return sweep(plan, report, started, show_for, notes)
-
-
-def fit(words: Sequence[str], report: Callable[[str], None] = lambda text: None) -> tuple[FitTable, int]:
-    """The table for words as they follow `sweeper fit`, and the exit code. Prints nothing. Raises Mistake."""
-    shown: list[FitShow] = []
-
-    @contextlib.contextmanager
-    def keep(plan: Plan, folder: Path) -> Iterator[Show]:
-        shown.append(FitShow(plan, folder, prints=False))
-        yield shown[0]
-
-    code = run_fit(read(["fit", *words]), report, keep)
-    return shown[0].table(), code

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from sweeper.sweeping.fitting import table_of
 from sweeper.units import format_seconds
 from sweeper.views import fit_table
 from sweeper.views.progress import Show
+from sweeper.views.sweep_output import can_redraw
 
 FORMS: Mapping[str, Callable[[FitTable], str]] = {
     "json": lambda table: json.dumps(fit_table.as_json(table), indent=2),
@@ -45,9 +45,9 @@ def form(flags: argparse.Namespace) -> str | None:
 class FitShow(Show):
     """The table once, at the end: for files, pipes and programs."""
 
-    def __init__(self, plan: Plan, folder: Path, shown_as: str | None = None, prints: bool = True) -> None:
+    def __init__(self, plan: Plan, folder: Path, shown_as: str | None) -> None:
         super().__init__(plan)
-        self._plan, self._folder, self._shown_as, self._prints = plan, folder, shown_as, prints
+        self._plan, self._folder, self._shown_as = plan, folder, shown_as
         self._results: dict[tuple[str, str], Result] = {}
 
     def table(self) -> FitTable:
@@ -65,8 +65,7 @@ class FitShow(Show):
         context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
-        if self._prints:
-            self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(self.table()))
+        self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(self.table()))
 
 
 class FitTerminalShow(FitShow):
@@ -130,7 +129,7 @@ def _coloured(text: str) -> Text:
 
 @contextlib.contextmanager
 def show_for(plan: Plan, folder: Path, shown_as: str | None) -> Iterator[Show]:
-    if shown_as is not None or not sys.stdout.isatty():
+    if shown_as is not None or not can_redraw():
         yield FitShow(plan, folder, shown_as)
         return
     show = FitTerminalShow(plan, folder, shown_as)

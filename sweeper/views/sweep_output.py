@@ -26,10 +26,15 @@ def show_for(plan: Plan, folder: Path, output: str | None = None) -> Iterator[Sh
         yield QuietShow(plan, folder)
     elif output == JSON:
         yield EventShow(plan, folder)
-    elif not sys.stdout.isatty() or os.environ.get("TERM") in CANNOT_REDRAW or KERNEL in os.environ:
+    elif not can_redraw():
         yield Show(plan, folder)
     else:
         from sweeper.views.live import LiveShow  # rich takes 50 ms
 
         with contextlib.closing(LiveShow(plan, folder)) as show:
             yield show
+
+
+def can_redraw() -> bool:
+    """Whether stdout is a terminal on which lines can be drawn again."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in CANNOT_REDRAW and KERNEL not in os.environ

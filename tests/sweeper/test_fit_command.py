@@ -12,8 +12,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from sweeper.sweeping import fit_run
-from sweeper.views import fit_table
 from tests import command_line
 
 CARD = {"name": "mine", "vendor": "nvidia", "architecture": "sm_89", "total_bytes": 2**31, "context_bytes": 2**29}
@@ -194,12 +192,3 @@ def test_a_mistake_is_one_line(tmp_path: Path, typed: str, message: str) -> None
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_python_is_given_the_same_table(home: Path, found: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    table, code = fit_run.fit([*words(home), f"outputs={home}"])
-    assert (code, capfd.readouterr().out) == (0, "")
-    assert json.loads(json.dumps(fit_table.as_json(table))) == found
-    each = table.cell("sim:tiny", "LoRA", 4096)
-    assert each is not None
-    assert each.is_edge
