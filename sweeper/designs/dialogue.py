@@ -6,7 +6,7 @@ points that are planned for later, the answers are those of earlier runs, or Non
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runners.device import Device
@@ -79,6 +79,7 @@ class CalculatedPeaks:
     comes_first: bool = False  # the design waits for the peaks
     total_bytes: int | None = None  # the memory of the device that measures
     peaks: Mapping[str, tuple[Point, int]] = field(default_factory=dict)  # in bytes, without a limit; by the point's id
+    of_others: Sequence[Mapping[str, tuple[Point, int]]] = ()  # the same of the sweep's other calculated devices
 
 
 NOTHING = CalculatedPeaks()

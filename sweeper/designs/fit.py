@@ -7,6 +7,7 @@ that fitted, next to one that did not.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from sweeper.designs.neighbours import Choice, Neighbours
 from sweeper.effects.added_levers import AddedLevers, Verdict, add_levers
 from sweeper.effects.fit_levers import Goal, goals
 from sweeper.errors import Mistake
-from sweeper.fit_cells import LARGEST_BATCH, SETTINGS, Wanted
+from sweeper.fit_cells import LARGEST_BATCH, SETTINGS, Wanted, without_batch
 from sweeper.plan import Plan
 from sweeper.serving import PAGED, SERVE
 
@@ -51,7 +52,10 @@ def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
     device = next((answer.device for answer in answers if answer is not None), None)
     # Of several cards, each has its own answer to what should change: their comparison leaves that out.
     levers = [Adding(plan, goal, device) for goal in (goals(cells, fits) if _is_of_one_card(plan) else ())]
+    elsewhere = Elsewhere(calculated.of_others)
     while True:
+        for search, planned in zip(searches, batch, strict=True):
+            search.elsewhere = elsewhere.peaks_of(planned.point)
         requests = [(search, size) for search in searches for size in search.next(searches)]
         changing = [(adding, choice) for adding in levers if (choice := adding.choice) is not None]
         if not requests and not changing:
@@ -63,6 +67,23 @@ def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
             search.record(size, answer)
         for (lever, _choice), answer in zip(changing, answers[len(requests) :], strict=True):
             lever.record(answer)
+
+
+class Elsewhere:
+    """The peaks that cells have on the sweep's other cards, as far as they are known by now."""
+
+    def __init__(self, of_others: Sequence[Mapping[str, tuple[Point, int]]]) -> None:
+        self._of_others = of_others
+        self._read = [0] * len(of_others)  # of each card: how many of its points are in the cells
+        self._cells: dict[str, dict[int, int]] = defaultdict(dict)
+
+    def peaks_of(self, point: Point) -> Mapping[int, int]:
+        """By batch, in bytes, without a limit."""
+        for place, peaks in enumerate(self._of_others):
+            for other, peak in list(peaks.values())[self._read[place] :]:
+                self._cells[without_batch(other.values)][int(other.get("batch") or 1)] = peak
+            self._read[place] = len(peaks)
+        return self._cells[without_batch(point.values)]
 
 
 def _is_of_one_card(plan: Plan) -> bool:
@@ -154,6 +175,7 @@ class Search:
     asked: int | None = None  # a batch that is tried in any case
     used_by_others: int | None = None  # bytes
     peaks: dict[int, int] = field(default_factory=dict)  # by batch, without a limit
+    elsewhere: Mapping[int, int] = field(default_factory=dict)  # the same on other cards, which only guides the guesses
     fits: dict[int, bool] = field(default_factory=dict)  # by batch
     limit_bytes: int | None = None
     is_over: bool = False
@@ -206,7 +228,7 @@ class Search:
             return max(low + 1, int(low * third)), min(high - 1, math.ceil(high / third))
         top = LARGEST_BATCH if high is None else high - 1
         guess = min(max(self._guess(others, low), low), top)
-        if len(self.peaks) == 1 and guess >= SMALL:  # from other contexts, and rough
+        if len(self._expected) == 1 and guess >= SMALL:  # from other contexts, and rough
             return (guess,)
         step = max(2**self.misses, guess // STEPS)
         return (guess, guess + 1) if self.misses < 2 else (guess + 1, min(top, guess + step))
@@ -219,17 +241,22 @@ class Search:
         slope, start = line
         return min(int((self.limit_bytes - start) // slope), LARGEST_BATCH)
 
+    @property
+    def _expected(self) -> Mapping[int, int]:
+        """Peaks by batch, those of other cards where this card's own are not known."""
+        return {**self.elsewhere, **self.peaks}
+
     def _line(self) -> tuple[float, float] | None:
         """Slope and start of the line through the peaks on both sides of the limit, or the two that are nearest."""
-        if len(self.peaks) < 2 or self.limit_bytes is None:
+        peaks, limit = self._expected, self.limit_bytes
+        if len(peaks) < 2 or limit is None:
             return None
-        limit = self.limit_bytes
-        below = max((batch for batch, peak in self.peaks.items() if peak <= limit), default=None)
-        above = min((batch for batch, peak in self.peaks.items() if peak > limit), default=None)
+        below = max((batch for batch, peak in peaks.items() if peak <= limit), default=None)
+        above = min((batch for batch, peak in peaks.items() if peak > limit), default=None)
         if below is None or above is None or below > above:
-            below, above = sorted(sorted(self.peaks, key=lambda batch: abs(self.peaks[batch] - limit))[:2])
-        slope = (self.peaks[above] - self.peaks[below]) / (above - below)
-        return slope, self.peaks[below] - slope * below
+            below, above = sorted(sorted(peaks, key=lambda batch: abs(peaks[batch] - limit))[:2])
+        slope = (peaks[above] - peaks[below]) / (above - below)
+        return slope, peaks[below] - slope * below
 
     def _line_of_contexts(self, others: Sequence[Search]) -> tuple[float, float] | None:
         """The same from batch 1 of another context: memory follows the number of tokens, batch x context."""

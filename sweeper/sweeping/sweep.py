@@ -455,7 +455,8 @@ class Sweep:
 
     def _calculated_peaks(self, device: Device) -> CalculatedPeaks:
         if device.is_calculated:
-            return CalculatedPeaks(repeats_exactly=True)
+            others = [self.calculated[each.name] for each in self.plan.devices if _is_alike(each, device)]
+            return CalculatedPeaks(repeats_exactly=True, of_others=others)
         twin = self._calculated_twin(device)
         if twin is None:
             return NOTHING
@@ -494,6 +495,12 @@ def is_worth_a_process(left: int, seconds: Sequence[float]) -> bool:
     `seconds`: of each point so far.
     """
     return bool(seconds) and left * sum(seconds) / len(seconds) > WORTH_A_PROCESS
+
+
+def _is_alike(other: Device, device: Device) -> bool:
+    """Whether it is another calculated card of the same vendor, on which peaks are nearly the same."""
+    cards = other.card, device.card
+    return other is not device and None not in cards and len({card.vendor for card in cards if card}) == 1
 
 
 def _unkept(attempt: Attempt, event: Event) -> Outcome:

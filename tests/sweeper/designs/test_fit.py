@@ -8,8 +8,9 @@ import pytest
 
 from runners.device import Card, Device
 from runners.outcome import Status
+from runners.point import Point
 from sweeper.designs.dialogue import Answer
-from sweeper.designs.fit import Search
+from sweeper.designs.fit import Elsewhere, Search
 from sweeper.fit_cells import LARGEST_BATCH
 
 GIB = 2**30
@@ -73,3 +74,32 @@ def test_a_cell_whose_batch_1_fails_or_is_undecided_is_not_searched() -> None:
         known = answer(gib)
         search.record(1, known if status is None else None)
         assert search.next([search]) == []
+
+
+def test_peaks_of_other_cards_give_the_guess_and_decide_nothing() -> None:
+    def memory(batch: int) -> float:
+        return max(15, 2 + 0.7 * batch)
+
+    search = Search(choice={"context": 1024}, context=1024)
+    search.elsewhere = {batch: int(memory(batch) * GIB) for batch in (1, 20, 40)}
+    search.record(1, answer(memory(1)))
+    tried = []
+    while sizes := search.next([search]):
+        tried.append(sizes)
+        for size in sizes:
+            search.record(size, answer(memory(size)))
+    assert tried == [[30, 31]]
+    assert (search.largest, search.failing) == (30, 31)
+
+
+def test_a_cell_has_the_peaks_of_its_batches_on_other_cards_as_they_become_known() -> None:
+    def point(batch: int, context: int) -> Point:
+        return Point(values={"workload": {"name": "train"}, "batch": batch, "context": context})
+
+    first: dict[str, tuple[Point, int]] = {"a": (point(1, 8), 100)}
+    second: dict[str, tuple[Point, int]] = {"b": (point(4, 8), 400), "c": (point(4, 16), 800)}
+    elsewhere = Elsewhere([first, second])
+    assert elsewhere.peaks_of(point(1, 8)) == {1: 100, 4: 400}
+    first["d"] = point(2, 16), 500
+    assert elsewhere.peaks_of(point(1, 16)) == {2: 500, 4: 800}
+    assert elsewhere.peaks_of(point(1, 32)) == {}

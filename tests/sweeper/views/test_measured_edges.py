@@ -1,0 +1,66 @@
+"""The second table of `fit`: what a GPU of the card's kind measured, next to what was calculated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sweeper.fit_cells import Cell, FitDevice, FitTable
+from sweeper.views import fit_table, measured_edges
+
+GIB = 2**30
+SETTINGS, CONTEXTS = ("LoRA", "full training"), (512, 2048)
+
+
+def device(name: str, kind: str) -> FitDevice:
+    return FitDevice(
+        name=name, kind=kind, card="A card", total_bytes=24 * GIB, context_bytes=GIB, context_range_bytes=None,
+        used_by_others_bytes=None, usable_bytes=23 * GIB,
+    )  # fmt: skip
+
+
+def cell(name: str, setting: str, context: int, largest: int | None, failing: int | None, **more: Any) -> Cell:
+    kind = "measured" if name.startswith("cuda") else "calculated"
+    peak = None if largest is None else (largest + 8) * GIB
+    return Cell(
+        device=name, kind=kind, setting=setting, values={}, context=context, counter="allocated",
+        fits=largest is not None, peak_bytes=9 * GIB, largest_batch=largest, largest_peak_bytes=peak, failing_batch=failing, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def table() -> FitTable:
+    return FitTable(
+        model="a-model", parameters=7_000_000_000, dtype="bfloat16", settings=SETTINGS, contexts=CONTEXTS,
+        devices=(device("sim:a-card", "calculated"), device("cuda:0", "measured")),
+        cells=(
+            cell("sim:a-card", "LoRA", 512, 9, 10), cell("sim:a-card", "LoRA", 2048, 2, 3),
+            cell("sim:a-card", "full training", 512, None, 1), cell("sim:a-card", "full training", 2048, None, 1),
+            cell("cuda:0", "LoRA", 512, 8, 9), cell("cuda:0", "LoRA", 2048, 2, 3),
+            cell("cuda:0", "full training", 512, None, 1),
+            cell("cuda:0", "full training", 2048, None, None, because="the process was killed"),
+        ),
+    )  # fmt: skip
+
+
+def test_the_measured_edges_have_a_table_of_their_own_that_names_their_device_and_counter(table: FitTable) -> None:
+    assert [line.split() for line in measured_edges.grid(table, table.devices[1])] == [
+        ["context", "512", "2,048"],
+        ["LoRA", "x8", "x2"],
+        ["16.00", "10.00"],
+        ["full", "training", "no", "-"],
+        [],
+    ]
+    text = fit_table.as_text(table)
+    assert "Measured on cuda:0" in text
+    assert text.index("x9") < text.index("Measured on cuda:0")
+
+
+def test_an_edge_that_was_measured_elsewhere_than_calculated_is_named_and_the_undecided_is_not_compared(
+    table: FitTable,
+) -> None:
+    assert measured_edges.legend(table, table.devices[1])[1:] == [
+        "LoRA at 512 tokens: the largest batch is 8 measured, 9 calculated.",
+        "3 edges were measured and calculated.",
+    ]
