@@ -25,7 +25,8 @@ def cell(name: str, setting: str, context: int, largest: int | None, failing: in
     peak = None if largest is None else (largest + 8) * GIB
     return Cell(
         device=name, kind=kind, setting=setting, values={}, context=context, counter="allocated",
-        fits=largest is not None, peak_bytes=9 * GIB, largest_batch=largest, largest_peak_bytes=peak, failing_batch=failing, **more,
+        fits=largest is not None, peak_bytes=9 * GIB, largest_batch=largest, largest_peak_bytes=peak,
+        failing_batch=failing, **more,
     )  # fmt: skip
 
 
