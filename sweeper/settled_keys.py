@@ -17,7 +17,8 @@ def differing(configs: Iterable[str], apart_from: Iterable[str] = ()) -> dict[st
 
     The options of a group (`model`, `workload`, `inputs`) are named, and another key of a group is listed if points
     with the same name differ in it. A key that is null without effect follows another one (`workload.rank` follows
-    `workload.method`) and is left out. `apart_from`: keys that are not listed.
+    `workload.method`) and is left out. A point lacks the keys that its workload or model lacks. `apart_from`: keys that
+    are not listed.
     """
     points = {config: dict(dotted(json.loads(config))) for config in dict.fromkeys(configs)}
     every = list(points.values())
@@ -29,13 +30,15 @@ def differing(configs: Iterable[str], apart_from: Iterable[str] = ()) -> dict[st
             kept.append(key)
     left_out = set(apart_from)
     listed = [key for key in keys if key in kept and key.removesuffix(".name") not in left_out]
-    return {config: {key.removesuffix(".name"): point.get(key) for key in listed} for config, point in points.items()}
+    return {
+        config: {key.removesuffix(".name"): point[key] for key in listed if key in point}
+        for config, point in points.items()
+    }
 
 
 def without_followers(keys: Iterable[str], configs: Iterable[str]) -> list[str]:
     """The keys in which these points differ, without those that follow another one, as `differing` leaves them out."""
-    found = differing(configs)
-    listed = next(iter(found.values()), {})
+    listed = {key for each in differing(configs).values() for key in each}
     return [key for key in keys if any(each == key or each.startswith(f"{key}.") for each in listed)]
 
 

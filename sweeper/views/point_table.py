@@ -69,7 +69,7 @@ class PointTable:
 
     @cached_property
     def keys(self) -> tuple[str, ...]:
-        return tuple(next(iter(self.varying.values()), {}))
+        return tuple(dict.fromkeys(key for each in self.varying.values() for key in each))
 
     def at(self, row: Row) -> Mapping[str, Any]:
         return self.varying[row["point_id"], row["device"]]
@@ -99,7 +99,7 @@ def point_table(
             raise Mistake(f"{flag} {name}: no such column{near}; docs/columns.md lists them")
     swept = [name for name in points.column_names if name not in columns.FIXED]
     apart = differing(points["config"].to_pylist())
-    keys = next(iter(apart.values()), {})
+    keys = dict.fromkeys(key for each in apart.values() for key in each)
     of_keys = [column for key in keys if (column := columns.column_of(key)) in points.column_names]
     taken = dict.fromkeys(
         (*DEFAULTS, *ALSO_NEEDED, *swept, *of_keys, *(wanted or ()), *([sort.lstrip("-")] if sort else ()))

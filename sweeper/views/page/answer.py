@@ -24,6 +24,7 @@ from sweeper.views.layout import assignments, counts, error_text
 UNDONE = (Status.NOT_RUN.value, Status.INTERRUPTED.value)
 ONLY = "the workload"  # the one point of a group without such a key
 MANY = 3  # devices, beyond which the answer counts them, in the order of their sizes
+FEW_SETTINGS = 2  # of one device, of which the first is the headline
 GUARD = "guard"  # the machine's own memory: no limit that a person set
 
 
@@ -180,8 +181,17 @@ def _headline(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
     first = findings[0]
     if len(findings) == len({finding.device for finding in findings}) > MANY:
         return _of_devices(findings)
+    if len({finding.device for finding in findings}) == 1 and len(findings) > FEW_SETTINGS:
+        return _of_settings(findings)
     text = first.sentence
     return f"Calculated, not measured: {text[:1].lower()}{text[1:]}" if first.is_calculated else text
+
+
+def _of_settings(findings: Sequence[Finding]) -> str:
+    """How many settings fit on one device: their largest points are no answers to one question."""
+    calculated = "Calculated, not measured: " if findings[0].is_calculated else ""
+    fitting = [finding for finding in findings if finding.largest is not None]
+    return f"{calculated}{len(fitting)} of {len(findings)} settings fit on {findings[0].device}."
 
 
 def _of_devices(findings: Sequence[Finding]) -> str:

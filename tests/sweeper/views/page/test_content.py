@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -125,6 +126,19 @@ def test_a_workload_without_a_size_fits_or_does_not(tables: dict[str, Any]) -> N
     answer = answer_of(unsized[1:], TOKENS)
     assert answer.headline == "Nothing that was tried fits on cpu."
     assert answer.detail == "It was tried: out of memory in cold_forward."
+
+
+def test_several_settings_of_one_device_are_counted_in_the_answer(tables: dict[str, Any]) -> None:
+    rows = [each for each in tables["points"].to_pylist() if each["dtype"] == "float32"]
+    refused = [each for each in rows if each["status"] == "oom"]
+    several = [
+        {**each, "config": json.dumps(json.loads(each["config"]) | {"quantize": scheme})}
+        for scheme, some in {"none": rows, "int8": rows, "nf4": refused}.items()
+        for each in some
+    ]
+    answer = answer_of(several, TOKENS)
+    assert answer.headline == "2 of 3 settings fit on cpu."
+    assert [finding.setting for finding in answer.findings] == ["quantize=none", "quantize=int8", "quantize=nf4"]
 
 
 def test_many_devices_are_counted_in_the_answer_smallest_memory_first(tables: dict[str, Any]) -> None:
