@@ -197,8 +197,9 @@ class Sweep:
         return 0 if all(row["fits"] is not None or row["status"] == Status.SKIPPED for row in rows) else 3
 
     def _show_continuation(self) -> None:
-        """Show the command that goes on with the sweep, unless its folder was removed."""
-        if self.run_folder.path.is_dir():
+        """Show the command that goes on with the sweep, unless its folder was removed or replaced."""
+        with contextlib.suppress(OSError):
+            self.run_folder.check()
             self.show.unfinished((*program(), *continuing(self.plan.command, self.run_folder.path.name)))
 
     # -- the plan -----------------------------------------------------------------------------------------------------

@@ -21,8 +21,7 @@ HELP = """\
 Does this PyTorch workload fit on that device, and what is the largest that
 does? Each configuration is measured in a new process.
 
-  sweeper fit MODEL CARD         what fits on a card, calculated: to run, with
-                                 LoRA and to train, by context
+  sweeper fit MODEL CARD         what of a model fits on a card, calculated
   sweeper KEY=VALUE,VALUE ...    measure every combination
   sweeper estimate KEY=VALUE ... show the plan and its arithmetic, run nothing
   sweeper estimate RUN           each point: estimated, calculated and measured
@@ -36,9 +35,8 @@ does? Each configuration is measured in a new process.
   sweeper report RUN             one page to show, opened in a browser
   sweeper environment            what can be measured here, what cannot, and why
 
-RUN is the folder of a sweep, as in outputs/mine. `sweeper COMMAND --help` has
-the flags of a command. --json prints JSON, for programs: of a sweep, a line
-for each event. --quiet prints only the end of a sweep.
+RUN is the folder of a sweep, as in outputs/mine. COMMAND --help has its flags.
+--json is for programs (of a sweep: each event); --quiet prints only the end.
 
 Several values make a key a dimension of the sweep:
   batch=1,2,4  'seed=range(0,3)'  'model=glob(tiny-*)'  'devices=[cuda:0,cpu]'

@@ -198,7 +198,8 @@ def test_tables_for_which_there_is_no_memory_are_made_later(
     monkeypatch.setattr(sys, "argv", ["sweeper", *SWEEP])
     with mock.patch.object(Tables, "write", side_effect=error):
         assert cli.main() == 3
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, *go_on = capsys.readouterr().err.splitlines()
+    assert go_on[0].startswith("sweeper: to go on: ")
     assert first.startswith("sweeper: the sweep stopped: ")
     assert second.endswith("on the disk, and this command with name=mine makes the tables from them")
     assert not (tmp_path / "outputs" / "mine" / "points.parquet").exists()

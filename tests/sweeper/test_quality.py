@@ -15,7 +15,7 @@ from sweeper.errors import Mistake
 from sweeper.quality import Assessed, Verdict, fixed, verdict
 from sweeper.tables import loading
 from sweeper.tables.run_tables import Tables
-from sweeper.views import decision_sheet
+from sweeper.views import decision_sheet, decision_text
 from tests import command_line
 
 HOW = {"reference": {"dtype": "float32"}, "tolerance": 0.01, "better": "higher"}
@@ -135,7 +135,7 @@ def test_the_decision_sheet_has_the_quality_of_a_smaller_peak(written: Callable[
     run, reference, other = compared(written)
     run.passes(reference, peak=300 * 2**20, metrics={"quality": 0.75})
     run.passes(other, peak=250 * 2**20, metrics={"quality": 0.25})
-    text = decision_sheet.as_text(decision_sheet.decision_sheet(run.folder, loading.read(run.folder)))
+    text = decision_text.as_text(decision_sheet.decision_sheet(run.folder, loading.read(run.folder)))
     assert (
         "smaller than dtype=float32: cpu dtype=bfloat16 batch=1 context=64: peak_resident_bytes 250.00 MiB against"
         " 300.00 MiB; quality worse by 0.5 (0.25 against 0.75)"
