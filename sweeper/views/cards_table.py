@@ -5,6 +5,8 @@ from __future__ import annotations
 from sweeper.cards_compared import MEMORY, SmallestCard, ordered, orders_of, smallest_cards
 from sweeper.fit_cells import Cell, FitDevice, FitTable
 from sweeper.units import GIB
+from sweeper.views.layout import table as aligned
+from sweeper.views.written_table import as_markdown
 
 # Heads of at most 7 letters, so that a line has 80.
 HEADS = {
@@ -42,14 +44,7 @@ def _block(table: FitTable, context: int | None) -> list[str]:
         price = [] if by == MEMORY else ["-" if device.price_per_hour is None else f"{device.price_per_hour:g}"]
         cells = [cell_text(table.cell(device.name, setting, context)) for setting in table.settings]
         rows.append([card_of(device), memory, *price, *cells])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return [
-        "  ".join(
-            f"{text:{width}}" if column == 0 else f"{text:>{width}}"
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, "<" + ">" * (len(rows[0]) - 1))
 
 
 def markdown(table: FitTable) -> list[str]:
@@ -59,17 +54,15 @@ def markdown(table: FitTable) -> list[str]:
     for context in table.contexts:
         head = ["card", "GiB usable", *(["$/hour"] if by != MEMORY else []), *table.settings]
         title = "" if context is None else f"Largest batch at {context:,} tokens:"
-        lines += [*(["", title, ""] if title else []), _row(head), _row(["---", *["---:"] * (len(head) - 1)])]
+        lines += ["", title, ""] if title else []
+        rows = []
         for device in ordered(table.devices, by):
             memory = "" if device.usable_bytes is None else f"{device.usable_bytes / GIB:.1f}"
             price = [] if by == MEMORY else ["-" if device.price_per_hour is None else f"{device.price_per_hour:g}"]
             cells = [cell_text(table.cell(device.name, setting, context)) for setting in table.settings]
-            lines.append(_row([card_of(device), memory, *price, *cells]))
+            rows.append([card_of(device), memory, *price, *cells])
+        lines.append(as_markdown(head, rows, "<" + ">" * (len(head) - 1)))
     return lines
-
-
-def _row(texts: list[str]) -> str:
-    return f"| {' | '.join(texts)} |"
 
 
 def cell_text(cell: Cell | None) -> str:

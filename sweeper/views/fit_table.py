@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from runners.device import MEASURED
 from sweeper.cards_compared import smallest_cards
 from sweeper.fit_cells import Cell, FitDevice, FitTable
 from sweeper.units import GIB, format_bytes
-from sweeper.views import cards_table, measured_edges, serving_text
+from sweeper.views import cards_table, measured_edges, serving_text, written_table
 from sweeper.views.layout import assignments, shortened
 
 WIDTH = 80
@@ -42,19 +41,26 @@ def as_text(table: FitTable, width: int = WIDTH) -> str:
 
 def as_markdown(table: FitTable) -> str:
     """To paste into an issue."""
-    rows = [["context", *map(_column, table.contexts)], ["---", *["---:"] * len(table.contexts)]]
-    for device in table.devices:
-        for setting in table.settings:
-            found = [table.cell(device.name, setting, context) for context in table.contexts]
-            rows.append([setting, *("" if cell is None else f"{peak_text(cell)} {batch_text(cell)}" for cell in found)])
-    lines = ["| " + " | ".join(cell.strip() for cell in row) + " |" for row in rows]
     if table.servings:
-        lines = ["```", *serving_text.grid(table), "```"]
+        blocks = ["\n".join(["```", *serving_text.grid(table), "```"])]
     elif _cards(table) > 1:
-        lines = cards_table.markdown(table)
+        blocks = ["\n".join(cards_table.markdown(table))]
+    else:
+        blocks = [_markdown_of(table, device) for device in table.devices]
     lists = [_listed(part) for part in _below(table) if part]
     measure = [] if table.measure is None else [f"```\n{table.measure}\n```"]
-    return "\n\n".join(["  \n".join(heading(table)), "\n".join(lines), " ".join(_legend(table)), *lists, *measure])
+    return "\n\n".join(["  \n".join(heading(table)), *blocks, " ".join(_legend(table)), *lists, *measure])
+
+
+def _markdown_of(table: FitTable, device: FitDevice) -> str:
+    """The cells of one device. A measured one is named above them."""
+    rows = []
+    for setting in table.settings:
+        found = [table.cell(device.name, setting, context) for context in table.contexts]
+        rows.append([setting, *("" if cell is None else f"{peak_text(cell)} {batch_text(cell)}" for cell in found)])
+    heads = ["context", *(_column(context).strip() for context in table.contexts)]
+    title = f"Measured on {device.name}:\n\n" if device.kind == MEASURED else ""
+    return title + written_table.as_markdown(heads, rows, "<" + ">" * len(table.contexts))
 
 
 def _cards(table: FitTable) -> int:
@@ -75,12 +81,8 @@ def _listed(lines: Sequence[str]) -> str:
 
 def as_csv(table: FitTable) -> str:
     """One line for each cell. Sizes are bytes; what is not known is empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for cell in table.cells:
-        writer.writerow(["" if (value := getattr(cell, name)) is None else _plain(value) for name in CSV_COLUMNS])
-    return text.getvalue().rstrip("\n")
+    rows = [[getattr(cell, name) for name in CSV_COLUMNS] for cell in table.cells]
+    return written_table.as_csv(CSV_COLUMNS, rows)
 
 
 def as_json(table: FitTable) -> dict[str, Any]:
@@ -88,10 +90,6 @@ def as_json(table: FitTable) -> dict[str, Any]:
     cells = [{**asdict(cell), "is_at_least": cell.is_at_least, "is_edge": cell.is_edge} for cell in table.cells]
     smallest = [asdict(each) for each in smallest_cards(table)] if _cards(table) > 1 else []
     return {**asdict(table), "cells": cells, "smallest_cards": smallest}
-
-
-def _plain(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def grid(table: FitTable) -> list[str]:

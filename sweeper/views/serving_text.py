@@ -8,6 +8,7 @@ from sweeper.estimates.generation_speed import FORMULA, PRICE_FORMULA
 from sweeper.fit_cells import FitTable
 from sweeper.serving import NOT_INCLUDED, CellSpeed, Serving
 from sweeper.units import GIB, format_bytes
+from sweeper.views.layout import table as aligned
 
 UNKNOWN, PENDING = "-", "..."
 
@@ -32,14 +33,7 @@ def grid(table: FitTable) -> list[str]:
                 *([_price(speed)] if is_priced else []),
             ]
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            f"{text:{width}}" if column == 0 else f"{text:>{width}}"
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, "<" + ">" * (len(rows[0]) - 1))
 
 
 def legend(table: FitTable) -> list[str]:

@@ -65,3 +65,12 @@ def test_an_edge_that_was_measured_elsewhere_than_calculated_is_named_and_the_un
         "LoRA at 512 tokens: the largest batch is 8 measured, 9 calculated.",
         "3 edges were measured and calculated.",
     ]
+
+
+def test_markdown_and_csv_never_mix_measured_cells_with_calculated_ones(table: FitTable) -> None:
+    calculated, measured = fit_table.as_markdown(table).split("Measured on cuda:0:")
+    assert "| 9.00 x9 |" in calculated
+    assert "x8" not in calculated
+    assert "x8" in measured
+    kinds = {line.split(",")[1] for line in fit_table.as_csv(table).splitlines()[1:]}
+    assert kinds == {"calculated", "measured"}
