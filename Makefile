@@ -78,7 +78,7 @@ $(BIN)/zensical: | $(BIN)/python
 	@test -x $@ || { echo "The site needs Python 3.11 or newer: make docs VENV=.venv-docs PYTHON=python3.12" >&2; exit 1; }
 
 $(INSTALLED): pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --editable '.[models,report]'
+	$(BIN)/python -m pip install --editable '.[models,quantize,report]'
 	@touch $@
 
 $(INSTALLED_TO_TEST): pyproject.toml | $(BIN)/python
