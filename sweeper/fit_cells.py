@@ -88,7 +88,8 @@ class Result:
     phase: str | None = None  # that has the peak, or in which an allocation was refused
     because: str | None = None  # why it is undecided
     fits_if_expandable: bool = False
-    parameters: int | None = None
+    parameters: int | None = None  # of the model, without an adapter
+    left_bytes: int | None = None  # of the device's memory at the peak, if no budget limits the point
     metrics: Mapping[str, Any] = field(default_factory=dict)  # of a point that fits
 
     @property
@@ -116,6 +117,8 @@ class Cell:
     phase: str | None = None  # that has this peak
     largest_batch: int | None = None
     largest_peak_bytes: int | None = None
+    largest_left_bytes: int | None = None  # of the device's memory
+    is_close: bool = False  # the largest batch leaves less than the context may take beyond what is assumed
     failing_batch: int | None = None
     failing_peak_bytes: int | None = None  # without a limit
     needs_at_least_bytes: int | None = None  # what the smallest failing batch held and asked for
@@ -157,6 +160,13 @@ class FitDevice:
     has_display: bool = False
     bandwidth_bytes_per_s: int | None = None
     price_per_hour: float | None = None
+
+    @property
+    def spare_bytes(self) -> int:
+        """What the context may take beyond what is assumed, by the largest published figure."""
+        if self.context_bytes is None or self.context_range_bytes is None:
+            return 0
+        return self.context_range_bytes[1] - self.context_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +231,8 @@ def result_of_row(row: Row) -> Result:
         phase=row["peak_phase"] if passed else row["failed_phase"],
         because=None if row["fits"] is not None else message or row["status"],
         fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
-        parameters=row.get("parameters"),
+        parameters=_without_adapter(json.loads(row["config"]), row.get("parameters"), row.get("trainable_parameters")),
+        left_bytes=_left(row.get("budget_bytes"), row.get("device_total_bytes"), row.get("peak_used_bytes")),
         metrics=json.loads(row.get("metrics") or "{}"),
     )
 
@@ -243,9 +254,24 @@ def result_of(point: Point, outcome: Outcome) -> Result:
         phase=outcome.peak_phase if passed else outcome.failed_phase,
         because=None if outcome.fits is not None else message or outcome.status.value,
         fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
-        parameters=outcome.model.get("parameters"),
+        parameters=_without_adapter(
+            point.values, outcome.model.get("parameters"), outcome.model.get("trainable_parameters")
+        ),
+        left_bytes=_left(outcome.budget_bytes, outcome.device.total_bytes, outcome.peak("used")),
         metrics=outcome.metrics or {},
     )
+
+
+def _without_adapter(values: Mapping[str, Any], parameters: int | None, trainable: int | None) -> int | None:
+    """The number of parameters without those that LoRA adds, which are the trained ones."""
+    workload = values.get("workload")
+    if parameters is None or not isinstance(workload, Mapping) or workload.get("method") != "lora":
+        return parameters
+    return None if trainable is None else parameters - trainable
+
+
+def _left(budget: int | None, total: int | None, used: int | None) -> int | None:
+    return None if budget is not None or total is None or used is None else total - used
 
 
 def cells(wanted: Iterable[Wanted], results: Iterable[Result]) -> tuple[Cell, ...]:
@@ -277,6 +303,7 @@ def _cell(wanted: Wanted, by_batch: Mapping[int, Result]) -> Cell:
         phase=None if one is None else one.phase,
         largest_batch=passed,
         largest_peak_bytes=None if passed is None else by_batch[passed].peak_bytes,
+        largest_left_bytes=None if passed is None else by_batch[passed].left_bytes,
         failing_batch=failed,
         failing_peak_bytes=None if failed is None else by_batch[failed].peak_bytes,
         needs_at_least_bytes=None if failed is None else by_batch[failed].needs_at_least_bytes,

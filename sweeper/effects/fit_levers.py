@@ -20,7 +20,7 @@ USES: Sequence[tuple[str, Mapping[str, Sequence[Any]]]] = (
         "full training",
         {
             "workload.checkpointing": (True,),
-            "workload.optimizer": ("adamw-8bit",),
+            "workload.optimizer": ("adamw-fused", "adamw-8bit"),
             "workload.method": ("lora",),
             "quantize": ("nf4",),
         },

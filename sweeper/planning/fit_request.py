@@ -9,7 +9,7 @@ import re
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,16 @@ REFUSED = {
     "batch": "fit finds the largest batch itself; leave it out",
     "design": "fit has a design of its own; leave it out",
     "experiment": "fit has points of its own; a sweep takes experiments",
-    "workload.method": "fit calculates full training and LoRA; leave it out",
-    "workload.checkpointing": "fit calculates both with and without; leave it out",
     **dict.fromkeys(("grid", "points"), "is for experiment files"),
     **dict.fromkeys(
         ("objective", "edge", "confirm", "resolution", "margin", "repeat_points", "parallel"),
         "has no effect on fit, which calculates each point once; leave it out",
     ),
+}
+# Keys in which the training rows differ: a value leaves those rows alone.
+OF_TRAINING: Mapping[str, Mapping[str, Any]] = {
+    "workload.method": {"full": "full", "lora": "lora"},
+    "workload.checkpointing": {"true": True, "false": False},
 }
 SEVERAL = ("context", "card")  # keys that may have several values
 OTHER_NAMES = ("gpu", "device", "cards", "gpus")  # of card=
@@ -54,6 +57,7 @@ class FitRequest:
     cards: tuple[str, ...]
     workload: str | None  # the only one, if one was typed
     overrides: tuple[str, ...]
+    rows: Mapping[str, Any] = field(default_factory=dict)  # the values of OF_TRAINING that the rows have
     concurrency: int | None = None  # the number of requests of a server
     own_file: Path | None = None  # of the model, in the user's own YAML
 
@@ -64,7 +68,8 @@ class FitRequest:
             return ()
         if self.concurrency is not None:
             return (serving_setting([each.partition("=")[0] for each in self.overrides]),)
-        return tuple(each for each in SETTINGS if self.workload in (None, each.values["workload"]))
+        of_workload = (each for each in SETTINGS if self.workload in (None, each.values["workload"]))
+        return tuple(each for each in of_workload if self.rows.items() <= each.values.items())
 
     def chosen_contexts(self, contexts: Sequence[int]) -> Sequence[int]:
         """The columns of one card; of several cards, or of a server, one of the contexts of a model."""
@@ -114,6 +119,8 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
         raise Mistake(f"fit: name a card, as in {EXAMPLE}; sweeper --help card lists them")
     if "model" not in given and workload not in PROGRAMS:
         raise Mistake(f"fit: name a model, as in {EXAMPLE}; sweeper --help model lists them")
+    of_rows = [] if workload in PROGRAMS else [key for key in OF_TRAINING if key in given]
+    rows = {key: _row_value(key, given.pop(key), workload) for key in of_rows}
     concurrency = _concurrency(given.pop("concurrency", None), workload)
     model, own_file = given.get("model"), None
     if model is not None and model not in models:
@@ -129,9 +136,19 @@ def read_request(words: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Fit
         cards=named,
         workload=workload,
         overrides=(*(f"{key}={value}" for key, value in given.items() if key != "workload" or not is_setting), devices),
+        rows=rows,
         concurrency=concurrency,
         own_file=own_file,
     )
+
+
+def _row_value(key: str, value: str, workload: str | None) -> Any:
+    """The value of one of OF_TRAINING. Raises Mistake."""
+    if workload not in (None, "train"):
+        raise Mistake(f"{key}={value}: is a key of training; leave workload={workload} out")
+    if value not in OF_TRAINING[key]:
+        raise Mistake(f"{key}={value}: must be {' or '.join(OF_TRAINING[key])}")
+    return OF_TRAINING[key][value]
 
 
 @contextmanager

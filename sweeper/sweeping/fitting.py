@@ -23,6 +23,8 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
     found = cells([replace(each, device=device.name) for device in plan.devices for each in rows], results)
     point = next(each.point for each in rows if each.point is not None)
     devices = tuple(_fit_device(device, point.get("used_by_others")) for device in plan.devices)
+    spare = {each.name: each.spare_bytes for each in devices}
+    found = tuple(replace(cell, is_close=is_close(cell, spare[cell.device])) for cell in found)
     requests = plan.design_options.get("concurrency")
     return FitTable(
         model=point.get("model.path") or point.get("model.name"),
@@ -39,6 +41,11 @@ def table_of(plan: Plan, results: Sequence[Result], folder: Path | None = None) 
         run=None if folder is None else str(folder),
         measure=_measure(plan, rows, found),
     )
+
+
+def is_close(cell: Cell, spare_bytes: int) -> bool:
+    """Whether the largest batch fits only as long as the context takes no more than is assumed."""
+    return cell.largest_left_bytes is not None and cell.largest_left_bytes < spare_bytes
 
 
 def _notes(plan: Plan, rows: Sequence[Wanted]) -> Iterator[str]:

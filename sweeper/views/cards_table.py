@@ -73,7 +73,7 @@ def cell_text(cell: Cell | None) -> str:
         return DOES_NOT_FIT
     if not cell.takes_batch:
         return "yes"
-    return f">={cell.largest_batch}" if cell.is_at_least else str(cell.largest_batch)
+    return f"{'~' if cell.is_close else ''}{'>=' if cell.is_at_least else ''}{cell.largest_batch}"
 
 
 def card_of(device: FitDevice) -> str:

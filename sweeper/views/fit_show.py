@@ -121,7 +121,7 @@ def _coloured(text: str) -> Text:
     from rich.text import Text
 
     coloured = Text(printable(text), no_wrap=True, overflow="ellipsis")
-    coloured.highlight_regex(r"(?m)(?<=  )(x[0-9]+|>=[0-9]+|yes)(?=  |$)", "green")
+    coloured.highlight_regex(r"(?m)(?<=  )~?(x[0-9]+|>=[0-9]+|yes)(?=  |$)", "green")
     coloured.highlight_regex(r"(?m)(?<=  )no(?=  |$)", "red")
     coloured.highlight_regex(r"(?m)(?<=  )\.\.\.(?=  |$)", "dim")
     return coloured

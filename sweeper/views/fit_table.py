@@ -20,6 +20,7 @@ CSV_COLUMNS = (
     "device", "kind", "setting", "context", "fits", "counter", "peak_bytes", "largest_batch", "largest_peak_bytes",
     "is_at_least", "failing_batch", "failing_peak_bytes", "needs_at_least_bytes", "status", "because",
 )  # fmt: skip
+CLOSE = "~"
 PENDING, NOT_APPLICABLE, DOES_NOT_FIT, UNDECIDED = "...", "-", "no", "?"
 LONGEST_REASON = 300
 DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of the card"
@@ -130,8 +131,8 @@ def batch_text(cell: Cell) -> str:
     if cell.fits is None:
         return PENDING if cell.status is None and cell.because is None else ""
     if not cell.takes_batch:
-        return "yes"
-    return f">={cell.largest_batch}" if cell.is_at_least else f"x{cell.largest_batch}"
+        return f"{CLOSE if cell.is_close else ''}yes"
+    return f"{CLOSE if cell.is_close else ''}{'>=' if cell.is_at_least else 'x'}{cell.largest_batch}"
 
 
 def _column(context: int | None) -> str:
@@ -166,7 +167,7 @@ def _legend(table: FitTable) -> list[str]:
     if table.servings:
         return serving_text.legend(table)
     if _cards(table) > 1:
-        return cards_table.legend(table)
+        return [*cards_table.legend(table), *close_lines(table)]
     counters = " and ".join(sorted({cell.counter for cell in table.cells}))
     batches = any(cell.takes_batch for cell in table.cells)
     text = f"Peak of batch 1 in GiB ({counters})"
@@ -174,7 +175,16 @@ def _legend(table: FitTable) -> list[str]:
     lines = [text]
     if any(cell.is_at_least for cell in table.cells):
         lines.append(">=: no larger batch was tried.")
-    return lines
+    return [*lines, *close_lines(table)]
+
+
+def close_lines(table: FitTable) -> list[str]:
+    """The legend of a batch that may not fit on a card whose context is larger than assumed."""
+    names = {cell.device for cell in table.cells if cell.is_close}
+    if not names:
+        return []
+    most = max((device.context_range_bytes or (0, 0))[1] for device in table.devices if device.name in names)
+    return [f"{CLOSE}: fits by less than the context may take; up to {format_bytes(most)} were published for it."]
 
 
 def _notes(table: FitTable) -> list[str]:
@@ -194,7 +204,7 @@ def _notes(table: FitTable) -> list[str]:
 
 def _footer(table: FitTable) -> list[str]:
     """Not filled: a line that is copied must not be broken."""
-    lines = [] if table.run is None else [f"every row: {table.run}"]
+    lines = [] if table.run is None else [f"run folder: {table.run}"]
     if table.run is not None and any(cell.is_open for cell in table.cells):
         lines.append(f"not finished: the same command with name={Path(table.run).name} goes on from here")
     return [*lines, *([] if table.measure is None else [f"one row on a real card: {table.measure}"])]
@@ -225,7 +235,7 @@ def _lever_lines(table: FitTable) -> list[str]:
         if each.fits:
             lines.append(f"  {each.setting}{at}{takes} fits with {words}{peak}")
         elif each.fits is False:
-            tried = f" even with {words}{peak}" if words else "; nothing that was tried saves memory"
+            tried = f" even with {words}{peak}" if words else "; no change that was tried reduces its peak"
             lines.append(f"  {each.setting}{at}{takes} does not fit{tried}")
     return ["What to change first, at batch 1:", *lines] if lines else []
 

@@ -85,7 +85,9 @@ class Show:
 
     def stopping(self, running: int) -> None:
         """The sweep was stopped while this many attempts run."""
-        waits = f"waiting for {format_count(running, 'attempt')}, again to kill" if running else "nothing runs"
+        waits = (
+            f"{format_count(running, 'attempt')} may end in order; a second signal kills" if running else "nothing runs"
+        )
         warn(f"stopping: {waits}")
 
     def stopped(self, why: str) -> None:

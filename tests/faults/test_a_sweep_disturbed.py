@@ -161,7 +161,7 @@ def test_a_signal_ends_what_runs_and_keeps_what_is_finished(
     ended, _, err = run.end()
     assert ended == code
     assert time.monotonic() - began < 5
-    assert err.splitlines()[0] == "sweeper: stopping: waiting for 1 attempt, again to kill"
+    assert err.splitlines()[0] == "sweeper: stopping: 1 attempt may end in order; a second signal kills"
     assert err.endswith(" batch=1,2,3,4,5 name=run\n")
     assert counts(run.points()) == {"ok": 2, "interrupted": 1, "not_run": 2}
     assert gone_within(1, below)
@@ -237,7 +237,7 @@ def test_ctrl_c_is_acknowledged_and_the_sweep_ends_with_the_command_that_goes_on
     run.read_until(lambda text: any(re.match("  cpu +[0-9]+ s  run  batch=2", line) for line in plain(text)))
     assert any("1 of 3" in line for line in plain(run.text))
     run.press(b"\x03")
-    run.read_until(lambda text: "stopping: waiting for 1 attempt, again to kill" in text)
+    run.read_until(lambda text: "stopping: 1 attempt may end in order; a second signal kills" in text)
     assert "to go on" not in run.text
     assert run.end() == 130
     lines = plain(run.text)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 from runners.point import Point
-from sweeper.fit_cells import LARGEST_BATCH, Cell, Result, Wanted, cells
+from sweeper.fit_cells import LARGEST_BATCH, Cell, FitDevice, FitTable, Result, Wanted, cells, result_of_row
+from sweeper.sweeping.fitting import is_close
+from sweeper.views import fit_table
 
 VALUES: dict[str, Any] = {"workload": {"name": "train"}, "context": 64, "batch": 1}
 WANTED = Wanted(device="sim:mine", setting="LoRA", context=64, values={"context": 64}, point=Point(values=VALUES))
@@ -60,3 +64,34 @@ def test_results_of_other_values_or_devices_belong_to_other_cells() -> None:
     )
     elsewhere = Result(device="sim:h100", values=VALUES, point_id="y", status="ok", fits=True, peak_bytes=1)
     assert cell(other, elsewhere).is_open
+
+
+def test_a_batch_that_fits_by_less_than_the_context_may_take_is_marked() -> None:
+    device = FitDevice(
+        name="sim:mine", kind="calculated", card="A card", total_bytes=2400, context_bytes=200,
+        context_range_bytes=(150, 350), used_by_others_bytes=None, usable_bytes=2200,
+    )  # fmt: skip
+    texts = []
+    for left in (149, 150):
+        found = cell(result(1, True), result(7, True, left_bytes=left), result(8, False))
+        assert found.largest_left_bytes == left
+        marked = replace(found, is_close=is_close(found, device.spare_bytes))
+        texts.append(fit_table.batch_text(marked))
+        table = FitTable(
+            model=None, parameters=None, dtype=None, devices=(device,), settings=("LoRA",), contexts=(64,),
+            cells=(marked,),
+        )  # fmt: skip
+        assert len(fit_table.close_lines(table)) == marked.is_close
+    assert texts == ["~x7", "x7"]
+
+
+def test_the_parameters_of_a_model_leave_out_those_of_an_adapter() -> None:
+    row = {
+        "device": "sim:mine", "config": json.dumps({"workload": {"name": "train", "method": "lora"}}), "status": "ok",
+        "point_id": "p", "fits": True, "unlimited_peak_bytes": None, "peak_allocated_bytes": 5, "error_message": None,
+        "needs_at_least_bytes": None, "peak_phase": "step", "failed_phase": None, "parameters": 1010,
+        "trainable_parameters": 10,
+    }  # fmt: skip
+    assert result_of_row(row).parameters == 1000
+    full = row | {"config": json.dumps({"workload": {"name": "train", "method": "full"}}), "trainable_parameters": 1010}
+    assert result_of_row(full).parameters == 1010

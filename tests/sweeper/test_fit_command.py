@@ -177,7 +177,11 @@ def test_a_program_of_ones_own_has_one_row_and_no_contexts(home: Path) -> None:
         ("tiny-llama rtx-4090 devices=[cpu]", "devices=[cpu]: fit takes a card, as in card=rtx-4090"),
         ("tiny-llama rtx-4090 batch=4", "batch=4: fit finds the largest batch itself"),
         ("tiny-llama rtx-4090 design=grid", "design=grid: fit has a design of its own"),
-        ("tiny-llama rtx-4090 workload.method=lora", "fit calculates full training and LoRA"),
+        ("tiny-llama rtx-4090 workload.method=dora", "workload.method=dora: must be full or lora"),
+        (
+            "tiny-llama rtx-4090 workload=forward workload.method=lora",
+            "is a key of training; leave workload=forward out",
+        ),
         ("tiny-llama rtx-4090 dtype=float16,float32", "fit takes one dtype; only context and card take several"),
         ("tiny-llama rtx-4090 contxt=3", "no such key: contxt (did you mean context?)"),
         ("tiny-llama rtx-4090 context=0", "context=0: must be 1 or more"),

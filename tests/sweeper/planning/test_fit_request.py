@@ -27,6 +27,14 @@ def test_a_workload_that_is_named_is_the_only_one() -> None:
     assert "workload=custom" in own.overrides
 
 
+def test_a_key_in_which_the_training_rows_differ_leaves_those_that_have_its_value() -> None:
+    request = read_request(["gpt2", "rtx-4090", "workload.method=lora", "quantize=nf4"])
+    assert [each.name for each in request.settings] == ["QLoRA + checkpointing", "LoRA + checkpointing", "LoRA"]
+    assert set(request.overrides) == {"model=gpt2", "quantize=nf4", "devices=[sim:rtx-4090]"}
+    request = read_request(["gpt2", "rtx-4090", "workload.checkpointing=false", "workload=train"])
+    assert [each.name for each in request.settings] == ["LoRA", "full training"]
+
+
 @pytest.mark.parametrize(
     ("positions", "contexts"),
     [
