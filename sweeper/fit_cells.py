@@ -123,7 +123,8 @@ class Cell:
     failing_peak_bytes: int | None = None  # without a limit
     needs_at_least_bytes: int | None = None  # what the smallest failing batch held and asked for
     status: str | None = None  # of batch 1; None if it has not ended
-    because: str | None = None  # why it is undecided
+    because: str | None = None  # why it is undecided, or a larger batch that was tried
+    undecided_batch: int | None = None  # the smallest one, after which no larger batch was tried
     takes_batch: bool = True
     fits_if_expandable: bool = False  # the smallest failing batch, with expandable segments of the allocator
     point_ids: tuple[str, ...] = ()  # of the rows behind it, by batch
@@ -141,7 +142,9 @@ class Cell:
     @property
     def is_open(self) -> bool:
         """Whether the sweep ended before it knew the cell."""
-        unknown = self.status is None and self.because is None
+        if self.because is not None:
+            return False
+        unknown = self.status is None
         return unknown or (self.is_at_least and (self.largest_batch or 0) < LARGEST_BATCH)
 
 
@@ -291,6 +294,10 @@ def _cell(wanted: Wanted, by_batch: Mapping[int, Result]) -> Cell:
     failed = min((batch for batch, each in by_batch.items() if each.fits is False), default=None)
     below = [batch for batch, each in by_batch.items() if each.fits and (failed is None or batch < failed)]
     passed = max(below, default=None)
+    undecided = min((batch for batch, each in by_batch.items() if each.fits is None), default=None)
+    because = wanted.because if one is None else one.because
+    if because is None and undecided is not None:
+        because = f"batch {undecided}: {by_batch[undecided].because}"
     return Cell(
         device=wanted.device,
         kind=device.kind,
@@ -308,7 +315,8 @@ def _cell(wanted: Wanted, by_batch: Mapping[int, Result]) -> Cell:
         failing_peak_bytes=None if failed is None else by_batch[failed].peak_bytes,
         needs_at_least_bytes=None if failed is None else by_batch[failed].needs_at_least_bytes,
         status=None if one is None else one.status,
-        because=wanted.because if one is None else one.because,
+        because=because,
+        undecided_batch=undecided,
         fits_if_expandable=failed is not None and by_batch[failed].fits_if_expandable,
         takes_batch=wanted.point is not None and wanted.point.get("batch") is not None,
         point_ids=tuple(by_batch[batch].point_id for batch in sorted(by_batch)),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.device import MEASURED
+from runners.outcome import Status
 from sweeper.cards_compared import smallest_cards
 from sweeper.fit_cells import Cell, FitDevice, FitTable
 from sweeper.units import GIB, format_bytes
@@ -18,7 +19,8 @@ from sweeper.views.layout import assignments, shortened
 WIDTH = 80
 CSV_COLUMNS = (
     "device", "kind", "setting", "context", "fits", "counter", "peak_bytes", "largest_batch", "largest_peak_bytes",
-    "is_at_least", "failing_batch", "failing_peak_bytes", "needs_at_least_bytes", "status", "because",
+    "is_at_least", "undecided_batch", "failing_batch", "failing_peak_bytes", "needs_at_least_bytes", "status",
+    "because",
 )  # fmt: skip
 CLOSE = "~"
 PENDING, NOT_APPLICABLE, DOES_NOT_FIT, UNDECIDED = "...", "-", "no", "?"
@@ -32,6 +34,8 @@ ACCURACY = (
 
 def as_text(table: FitTable, width: int = WIDTH) -> str:
     """For a terminal or a pipe, within `width` columns."""
+    if all(cell.because is not None and cell.status != Status.OK for cell in table.cells):  # such as a broken model
+        return "\n\n".join([filled(heading(table), width), filled(_reasons(table), width), "\n".join(_footer(table))])
     blocks = [filled(heading(table), width), "\n".join(grid(table)), filled(_legend(table), width)]
     for device in measured_edges.of_table(table):
         legend = filled(measured_edges.legend(table, device), width)
@@ -174,7 +178,7 @@ def _legend(table: FitTable) -> list[str]:
     text += "; below it the largest batch that fits, or no." if batches else "; below it whether it fits."
     lines = [text]
     if any(cell.is_at_least for cell in table.cells):
-        lines.append(">=: no larger batch was tried.")
+        lines.append(">=: no larger batch was decided.")
     return [*lines, *close_lines(table)]
 
 

@@ -59,7 +59,7 @@ def _is_edge(cell: Cell) -> bool:
 
 
 def _batch(cell: Cell | None) -> str:
-    if cell is None or cell.because is not None:
+    if cell is None or (cell.because is not None and not cell.fits):
         return NONE
     if cell.largest_batch is None:
         return PENDING if cell.failing_batch is None else "no" if cell.failing_batch == 1 else f"<{cell.failing_batch}"

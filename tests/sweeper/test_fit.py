@@ -15,6 +15,12 @@ VALUES: dict[str, Any] = {"workload": {"name": "train"}, "context": 64, "batch":
 WANTED = Wanted(device="sim:mine", setting="LoRA", context=64, values={"context": 64}, point=Point(values=VALUES))
 
 
+DEVICE = FitDevice(
+    name="sim:mine", kind="calculated", card="A card", total_bytes=2400, context_bytes=200,
+    context_range_bytes=(150, 350), used_by_others_bytes=None, usable_bytes=2200,
+)  # fmt: skip
+
+
 def result(batch: int, fits: bool | None, peak: int | None = 100, **others: Any) -> Result:
     status = {True: "ok", False: "oom", None: "error"}[fits]
     values = {**VALUES, "batch": batch}
@@ -46,6 +52,37 @@ def test_a_batch_that_was_not_bounded_is_at_least_that_large() -> None:
     assert cell(result(1, True)).is_open
 
 
+def test_a_larger_batch_that_ends_with_an_error_is_named_and_not_tried_again() -> None:
+    found = cell(result(1, True), result(4, True, 400), result(5, None, None, because="ValueError: boom"))
+    assert (found.largest_batch, found.undecided_batch, found.because) == (4, 5, "batch 5: ValueError: boom")
+    assert found.is_at_least
+    assert not found.is_open, "the same command would recall the error"
+    table = FitTable(
+        model=None, parameters=None, dtype=None, devices=(DEVICE,), settings=("LoRA",), contexts=(64,), cells=(found,)
+    )
+    text = fit_table.as_text(table)
+    assert ">=4" in text
+    assert "LoRA: batch 5: ValueError: boom" in text
+    assert "not finished" not in text
+
+
+def test_where_nothing_can_be_calculated_the_reason_stands_alone() -> None:
+    broken = [cell(result(1, None, None, because="hidden_size=-64 is no size"))]
+    table = FitTable(
+        model="mine",
+        parameters=None,
+        dtype=None,
+        devices=(DEVICE,),
+        settings=("LoRA",),
+        contexts=(64,),
+        cells=tuple(broken),
+    )
+    text = fit_table.as_text(table)
+    assert "LoRA: hidden_size=-64 is no size" in text
+    assert "Peak of batch 1" not in text
+    assert "published peaks" not in text
+
+
 def test_a_cell_without_results_is_open_and_knows_nothing() -> None:
     found = cell()
     assert found.is_open
@@ -67,18 +104,14 @@ def test_results_of_other_values_or_devices_belong_to_other_cells() -> None:
 
 
 def test_a_batch_that_fits_by_less_than_the_context_may_take_is_marked() -> None:
-    device = FitDevice(
-        name="sim:mine", kind="calculated", card="A card", total_bytes=2400, context_bytes=200,
-        context_range_bytes=(150, 350), used_by_others_bytes=None, usable_bytes=2200,
-    )  # fmt: skip
     texts = []
     for left in (149, 150):
         found = cell(result(1, True), result(7, True, left_bytes=left), result(8, False))
         assert found.largest_left_bytes == left
-        marked = replace(found, is_close=is_close(found, device.spare_bytes))
+        marked = replace(found, is_close=is_close(found, DEVICE.spare_bytes))
         texts.append(fit_table.batch_text(marked))
         table = FitTable(
-            model=None, parameters=None, dtype=None, devices=(device,), settings=("LoRA",), contexts=(64,),
+            model=None, parameters=None, dtype=None, devices=(DEVICE,), settings=("LoRA",), contexts=(64,),
             cells=(marked,),
         )  # fmt: skip
         assert len(fit_table.close_lines(table)) == marked.is_close
