@@ -232,7 +232,7 @@ def result_of_row(row: Row) -> Result:
         peak_bytes=peak,
         needs_at_least_bytes=row["needs_at_least_bytes"],
         phase=row["peak_phase"] if passed else row["failed_phase"],
-        because=None if row["fits"] is not None else message or row["status"],
+        because=None if row["fits"] is not None else _why(row.get("error_type"), message) or row["status"],
         fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=_without_adapter(json.loads(row["config"]), row.get("parameters"), row.get("trainable_parameters")),
         left_bytes=_left(row.get("budget_bytes"), row.get("device_total_bytes"), row.get("peak_used_bytes")),
@@ -255,7 +255,7 @@ def result_of(point: Point, outcome: Outcome) -> Result:
         peak_bytes=peak,
         needs_at_least_bytes=outcome.needs_at_least_bytes,
         phase=outcome.peak_phase if passed else outcome.failed_phase,
-        because=None if outcome.fits is not None else message or outcome.status.value,
+        because=None if outcome.fits is not None else _why(outcome.error_type, message) or outcome.status.value,
         fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=_without_adapter(
             point.values, outcome.model.get("parameters"), outcome.model.get("trainable_parameters")
@@ -271,6 +271,10 @@ def _without_adapter(values: Mapping[str, Any], parameters: int | None, trainabl
     if parameters is None or not isinstance(workload, Mapping) or workload.get("method") != "lora":
         return parameters
     return None if trainable is None else parameters - trainable
+
+
+def _why(error_type: str | None, message: str) -> str:
+    return message if error_type in (None, "Unavailable") else f"{error_type}: {message}"
 
 
 def _left(budget: int | None, total: int | None, used: int | None) -> int | None:

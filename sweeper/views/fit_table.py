@@ -215,16 +215,18 @@ def _footer(table: FitTable) -> list[str]:
 
 
 def _reasons(table: FitTable) -> list[str]:
-    """Why settings have no figures, each reason once."""
-    found: dict[tuple[str, str], list[int | None]] = {}
+    """Why settings have no figures, or no larger batch was tried, each reason once."""
+    found: dict[tuple[str, str], list[Cell]] = {}
     for cell in table.cells:
         if cell.because is not None:
-            found.setdefault((cell.setting, cell.because), []).append(cell.context)
+            found.setdefault((cell.setting, cell.because), []).append(cell)
     lines = []
-    for (setting, because), contexts in found.items():
-        cells = [cell for cell in table.cells if cell.setting == setting]
-        at = "" if len(contexts) == len(cells) or contexts == [None] else f" at {', '.join(map(_column, contexts))}"
-        lines.append(f"{setting}{at}: {shortened(because, LONGEST_REASON)}")
+    for (setting, because), cells in found.items():
+        every = [cell for cell in table.cells if cell.setting == setting]
+        contexts, devices = ({getattr(cell, name): None for cell in cells} for name in ("context", "device"))
+        where = [] if len(cells) == len(every) or None in contexts else [f"at {', '.join(map(_column, contexts))}"]
+        where += [f"on {', '.join(devices)}"] if len(devices) < len({cell.device for cell in every}) else []
+        lines.append(f"{' '.join([setting, *where])}: {shortened(because, LONGEST_REASON)}")
     return lines
 
 

@@ -121,7 +121,7 @@ def test_what_does_not_fit_has_the_changes_that_make_it_fit(home: Path, found: d
 
 def test_the_text_says_what_it_is_within_80_columns(home: Path) -> None:
     text = (home / "first.txt").read_text()
-    table, _, commands = text.partition("\nevery row: ")
+    table, _, commands = text.partition("\nrun folder: ")
     assert max(map(len, table.splitlines())) <= 80
     assert "Calculated, not measured." in table
     assert "mine: 1.50 GiB usable = 2.00 GiB - 512.00 MiB for the context and libraries" in table
@@ -147,7 +147,7 @@ def test_a_setting_that_the_model_cannot_take_is_a_row_with_the_reason(home: Pat
     done = fit(home, "mlp", "tiny", "context=65536", "workload=train", *words(home)[-2:], code=3)
     assert re.search(r"\nfull training  +[0-9.]+\n +x[0-9]+\n", done.stdout)
     assert re.search(r"\nLoRA \+ checkpointing  +-\n", done.stdout)
-    assert "LoRA + checkpointing: workload.checkpointing=true: mlp has no layers" in done.stdout
+    assert "LoRA + checkpointing: ValueError: workload.checkpointing=true: mlp has no layers" in done.stdout
 
 
 def test_a_program_of_ones_own_has_one_row_and_no_contexts(home: Path) -> None:
