@@ -34,7 +34,7 @@ from sweeper.rows import Row
 from sweeper.settled_keys import differing
 from sweeper.units import format_bytes, format_count
 from sweeper.views.frontier_text import why
-from sweeper.views.layout import assignments, indent, more, table, wrapped
+from sweeper.views.layout import assignments, indent, more, signed_percent, table, wrapped
 from sweeper.views.written_table import as_csv, as_markdown
 
 USUAL = "1%"  # differences up to this are not listed unless another threshold is given
@@ -234,9 +234,7 @@ def _signed(count: int) -> str:
 
 def _percent(each: PeakDifference) -> str:
     hundredths = each.hundredths_of_percent
-    if hundredths is None:
-        return "-"
-    return f"{'-' if hundredths < 0 else '+'}{abs(hundredths) // 100}.{abs(hundredths) % 100:02d} %"
+    return "-" if hundredths is None else signed_percent(hundredths, each.bytes)
 
 
 def _environment_lines(found: RunChanges) -> list[str]:

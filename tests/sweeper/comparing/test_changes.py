@@ -281,6 +281,16 @@ def test_compare_takes_two_runs(words: list[str]) -> None:
         cli.run(["compare", *words])
 
 
+def test_a_run_that_is_named_twice_is_refused_as_the_same_folder(pair: Pair) -> None:
+    pair.before.passes(pair.before.ask(batch=1))
+    Tables(pair.before.folder).write()
+    folder = str(pair.before.folder)
+    for second in (folder, f"{folder}/", f"{folder}/../before"):
+        for flags in ([], ["--fail-above", "2%"]):
+            with pytest.raises(Mistake, match="both are the same folder; name two runs, BEFORE and AFTER, or one run"):
+                cli.run(["compare", folder, second, *flags])
+
+
 def test_a_flaky_point_counts_as_one_that_does_not_fit(pair: Pair) -> None:
     pair.before.passes(pair.before.ask(batch=1))
     point = pair.after.ask(batch=1)
