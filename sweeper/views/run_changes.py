@@ -331,9 +331,11 @@ def _verdict(compared: Comparison) -> str:
         worse.append(f"{format_count(failing, 'point')} no longer fit{'s' * (failing == 1)}")
     if verdict.grown:
         worse.append(f"{_peaks_of(verdict.grown)} grew {by}")
-    if not verdict.is_worse and verdict.peaks:
-        worse = [f"no point that fitted fails, and no peak of {' or '.join(verdict.counters)} grew {by}"]
     still_open = _open(verdict)
+    if not verdict.is_worse and verdict.peaks:
+        counters = " or ".join(_counters_of(verdict.peaks))
+        nothing = f"no point that fitted fails, and no peak of {counters} grew {by}"
+        worse = [f"otherwise {nothing}" if still_open else nothing]
     facts = [", ".join(worse), *still_open] if verdict.is_worse else [*still_open, *worse]
     compared_peaks = _peaks_of(verdict.peaks) if verdict.peaks else "0 peaks"
     extent = f"{format_count(verdict.compared, 'point')} and {compared_peaks} were compared"

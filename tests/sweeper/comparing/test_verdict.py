@@ -50,7 +50,7 @@ def test_a_point_that_fitted_and_is_missing_leaves_the_gate_undecided(
             run.passes(run.ask(batch=batch))
     assert pair.compared("2%").exit_code == code
     line = last_line(pair)
-    assert ("1 point that fitted has no counterpart" in line) is (code == 3)
+    assert ("1 point that fitted has no counterpart; otherwise no point that fitted fails" in line) is (code == 3)
     assert ("1 point and 1 peak of tensor were compared, 1 point was not" in line) is (code == 3)
 
 
@@ -106,6 +106,15 @@ def test_other_counters_can_be_chosen(written: Written, counters: str, code: int
     pair = Pair(written, devices=("cuda:0",))
     on_a_card(pair, {"allocated": 156, "reserved": 172}, {"allocated": 120, "reserved": 178})
     assert pair.compared("2%", counters).exit_code == code
+
+
+def test_a_counter_that_no_point_has_is_not_claimed_to_have_been_compared(written: Written) -> None:
+    pair = Pair(written, devices=("cuda:0",))
+    on_a_card(pair, {"allocated": 156, "reserved": 172}, {"allocated": 120, "reserved": 172})
+    assert last_line(pair, "2%", "reserved,tensor") == (
+        "--fail-above 2 %: no point that fitted fails, and no peak of reserved grew by more than 2 %; 1 point and"
+        " 1 peak of reserved were compared (exit code 0)"
+    )
 
 
 def test_a_counter_that_one_run_lacks_leaves_the_gate_undecided(written: Written) -> None:
