@@ -278,8 +278,13 @@ def compare(line: CommandLine) -> int:
 
     form = written_form(line)
     first, second = (loading.run_folder(run) for run in two_runs_of(line))
+    if len(line.words) == 2 and first.samefile(second):
+        raise Mistake(
+            f"compare {' '.join(line.words)}: both are the same folder; name two runs, BEFORE and AFTER, or one run to"
+            " compare its calculated points with its measured ones"
+        )
     tables = (loading.read(first), loading.read(second))
-    compared = run_changes.comparison((first, second), tables, line.flags.fail_above)
+    compared = run_changes.comparison((first, second), tables, line.flags.fail_above, line.flags.counter)
     other = {"csv": run_changes.csv_of, "markdown": run_changes.markdown_of}.get(form or "")
     as_text = other or (lambda compared: run_changes.as_text(compared, screen.width()))
     _show(line, compared, as_text, run_changes.as_json)

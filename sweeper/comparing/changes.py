@@ -110,19 +110,6 @@ class RunChanges:
     def changed_peaks(self) -> list[PeakDifference]:
         return [each for each in self.peaks if each.is_change]
 
-    @property
-    def grown(self) -> list[PeakDifference]:
-        return [each for each in self.changed_peaks if each.bytes > 0]
-
-    @property
-    def no_longer_fit(self) -> list[StatusChange]:
-        return [each for each in self.statuses if each.how == NO_LONGER_FITS]
-
-    @property
-    def not_decided(self) -> list[StatusChange]:
-        """Points that fitted, and of which the second run decided nothing."""
-        return [each for each in self.statuses if fits(each.first) and each.second["status"] in UNDECIDED]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRows:
@@ -154,14 +141,19 @@ def fits(row: Row) -> bool:
     return row["fits"] is True and not row.get("flaky")
 
 
+def undecided(row: Row) -> bool:
+    """Whether nothing was learned of a point: it had no turn, or passed and may have done less than was requested."""
+    return row["status"] in UNDECIDED or (row["status"] == Status.OK.value and row["fits"] is None)
+
+
 def _statuses(pairs: Iterable[tuple[Row, Row]]) -> Iterator[StatusChange]:
     for first, second in pairs:
         if (first["status"], fits(first)) == (second["status"], fits(second)):
             continue
         how = OTHER
-        if fits(first) and second["status"] not in UNDECIDED and not fits(second):
+        if fits(first) and not undecided(second) and not fits(second):
             how = NO_LONGER_FITS
-        elif fits(second) and first["status"] not in UNDECIDED and not fits(first):
+        elif fits(second) and not undecided(first) and not fits(first):
             how = NOW_FITS
         yield StatusChange(first=first, second=second, how=how)
 
@@ -286,12 +278,3 @@ def _same_counters(calculated: Row, measured: Row) -> Iterator[tuple[str, int, i
             values = (calculated[f"peak_{counter}_bytes"], measured[f"peak_{counter}_bytes"])
             if None not in values:
                 yield counter, *values
-
-
-def exit_code(found: RunChanges, is_gate: bool) -> int:
-    """4 if a peak grew beyond the threshold or what fitted no longer fits, 3 if that was not decided, else 0."""
-    if not is_gate:
-        return 0
-    if found.grown or found.no_longer_fit:
-        return 4
-    return 3 if found.not_decided else 0

@@ -2,14 +2,15 @@
 
 A point's id is a hash of its settled values, and no version is among them: the same point keeps its id when torch or a
 driver changes. A later version of sweeper can know a key that an earlier one did not. Points that differ only in keys
-that one of the runs lacks altogether are joined too, and the keys are named.
+that one of the runs lacks altogether are joined too, and the keys are named. Two runs that share no point because each
+has one value of some keys, such as a setting that is on in one of them and off in the other, are joined on the rest.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,18 +18,25 @@ from runners.device import CALCULATED, device_named
 from runners.point import canonical
 from sweeper.plan import dotted, typed_value
 from sweeper.rows import Row
+from sweeper.settled_keys import differing
 
-Key = tuple[str, str]  # device and point id
+Key = tuple[str, str]  # device and the values of a point, as one text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matched:
-    """The points of two runs. `lacking`: by key that only one of the runs has, the values it has there."""
+    """The points of two runs. `lacking`: by key that only one of the runs has, the values it has there.
+
+    `apart`: where no point is in both, the keys that have one value in each run, and those values. `joined_without`:
+    all the keys that were left out to join points, also those that follow the keys in `apart`.
+    """
 
     pairs: Sequence[tuple[Row, Row]]
     only_in_first: Sequence[Row]
     only_in_second: Sequence[Row]
     lacking: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    apart: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    joined_without: frozenset[str] = frozenset()
     devices: Mapping[str, str] = field(default_factory=dict)  # of the first run, where the second has another name
 
 
@@ -45,12 +53,18 @@ def matched(first: Sequence[Row], second: Sequence[Row]) -> Matched:
         else:
             pairs.append((row, other))
     more, lacking = _by_shared_keys(left, list(there.values()), renamed)
+    apart: dict[str, tuple[Any, Any]] = {}
+    joined_without = frozenset(lacking)
+    if not pairs and not more:
+        more, apart, joined_without = _by_other_keys(left, list(there.values()), renamed)
     joined = {id(row) for pair in more for row in pair}
     return Matched(
         pairs=[*pairs, *more],
         only_in_first=[row for row in left if id(row) not in joined],
         only_in_second=[row for row in there.values() if id(row) not in joined],
         lacking=lacking,
+        apart=apart,
+        joined_without=joined_without,
         devices=renamed,
     )
 
@@ -86,19 +100,7 @@ def _by_shared_keys(
     if not first or not second or not lacking:
         return [], {}
 
-    def alike(rows: Iterable[Row], names: Mapping[str, str]) -> dict[tuple[str, str], list[Row]]:
-        found: dict[tuple[str, str], list[Row]] = defaultdict(list)
-        for row in rows:
-            shared = {key: value for key, value in values[id(row)].items() if key not in lacking}
-            found[names.get(row["device"], row["device"]), canonical(shared)].append(row)
-        return found
-
-    others = alike(second, {})
-    pairs = [
-        (rows[0], others[key][0])
-        for key, rows in alike(first, renamed).items()
-        if len(rows) == 1 and len(others.get(key, ())) == 1
-    ]
+    pairs = _alike_without(lacking, first, second, values, renamed)
     used: dict[str, list[Any]] = {}
     for pair in pairs:
         for row in pair:
@@ -107,6 +109,55 @@ def _by_shared_keys(
                 if values[id(row)][key] not in known:
                     known.append(values[id(row)][key])
     return pairs, used
+
+
+def _alike_without(
+    left_out: Set[str],
+    first: Sequence[Row],
+    second: Sequence[Row],
+    values: Mapping[int, Mapping[str, Any]],
+    renamed: Mapping[str, str],
+) -> list[tuple[Row, Row]]:
+    """Pairs of rows that are equal in every other key, where only one row of each run is. `values`: by id(row)."""
+
+    def alike(rows: Iterable[Row], names: Mapping[str, str]) -> dict[Key, list[Row]]:
+        found: dict[Key, list[Row]] = defaultdict(list)
+        for row in rows:
+            shared = {key: value for key, value in values[id(row)].items() if key not in left_out}
+            found[names.get(row["device"], row["device"]), canonical(shared)].append(row)
+        return found
+
+    others = alike(second, {})
+    return [
+        (rows[0], others[key][0])
+        for key, rows in alike(first, renamed).items()
+        if len(rows) == 1 and len(others.get(key, ())) == 1
+    ]
+
+
+def _by_other_keys(
+    first: Sequence[Row], second: Sequence[Row], renamed: Mapping[str, str]
+) -> tuple[list[tuple[Row, Row]], dict[str, tuple[Any, Any]], frozenset[str]]:
+    """Pairs of rows that are equal in every key but those that have one value in each run, and another in the other."""
+    values = {id(row): dict(dotted(json.loads(row["config"]))) for row in (*first, *second)}
+    keys = dict.fromkeys(key for row in (*first, *second) for key in values[id(row)])
+    apart: dict[str, tuple[Any, Any]] = {}
+    for key in keys:
+        one, other = (
+            {_text_of(values[id(row)], key): values[id(row)].get(key) for row in run} for run in (first, second)
+        )
+        if len(one) == len(other) == 1 and one.keys() != other.keys():
+            apart[key] = (next(iter(one.values())), next(iter(other.values())))
+    pairs = _alike_without(apart.keys(), first, second, values, renamed) if apart else []
+    if not pairs:
+        return [], {}, frozenset()
+    listed = {key for each in differing(row["config"] for pair in pairs for row in pair).values() for key in each}
+    named = {key: both for key, both in apart.items() if key.removesuffix(".name") in listed}
+    return pairs, named or apart, frozenset(apart)
+
+
+def _text_of(values: Mapping[str, Any], key: str) -> str | None:
+    return canonical(values[key]) if key in values else None
 
 
 def differences(first: Sequence[Row], second: Sequence[Row]) -> list[str]:

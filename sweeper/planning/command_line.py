@@ -362,7 +362,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     compare = add(
         "compare",
-        "sweeper compare BEFORE AFTER [--fail-above CHANGE] [FLAGS]",
+        "sweeper compare BEFORE AFTER [--fail-above CHANGE] [--counter NAMES] [FLAGS]",
         "What changed from one run to another, point by point: what no longer fits, which peaks differ, and what the"
         " measurements depended on. With one run: its calculated points against its measured ones.",
     )
@@ -371,7 +371,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
         "--fail-above",
         metavar="CHANGE",
         help="as in --fail-above 2%% or --fail-above 50MiB: end with exit code 4 if a peak grew by more, or if a point"
-        " that fitted no longer fits; with 3 if a point that fitted was not decided",
+        " that fitted no longer fits; with 3 if no peak was compared, or if a point that fitted has no counterpart or"
+        " was not decided",
+    )
+    compare.add_argument(
+        "--counter",
+        metavar="NAMES",
+        help="the counters whose peaks are judged, as in --counter reserved,allocated; by default allocated, or on cpu"
+        " tensor",
     )
     for parser in (show, compare):
         parser.add_argument("--csv", action="store_true", help="print CSV, with whole bytes")

@@ -65,7 +65,7 @@ from sweeper.views.layout import error_text
 from sweeper.views.progress import Show
 from sweeper.views.sweep_output import show_for
 
-LONGEST_SLUG, LONGEST_VALUE = 120, 24  # letters; a file system allows 255 in a name
+LONGEST_SLUG, LONGEST_VALUE = 60, 24  # letters: a name is typed, and listed on 80 columns next to other things
 WORTH_A_PROCESS = 6.0  # seconds of calculation that are left: a process takes 4 to import torch and transformers
 GRACE_SECONDS = 5.0  # for running attempts to end when the sweep is stopped
 

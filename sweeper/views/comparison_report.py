@@ -16,7 +16,7 @@ from sweeper.requested import settings_of
 from sweeper.units import format_both, format_count
 from sweeper.views import estimate_report
 from sweeper.views.estimate_report import LISTED
-from sweeper.views.layout import assignments, indent, more, table
+from sweeper.views.layout import assignments, indent, more, signed_percent, table
 
 HEADS = ("kind", "device", "counter", "peak", "above what was measured")
 NEVER_ADDED = (
@@ -84,17 +84,13 @@ def _lines(found: RunComparison) -> Iterator[str]:
 
 def _row(figure: Figure, errors: Sequence[Deviation]) -> tuple[str, ...]:
     deviations = [
-        f"{error.bytes:+,} bytes = {_percent(error)} of {error.measured.device} {error.measured.counter}"
+        f"{error.bytes:+,} bytes = {signed_percent(error.hundredths_of_percent, error.bytes)}"
+        f" of {error.measured.device} {error.measured.counter}"
         for error in errors
         if error.of == figure
     ]
     note = [] if figure.note is None else [f"({figure.note})"]
     return figure.kind, figure.device or "", figure.counter, format_both(figure.bytes), "; ".join([*note, *deviations])
-
-
-def _percent(error: Deviation) -> str:
-    hundredths = error.hundredths_of_percent
-    return f"{'-' if hundredths < 0 else '+'}{abs(hundredths) // 100}.{abs(hundredths) % 100:02d} %"
 
 
 def as_json(found: RunComparison) -> dict[str, Any]:

@@ -79,6 +79,11 @@ def table(rows: Sequence[Sequence[str]], align: str) -> list[str]:
     ]
 
 
+def signed_percent(hundredths: int, difference: int) -> str:
+    """`-0.00 %` for a small decrease: the sign is that of the difference, which rounding can lose."""
+    return f"{'-' if difference < 0 else '+'}{abs(hundredths) // 100}.{abs(hundredths) % 100:02d} %"
+
+
 def assignments(values: Mapping[str, Any], keys: Iterable[str] | None = None) -> str:
     """`batch=1 context=64`, as it would be typed on a command line. `keys`: which, by default all."""
     return " ".join(f"{key}={typed_value(key, values.get(key))}" for key in (values if keys is None else keys))

@@ -12,6 +12,7 @@ import pyarrow as pa
 from runners.device import CALCULATED
 from sweeper import columns
 from sweeper.comparing.changes import (
+    COUNTERS,
     NO_LONGER_FITS,
     NOW_FITS,
     OTHER,
@@ -22,11 +23,10 @@ from sweeper.comparing.changes import (
     RunRows,
     StatusChange,
     changes,
-    exit_code,
-    fits,
 )
 from sweeper.comparing.matching import differences
 from sweeper.comparing.thresholds import Threshold
+from sweeper.comparing.verdict import Verdict, counters_named
 from sweeper.errors import Mistake
 from sweeper.plan import typed_value
 from sweeper.plan_lines import RunLine, read_plan
@@ -34,7 +34,7 @@ from sweeper.rows import Row
 from sweeper.settled_keys import differing
 from sweeper.units import format_bytes, format_count
 from sweeper.views.frontier_text import why
-from sweeper.views.layout import assignments, indent, more, table, wrapped
+from sweeper.views.layout import assignments, indent, more, signed_percent, table, wrapped
 from sweeper.views.written_table import as_csv, as_markdown
 
 USUAL = "1%"  # differences up to this are not listed unless another threshold is given
@@ -52,18 +52,20 @@ NEEDED = (
     *("peak_bytes", "peak_counter", "peak_is_partial", "peak_allocated_bytes", "peak_reserved_bytes"),
     *("peak_tensor_bytes", "peak_resident_bytes", "workload", "batch"),
 )
+IN_ONE_RUN = "sweep all the values in one run, and sweeper effects RUN shows what each key changes"
 ALONE = "measured once in both runs, so that its spread is not known; repeat_points=3 measures it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two runs and what changed. `gate`: the threshold of --fail-above, None without it."""
+    """Two runs, what changed, and what follows. `gate`: the threshold of --fail-above, None without it."""
 
     first: str
     second: str
     threshold: Threshold
     gate: Threshold | None
     found: RunChanges
+    verdict: Verdict
 
     @property
     def is_one_run(self) -> bool:
@@ -72,15 +74,20 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        return exit_code(self.found, self.gate is not None)
+        return 0 if self.gate is None else self.verdict.exit_code
 
 
 def comparison(
     folders: tuple[Path, Path],
     tables: tuple[dict[str, pa.Table], dict[str, pa.Table]],
     fail_above: str | None = None,
+    counters: str | None = None,
 ) -> Comparison:
-    """Raises Mistake for two runs that share no point, and for a threshold that is none."""
+    """`counters`: those that are judged, as in `reserved,allocated`; None: each point is judged by its own.
+
+    Raises Mistake for two runs that share no point, for a threshold that is none, and for an unknown counter.
+    """
+    chosen = None if counters is None else counters_named(counters)
     gate = None if fail_above is None else Threshold.parse(fail_above, "--fail-above")
     threshold = gate or Threshold.parse(USUAL, "--fail-above")
     first, second = (_rows(folder, of_run) for folder, of_run in zip(folders, tables, strict=True))
@@ -89,7 +96,14 @@ def comparison(
     names = [folder.name for folder in folders]
     if names[0] == names[1] and folders[0] != folders[1]:
         names = [str(folder) for folder in folders]
-    return Comparison(first=names[0], second=names[1], threshold=threshold, gate=gate, found=found)
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        threshold=threshold,
+        gate=gate,
+        found=found,
+        verdict=Verdict(found=found, chosen=chosen),
+    )
 
 
 def _check(folders: tuple[Path, Path], found: RunChanges, is_gate: bool, apart: Sequence[str]) -> None:
@@ -102,7 +116,8 @@ def _check(folders: tuple[Path, Path], found: RunChanges, is_gate: bool, apart: 
             raise Mistake(f"compare {folders[0]}: no point of this run was both calculated and measured")
     elif not found.points.pairs and (is_gate or not any(pair.across for pair in found.calculated)):
         why_not = f": they differ in {'; '.join(apart[:6])}" if apart else ""
-        raise Mistake(f"{command}: the runs share no point{why_not}")
+        cure = "" if any(each.startswith("devices ") for each in apart) else f"; {IN_ONE_RUN}"
+        raise Mistake(f"{command}: the runs share no point{why_not}{cure}")
 
 
 def _rows(folder: Path, tables: dict[str, pa.Table]) -> RunRows:
@@ -124,8 +139,8 @@ class Names:
         points = found.points
         rows = [*(row for pair in points.pairs for row in pair), *points.only_in_first, *points.only_in_second]
         rows += [row for each in found.calculated for row in (each.calculated, each.measured)]
-        lacking = {key.removesuffix(".name") for key in points.lacking}
-        self._apart = differing((row["config"] for row in rows), lacking)
+        left_out = {key.removesuffix(".name") for key in points.joined_without}
+        self._apart = differing((row["config"] for row in rows), left_out)
 
     def of(self, row: Row) -> str:
         values = self._apart[row["config"]]
@@ -178,7 +193,12 @@ def _summary(compared: Comparison) -> str:
         if rows
     ]
     both = f"{format_count(len(points.pairs), 'point')} in both"
-    return f"{compared.first} -> {compared.second}: {', '.join([both, *only])}"
+    apart = [
+        f"{key.removesuffix('.name')}: {', '.join(typed_value(key, value) for value in values)}"
+        for key, values in points.apart.items()
+    ]
+    differ = [f"the runs differ in {'; '.join(apart)}"] if apart else []
+    return f"{compared.first} -> {compared.second}: {'; '.join([*differ, ', '.join([both, *only])])}"
 
 
 def _status_line(each: StatusChange, names: Names) -> str:
@@ -234,9 +254,7 @@ def _signed(count: int) -> str:
 
 def _percent(each: PeakDifference) -> str:
     hundredths = each.hundredths_of_percent
-    if hundredths is None:
-        return "-"
-    return f"{'-' if hundredths < 0 else '+'}{abs(hundredths) // 100}.{abs(hundredths) % 100:02d} %"
+    return "-" if hundredths is None else signed_percent(hundredths, each.bytes)
 
 
 def _environment_lines(found: RunChanges) -> list[str]:
@@ -287,9 +305,6 @@ def _notes(compared: Comparison) -> list[str]:
         notes.append(f"joined without the key {key.removesuffix('.name')} ({shown}), which one of the runs lacks")
     for first, second in found.points.devices.items():
         notes.append(f"joined {first} of {compared.first} with {second} of {compared.second}")
-    fitting = [row for row in found.points.only_in_first if fits(row)]
-    if fitting:
-        notes.append(f"{format_count(len(fitting), 'point')} that fitted: only in {compared.first}")
     if found.partial:
         count = format_count(len(found.partial), "point")
         notes.append(
@@ -308,31 +323,66 @@ def _notes(compared: Comparison) -> list[str]:
 
 
 def _verdict(compared: Comparison) -> str:
-    found = compared.found
-    facts = {
-        "no longer fits" if len(found.no_longer_fit) == 1 else "no longer fit": len(found.no_longer_fit),
-        f"grew by more than {compared.threshold}": len(found.grown),
-    }
-    said = [
-        f"{format_count(count, 'point' if 'fit' in what else 'peak')} {what}" for what, count in facts.items() if count
-    ]
-    ended = ", ".join(said) or f"no point that fitted fails, and no peak grew by more than {compared.threshold}"
-    if compared.gate is None:
-        return ended
-    if compared.exit_code == 3:
-        ended += f"; {format_count(len(found.not_decided), 'point')} that fitted {_were(found)} not decided"
-    return f"--fail-above {compared.threshold}: {ended} (exit code {compared.exit_code})"
+    """What became worse, what stays open, and how much was compared."""
+    verdict = compared.verdict
+    by = f"by more than {compared.threshold}"
+    worse = []
+    if failing := len(verdict.no_longer_fit):
+        worse.append(f"{format_count(failing, 'point')} no longer fit{'s' * (failing == 1)}")
+    if verdict.grown:
+        worse.append(f"{_peaks_of(verdict.grown)} grew {by}")
+    still_open = _open(verdict)
+    if not verdict.is_worse and verdict.peaks:
+        counters = " or ".join(_counters_of(verdict.peaks))
+        nothing = f"no point that fitted fails, and no peak of {counters} grew {by}"
+        worse = [f"otherwise {nothing}" if still_open else nothing]
+    facts = [", ".join(worse), *still_open] if verdict.is_worse else [*still_open, *worse]
+    compared_peaks = _peaks_of(verdict.peaks) if verdict.peaks else "0 peaks"
+    extent = f"{format_count(verdict.compared, 'point')} and {compared_peaks} were compared"
+    if left := verdict.not_compared:
+        extent += f", {format_count(left, 'point')} {_were(left)} not"
+    facts.append(extent)
+    if others := verdict.grown_unjudged:
+        names = ",".join(_counters_of(others))
+        facts.append(f"{_peaks_of(others)} grew and {_were(len(others))} not judged (--counter {names})")
+    ended = "; ".join(facts)
+    return ended if compared.gate is None else f"--fail-above {compared.gate}: {ended} (exit code {compared.exit_code})"
 
 
-def _were(found: RunChanges) -> str:
-    return "was" if len(found.not_decided) == 1 else "were"
+def _open(verdict: Verdict) -> list[str]:
+    """What the second run leaves undecided."""
+    lacking, undecided, unread = verdict.without_counterpart, verdict.not_decided, verdict.without_peaks
+    found = []
+    if lacking:
+        has = "has" if len(lacking) == 1 else "have"
+        found.append(f"{format_count(len(lacking), 'point')} that fitted {has} no counterpart")
+    if undecided:
+        found.append(f"{format_count(len(undecided), 'point')} that fitted {_were(len(undecided))} not decided")
+    if unread:
+        fit, has = ("fits", "has") if len(unread) == 1 else ("fit", "have")
+        counters = " or ".join(verdict.counters)
+        found.append(f"{format_count(len(unread), 'point')} that {fit} in both {has} no peak of {counters} in both")
+    return found
+
+
+def _peaks_of(peaks: Sequence[PeakDifference]) -> str:
+    return f"{format_count(len(peaks), 'peak')} of {' and '.join(_counters_of(peaks))}"
+
+
+def _counters_of(peaks: Sequence[PeakDifference]) -> list[str]:
+    found = {each.counter for each in peaks}
+    return [counter for counter in COUNTERS if counter in found]
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------
 
 CSV_HEADS = (
     *("point_id", "device", "kind", "point", "counter", "before_bytes", "after_bytes", "difference_bytes", "percent"),
-    *("spread_bytes", "is_change", "status_before", "status_after", "fits_before", "fits_after"),
+    *("spread_bytes", "is_change", "status_before", "status_after", "fits_before", "fits_after", "is_judged"),
 )
 
 
@@ -349,25 +399,37 @@ def csv_of(compared: Comparison) -> str:
         for each in peaks.get(id(second), ()):
             percent = None if each.hundredths_of_percent is None else each.hundredths_of_percent / 100
             figures = [each.counter, each.first_bytes, each.second_bytes, each.bytes, percent, each.spread_bytes]
-            rows.append([*start, *figures, each.is_change, *end])
+            rows.append([*start, *figures, each.is_change, *end, compared.verdict.is_judged(each)])
         if id(second) not in peaks:
-            rows.append([*start, *[None] * 7, *end])
+            rows.append([*start, *[None] * 7, *end, None])
     return as_csv(CSV_HEADS, rows)
 
 
 def as_json(compared: Comparison) -> dict[str, Any]:
-    found, names = compared.found, Names(compared.found)
+    found, names, verdict = compared.found, Names(compared.found), compared.verdict
     return {
         "before": compared.first,
         "after": compared.second,
         "threshold": str(compared.threshold),
         "fail_above": None if compared.gate is None else str(compared.gate),
         "exit_code": compared.exit_code,
+        "verdict": {
+            "counters": verdict.counters,
+            "points_compared": verdict.compared,
+            "points_not_compared": verdict.not_compared,
+            "peaks_compared": len(verdict.peaks),
+            "peaks_grown": len(verdict.grown),
+            "no_longer_fit": len(verdict.no_longer_fit),
+            "without_counterpart": len(verdict.without_counterpart),
+            "not_decided": len(verdict.not_decided),
+            "without_peaks": len(verdict.without_peaks),
+        },
         "points": {
             "in_both": len(found.points.pairs),
             "only_before": [_point(row, names) for row in found.points.only_in_first],
             "only_after": [_point(row, names) for row in found.points.only_in_second],
             "joined_without": {key: list(values) for key, values in found.points.lacking.items()},
+            "differ_in": {key: {"before": one, "after": other} for key, (one, other) in found.points.apart.items()},
             "joined_devices": dict(found.points.devices),
         },
         "statuses": [
@@ -381,7 +443,7 @@ def as_json(compared: Comparison) -> dict[str, Any]:
             }
             for each in found.statuses
         ],
-        "peaks": [_peak(each, names) for each in found.peaks],
+        "peaks": [{**_peak(each, names), "is_judged": verdict.is_judged(each)} for each in found.peaks],
         "environment": [
             {"name": each.name, "before": list(each.first), "after": list(each.second)} for each in found.environment
         ],

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runners.device import CALCULATED
 from sweeper.tables.overview import RUNNING, Dimensioned, RunOverview, local_time
 from sweeper.units import format_count
-from sweeper.views.layout import counts, shortened, table
+from sweeper.views.layout import counts, table, wrapped
 
 USUAL = ("batch", "context", "quantize")
 HEADS = ("run", "started", "ended", "measured", "points")
 ELSEWHERE = ("name", "outputs", "devices", "model", "workload", "dtype", "python", "parallel", "heartbeat")
-LEAST = 24  # columns that the last two have on a narrow terminal
+WHAT = ""  # stands for the keys that are listed without their names
 MOST_SWEPT = 6  # dimensions in a cell
 MOST_NAMED = 3  # models, workloads or devices in a cell
 
@@ -42,49 +42,71 @@ def as_json(runs: Sequence[RunOverview]) -> list[dict[str, Any]]:
 
 
 def as_text(runs: Sequence[RunOverview], outputs: str, width: int | None = None) -> str:
-    """One line for each run. `width`: cells are shortened to so many columns; None: they are not."""
+    """One line for each run. `width`: if one is longer, all are wrapped to so many columns, but never a name.
+
+    The keys that the runs do not have in common come first.
+    """
     if not runs:
         return f"no run in {Path(outputs)}; sweeper batch=1,2,4 makes one"
-    rows = [_row(run) for run in runs]
+    apart = _apart(runs)
+    rows = [_row(run, apart) for run in runs]
     lines = table([HEADS, *rows], "<<<<<")
     if width is not None and max(map(len, lines)) > width:
-        lines = _narrow(rows, width)
+        lines = list(_narrow([HEADS, *rows], width))
     noun = format_count(len(runs), "run")
     return "\n".join([*lines, "", f"{noun} in {Path(outputs)}; sweeper show {runs[0].path} shows the newest"])
 
 
-def _narrow(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Two lines for each run: what it measured stands below its name."""
-    others = max(len("  ".join((started, ended, points))) for _, started, ended, _, points in rows)
-    room = max(LEAST, width - others - 2)
-    firsts = table([(shortened(row[0], room), row[1], row[2], row[4]) for row in rows], "<<<<")
-    pairs = zip(firsts, rows, strict=True)
-    return [line for first, row in pairs for line in (shortened(first, width), f"  {shortened(row[3], width - 2)}")]
+def _narrow(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """What a run measured stands below its name, and so does the rest where the name leaves no room for it."""
+    others = table([(started, ended, points) for _, started, ended, _, points in rows], "<<<")
+    room = width - max(map(len, others)) - 2
+    column = max((len(row[0]) for row in rows if len(row[0]) <= room), default=0)
+    for (name, *_, measured, _), other in zip(rows, others, strict=True):
+        if len(name) <= column:
+            yield f"{name:<{column}}  {other}"
+        else:
+            yield name
+            yield from wrapped([f"{'':<{column}}  {other}"], width)
+        yield from wrapped([f"  {measured}"], width)
 
 
-def _row(run: RunOverview) -> tuple[str, str, str, str, str]:
-    what = [_some(run.models), _some(run.workloads), _some(run.dtypes)]
-    on = f"on {_some(run.devices)}" if run.devices else ""
-    measured = " ".join(filter(None, [*what, on, *_swept(run), *_typed(run)]))
+def _row(run: RunOverview, apart: Collection[str]) -> tuple[str, str, str, str, str]:
+    words = _words(run)
+    swept = [each.key for each in run.dimensions]
+    shown = swept
+    if len(swept) > MOST_SWEPT:  # as in a run that compares workloads
+        shown = [key for key in swept if key in USUAL or key in apart]
+    left = [key for key in swept if key not in shown]
+    measured = [words[key] for key in sorted(words, key=lambda key: key not in apart) if key not in left]
+    if left:
+        measured.append(f"and {format_count(len(left), 'other key')}")
     points = "-" if run.points is None else _points(run.points) or "none"
     if run.points is not None and (run.behind or run.ended == RUNNING):
         points += " so far"
-    return run.name, local_time(run.started_at) or "-", run.ended, measured, points
+    return run.name, local_time(run.started_at) or "-", run.ended, " ".join(filter(None, measured)), points
 
 
-def _swept(run: RunOverview) -> list[str]:
-    """The dimensions; the usual ones alone where there are many, as in a run that compares workloads."""
-    named = run.dimensions
-    if len(named) > MOST_SWEPT:
-        named = [each for each in named if each.key in USUAL]
-    left = len(run.dimensions) - len(named)
-    return [*map(_dimension, named), *([f"and {format_count(left, 'other key')}"] if left else [])]
+def _words(run: RunOverview) -> dict[str, str]:
+    """What a run measured, by key: its model, workload, dtype and devices in one (`what`), then its other keys.
+
+    The keys that vary come first, then those of the first sweep's command that have one value, as they were typed.
+    """
+    on = f"on {_some(run.devices)}" if run.devices else ""
+    what = [_some(run.models), _some(run.workloads), _some(run.dtypes), on]
+    words = {WHAT: " ".join(filter(None, what))} | {each.key: _dimension(each) for each in run.dimensions}
+    for word in run.command:
+        key = word.partition("=")[0]
+        if "=" in word and word[0] != "-" and key not in ELSEWHERE:
+            words.setdefault(key, word)
+    return words
 
 
-def _typed(run: RunOverview) -> list[str]:
-    """The other keys of the first sweep's command that have one value, as they were typed."""
-    shown = {*ELSEWHERE, *(each.key for each in run.dimensions)}
-    return [word for word in run.command if "=" in word and word.partition("=")[0] not in shown and word[0] != "-"]
+def _apart(runs: Sequence[RunOverview]) -> set[str]:
+    """The keys in which the listed runs differ."""
+    found = [_words(run) for run in runs]
+    keys = {key for words in found for key in words}
+    return {key for key in keys if len({words.get(key) for words in found}) > 1}
 
 
 def _points(points: Mapping[str, Mapping[str, int]]) -> str:

@@ -29,11 +29,11 @@ class Pair:
         self.before = written({"batch": [1, 2, 4]}, devices=devices, name="before")
         self.after = written({"batch": [1, 2, 4]}, devices=devices, name="after")
 
-    def compared(self, fail_above: str | None = None) -> Comparison:
+    def compared(self, fail_above: str | None = None, counters: str | None = None) -> Comparison:
         folders = (self.before.folder, self.after.folder)
         for folder in folders:
             Tables(folder).write()
-        return comparison(folders, (loading.read(folders[0]), loading.read(folders[1])), fail_above)
+        return comparison(folders, (loading.read(folders[0]), loading.read(folders[1])), fail_above, counters)
 
     def found(self, fail_above: str | None = None) -> RunChanges:
         return self.compared(fail_above).found
@@ -200,10 +200,57 @@ def test_points_only_in_one_run_are_listed(pair: Pair) -> None:
 
 
 def test_two_runs_that_share_no_point_are_a_mistake_that_says_what_differs(pair: Pair) -> None:
-    pair.before.passes(pair.before.ask(batch=1, context=64))
-    pair.after.passes(pair.after.ask(batch=1, context=128))
-    with pytest.raises(Mistake, match="share no point: they differ in context 64 and 128"):
+    """Each context of one run could stand for each of the other."""
+    for context in (64, 96):
+        pair.before.passes(pair.before.ask(batch=1, context=context))
+    for context in (128, 256):
+        pair.after.passes(pair.after.ask(batch=1, context=context))
+    cure = "sweep all the values in one run, and sweeper effects RUN shows what each key changes"
+    with pytest.raises(Mistake, match=f"share no point: they differ in context 64, 96 and 128, 256; {cure}"):
         pair.compared()
+
+
+@pytest.mark.parametrize(("peak", "code"), [(500, 4), (401, 0), (300, 0)])
+def test_runs_with_one_value_each_of_a_setting_are_joined_on_the_rest_and_judged(
+    pair: Pair, peak: int, code: int
+) -> None:
+    for batch in (1, 2, 4):
+        pair.before.passes(pair.before.ask(batch=batch, quantize=None), 400 * MIB)
+    for batch in (1, 2):
+        pair.after.passes(pair.after.ask(batch=batch, quantize="nf4"), peak * MIB)
+    pair.after.passes(pair.after.ask(batch=4, quantize="nf4"), 400 * MIB)
+    compared = pair.compared("5%")
+    assert as_text(compared).splitlines()[0] == (
+        "before -> after: the runs differ in quantize: null, nf4; 3 points in both"
+    )
+    assert [(first["batch"], second["batch"]) for first, second in compared.found.points.pairs] == [
+        (1, 1),
+        (2, 2),
+        (4, 4),
+    ]
+    assert compared.exit_code == code
+    assert as_json(compared)["points"]["differ_in"] == {"quantize": {"before": None, "after": "nf4"}}
+    assert {each["point"] for each in as_json(compared)["peaks"]} == {"batch=1", "batch=2", "batch=4"}
+
+
+def test_several_settings_that_differ_between_runs_are_all_named(pair: Pair) -> None:
+    pair.before.passes(pair.before.ask(batch=1, dtype="float32", context=64))
+    pair.after.passes(pair.after.ask(batch=1, dtype="bfloat16", context=128))
+    compared = pair.compared()
+    assert set(compared.found.points.apart.items()) == {("dtype", ("float32", "bfloat16")), ("context", (64, 128))}
+    first = as_text(compared).splitlines()[0]
+    assert "the runs differ in " in first
+    assert "dtype: float32, bfloat16" in first
+    assert "context: 64, 128" in first
+
+
+def test_runs_that_share_a_point_are_not_joined_on_anything_else(pair: Pair) -> None:
+    pair.before.passes(pair.before.ask(batch=1, context=64))
+    for context in (64, 128):
+        pair.after.passes(pair.after.ask(batch=1, context=context))
+    found = pair.found()
+    assert (len(found.points.pairs), len(found.points.only_in_second)) == (1, 1)
+    assert found.points.apart == {}
 
 
 def test_calculated_and_measured_are_compared_apart_and_fail_no_gate(written: Written) -> None:
@@ -272,13 +319,26 @@ def test_the_command_ends_with_four_beyond_its_threshold(pair: Pair, capsys: pyt
     assert cli.run(["compare", *runs, "--fail-above", "5%"]) == 4
     assert cli.run(["compare", *runs, "--fail-above=60%"]) == 0
     assert cli.run(["compare", *runs]) == 0
-    assert "--fail-above 5 %: 2 peaks grew by more than 5 % (exit code 4)" in capsys.readouterr().out
+    assert (
+        "--fail-above 5 %: 1 peak of tensor grew by more than 5 %; 1 point and 1 peak of tensor were compared;"
+        " 1 peak of resident grew and was not judged (--counter resident) (exit code 4)"
+    ) in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b", "c"]])
 def test_compare_takes_two_runs(words: list[str]) -> None:
     with pytest.raises(Mistake, match="write sweeper compare BEFORE AFTER"):
         cli.run(["compare", *words])
+
+
+def test_a_run_that_is_named_twice_is_refused_as_the_same_folder(pair: Pair) -> None:
+    pair.before.passes(pair.before.ask(batch=1))
+    Tables(pair.before.folder).write()
+    folder = str(pair.before.folder)
+    for second in (folder, f"{folder}/", f"{folder}/../before"):
+        for flags in ([], ["--fail-above", "2%"]):
+            with pytest.raises(Mistake, match="both are the same folder; name two runs, BEFORE and AFTER, or one run"):
+                cli.run(["compare", folder, second, *flags])
 
 
 def test_a_flaky_point_counts_as_one_that_does_not_fit(pair: Pair) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runners import locks
 from sweeper import cli
 from sweeper.errors import Mistake
-from sweeper.tables.overview import overview, runs_in
+from sweeper.tables.overview import Dimensioned, RunOverview, overview, runs_in
 from sweeper.tables.run_tables import Tables
 from sweeper.views import run_list
 from tests import command_line
@@ -50,6 +51,48 @@ def test_two_runs_that_differ_in_one_setting_are_listed_with_it(written: Written
         plan.read_text().replace('"design": "grid"', f'"design": "grid", "command": {json.dumps(command)}', 1)
     )
     assert "mlp forward float32 on cpu batch=1,2 budget=200MiB  " in run_list.as_text([overview(run.folder)], "outputs")
+
+
+LONG = "2026-12-01_14-28-57-tiny-llama-train-checkpointing-{}-budget-6GiB-lora-rank-16"
+
+
+def listed(name: str, *command: str, **more: Any) -> RunOverview:
+    facts = {"models": ["tiny-llama"], "workloads": ["train"], "dtypes": ["float32"], "devices": ["cpu"]}
+    batch = Dimensioned(key="batch", count=2, values=["1", "2"])
+    given = {"dimensions": [batch], "ended": "finished", "points": {"measured": {"ok": 4}}, **facts, **more}
+    return RunOverview(name=name, path=Path("outputs", name), command=["batch=1,2", *command], **given)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_name_is_never_shortened_and_what_was_measured_is_wrapped(width: int) -> None:
+    names = [LONG.format("true"), LONG.format("false"), "short"]
+    settings = [f"model.{letter * 12}=1" for letter in "abcdef"]
+    lines = run_list.as_text([listed(name, *settings) for name in names], "outputs", width).splitlines()
+    assert all(line in lines for line in names[:2])
+    assert any(line.split()[:1] == ["short"] for line in lines)
+    assert all(len(line) <= width for line in lines[:-1] if line not in names)
+    assert sum(line.count(settings[-1]) for line in lines) == 3
+    assert not any("..." in line for line in lines)
+
+
+def test_keys_in_which_the_listed_runs_differ_come_first() -> None:
+    shared = "model.layers=2"
+    on = listed("on", shared, "workload.checkpointing=true")
+    text = run_list.as_text([on, listed("off", shared)], "outputs")
+    assert "workload.checkpointing=true tiny-llama train float32 on cpu batch=1,2 model.layers=2  " in text
+    text = run_list.as_text([on, listed("eager", shared, models=["gpt2"])], "outputs")
+    assert "tiny-llama train float32 on cpu workload.checkpointing=true batch=1,2 model.layers=2  " in text
+    alone = run_list.as_text([on], "outputs")
+    assert "tiny-llama train float32 on cpu batch=1,2 model.layers=2 workload.checkpointing=true  " in alone
+
+
+def test_a_key_in_which_runs_differ_is_listed_among_many() -> None:
+    def of(seeds: Sequence[str]) -> RunOverview:
+        swept = [Dimensioned(key=f"model.k{number}", count=2, values=["1", "2"]) for number in range(7)]
+        return listed("many", dimensions=[*swept, Dimensioned(key="seed", count=2, values=seeds)])
+
+    text = run_list.as_text([of(["0", "1"]), of(["0", "2"])], "outputs")
+    assert "seed=0,2 tiny-llama train float32 on cpu batch=1,2 and 7 other keys" in text
 
 
 def test_the_newest_run_is_first(written: Written) -> None:
@@ -172,7 +215,9 @@ def test_the_command_lists_runs_within_eighty_columns_and_as_json(written: Writt
     run = finished(written, "a-name-that-is-rather-long-and-says-what-was-measured-on-which-machine-and-why")
     cwd = run.folder.parents[1]
     shown = command_line.run(["list"], cwd, env={**os.environ, "COLUMNS": "80"})
-    assert max(map(len, shown.stdout.splitlines()[:3])) <= 80
+    lines = shown.stdout.splitlines()
+    assert lines[2] == run.folder.name
+    assert max(map(len, lines[:5])) <= 80
     assert "mlp forward float32 on cpu batch=1,2" in shown.stdout
     (found,) = json.loads(command_line.run(["list", "outputs=outputs", "--json"], cwd).stdout)
     assert (found["run"], found["ended"], found["points"]) == (run.folder.name, "finished", {"measured": {"ok": 2}})

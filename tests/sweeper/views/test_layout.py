@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sweeper.estimates.memory_terms import weights
-from sweeper.views.layout import assignments, counts, error_text, indent, more, named, table, term_lines
+from sweeper.views.layout import assignments, counts, error_text, indent, more, named, signed_percent, table, term_lines
 
 
 def test_columns_are_as_wide_as_their_widest_cell_and_lines_have_no_blanks_at_their_ends() -> None:
@@ -28,6 +28,12 @@ def test_values_are_written_as_they_are_typed() -> None:
     values = {"batch": 1, "workload.checkpointing": True, "dtype": "float32", "timeout": None}
     assert assignments(values) == "batch=1 workload.checkpointing=true dtype=float32 timeout=null"
     assert assignments(values, ["dtype", "absent"]) == "dtype=float32 absent=null"
+
+
+def test_a_difference_that_rounds_to_nothing_keeps_its_sign() -> None:
+    assert signed_percent(0, -13_376) == "-0.00 %"
+    assert signed_percent(0, 13_376) == "+0.00 %"
+    assert signed_percent(-2_310, -1) == "-23.10 %"
 
 
 def test_what_is_left_out_is_counted() -> None:
