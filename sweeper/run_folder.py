@@ -62,6 +62,13 @@ class RunFolder:
         if not is_ours:
             raise FileNotFoundError(errno.ENOENT, "the run's folder was replaced", str(self.path))
 
+    def was_replaced(self) -> bool:
+        """Whether there is a folder with another plan in its place."""
+        try:
+            return not os.path.samestat(os.lstat(self.path / PLAN), os.fstat(self._plan.fileno()))
+        except OSError:
+            return False
+
     def attempts(self, point: Point, device: Device) -> Iterator[AttemptFolder]:
         """The folders of the attempts at a point on a device, oldest first."""
         number = 0

@@ -198,8 +198,7 @@ class Sweep:
 
     def _show_continuation(self) -> None:
         """Show the command that goes on with the sweep, unless its folder was removed or replaced."""
-        with contextlib.suppress(OSError):
-            self.run_folder.check()
+        if self.run_folder.path.is_dir() and not self.run_folder.was_replaced():
             self.show.unfinished((*program(), *continuing(self.plan.command, self.run_folder.path.name)))
 
     # -- the plan -----------------------------------------------------------------------------------------------------
