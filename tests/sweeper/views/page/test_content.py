@@ -94,7 +94,8 @@ def test_two_other_dimensions_can_be_chosen_and_one_that_did_not_vary_is_refused
 def test_the_answer_is_a_sentence_and_says_that_the_sweep_broke_off(content: PageContent) -> None:
     answer = content.answer
     assert answer.headline == (
-        "batch=32 context=128 is the largest that fits on cpu with dtype=float32: it peaks at 259.00 MiB resident."
+        "2 of 2 settings fit on cpu; the largest point, batch=32 context=128,"
+        " fits with dtype=float32 and dtype=bfloat16."
     )
     assert "The sweep broke off: 1 of 72 points have no result." in answer.remarks
     assert content.counts == {Mark.FITS: 48, Mark.FAILS: 14, Mark.PARTIAL: 4, Mark.UNKNOWN: 1, Mark.SKIPPED: 5}
@@ -137,8 +138,46 @@ def test_several_settings_of_one_device_are_counted_in_the_answer(tables: dict[s
         for each in some
     ]
     answer = answer_of(several, TOKENS)
-    assert answer.headline == "2 of 3 settings fit on cpu."
+    assert answer.headline == (
+        "2 of 3 settings fit on cpu; the largest point, batch=32 context=128,"
+        " fits with quantize=none and quantize=int8."
+    )
     assert [finding.setting for finding in answer.findings] == ["quantize=none", "quantize=int8", "quantize=nf4"]
+
+
+def test_of_two_settings_the_one_in_which_more_fits_comes_first(tables: dict[str, Any]) -> None:
+    rows = [each for each in tables["points"].to_pylist() if each["dtype"] == "float32"]
+    small = [each for each in rows if each["batch"] * each["context"] <= 256]
+    two = [
+        {**each, "config": json.dumps(json.loads(each["config"]) | {"checkpointing": on})}
+        for on, some in {False: small, True: rows}.items()
+        for each in some
+    ]
+    assert answer_of(two, TOKENS).headline == (
+        "batch=32 context=128 is the largest that fits on cpu with checkpointing=true: it peaks at 259.00 MiB resident."
+        " With checkpointing=false, batch=4 context=64 is the largest."
+    )
+    refused = [each for each in two if each["status"] == "oom"]
+    two = [each for each in two if json.loads(each["config"])["checkpointing"] is False] + refused
+    assert answer_of(two, TOKENS).headline.endswith(" Nothing that was tried fits with checkpointing=true.")
+
+
+def test_the_figure_that_is_compared_with_the_limit_is_the_one_in_the_sentence(tables: dict[str, Any]) -> None:
+    (fits, *_) = (each for each in tables["points"].to_pylist() if each["status"] == "ok")
+    limited = {"budget_bytes": 600 * MIB, "budget_kind": "data_limit", "budget_used_bytes": 267 * MIB}
+    answer = answer_of([fits | limited | {"peak_resident_bytes": 623 * MIB}], TOKENS)
+    assert answer.headline.endswith(
+        ": it uses 267.00 MiB of the 600.00 MiB budget (of data, not counting the imports), 623.00 MiB resident."
+    )
+    finding = answer.findings[0]
+    assert (finding.used_bytes, finding.left_bytes, finding.limit_bytes) == (267 * MIB, 333 * MIB, 600 * MIB)
+    unread = answer_of([fits | limited | {"budget_used_bytes": None}], TOKENS)
+    assert unread.findings[0].used_bytes is None
+    card = fits | {"device": "sim:rtx-4090", "kind": "calculated", "device_total_bytes": 24 * GIB}
+    card |= {"peak_allocated_bytes": 5 * GIB, "peak_used_bytes": 7 * GIB, "budget_bytes": None, "budget_kind": None}
+    assert answer_of([card], TOKENS).headline.endswith(
+        ": it uses 7.00 GiB of the 24.00 GiB of sim:rtx-4090, 5.00 GiB allocated."
+    )
 
 
 def test_many_devices_are_counted_in_the_answer_smallest_memory_first(tables: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def test_the_page_opens_within_a_second_without_an_error_or_a_request(opened: Op
     assert min(opened.seconds, *again) < 1  # a busy machine can be slow once
     assert opened.logged == []
     assert set(opened.requested) == {page.file.as_uri()}
-    assert opened.page.locator("h1").inner_text().startswith("batch=")
+    assert opened.page.locator("h1").inner_text().startswith("2 of 2 settings fit on cpu")
 
 
 def test_what_a_workload_raised_and_a_folder_is_called_is_text_on_the_page(opened: Opened, page: Page) -> None:
