@@ -52,18 +52,26 @@ class CardRooms:
         return any(each.known_by == ARITHMETIC for each in self.rooms)
 
     @property
+    def are_alike(self) -> bool:
+        """Whether the point has the same result on every card."""
+        return len({each.mark for each in self.rooms}) == 1
+
+    @property
     def sentence(self) -> str:
         """On how many cards it fits, and the smallest of them."""
         fitting = [each for each in self.rooms if each.mark is Mark.FITS]
         ruled_out = sum(each.mark is Mark.FAILS for each in self.rooms)
         of = format_count(len(self.rooms), "card")
         if self.need is None:
-            without = f"{ruled_out} of {of} have no room" if ruled_out else f"None of {of} is ruled out"
-            return f"{without} for at least {format_bytes(self.at_least)} of tensors."
-        what = f"It reserves {format_bytes(self.need)}: "
+            without = f"{ruled_out} of {of} have" if ruled_out else f"none of {of} has"
+            return f"The point holds at least {format_bytes(self.at_least)} of tensors: {without} too little room for them."
+        what = f"The point reserves {format_bytes(self.need)}. It fits on"
         if not fitting:
-            return f"{what}none of {of} has so much room."
-        return f"{what}{len(fitting)} of {of} have so much room, {fitting[0].card} the least."
+            return f"{what} none of {of}."
+        which = (
+            f"all {of}; the smallest" if len(fitting) == len(self.rooms) else f"{len(fitting)} of {of}; the smallest"
+        )
+        return f"{what} {which} of them is {fitting[0].card}, which has room for {format_bytes(fitting[0].room)}."
 
 
 def card_rooms(title: str, row: Row, cards: Mapping[str, Card], rows: Iterable[Row] = ()) -> CardRooms | None:

@@ -59,8 +59,8 @@ class Drawn:
     limit_drawn: bool = False
 
 
-def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Sequence[str]) -> str:
-    """`sheet`: of sweeper/views/decision_sheet.py. `environment`: a line for each environment."""
+def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Sequence[tuple[str, str]]) -> str:
+    """`sheet`: of sweeper/views/decision_sheet.py. `environment`: the kind and a line of each environment."""
     import jinja2
     from markupsafe import Markup
 
@@ -78,6 +78,8 @@ def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Seque
         sheet=sheet,
         estimated=_estimated(sheet),
         ended=_ended(sheet["ran"]["points"]),
+        settings=_settings(content, sheet),
+        assumed=_assumed(sheet),
         assignments=assignments,
         most_loads=MOST_LOADS,
         most_estimated=MOST_ESTIMATED,
@@ -118,6 +120,27 @@ def _ended(statuses: Mapping[str, Mapping[str, int]]) -> Mapping[str, str]:
         )
         for text, devices in alike.items()
     }
+
+
+def _settings(content: PageContent, sheet: Mapping[str, Any]) -> list[str]:
+    """Of each answer of the sheet, the values in which its search differs from the others, as typed."""
+    of_point = {
+        (row["device"], row["point_id"]): finding.setting
+        for finding in content.answer.findings
+        for row in finding.group.rows
+    }
+    choices = [(answer["device"], (answer["choice"] or {}).get("point_id")) for answer in sheet["answer"]]
+    return [of_point.get(choice, "") for choice in choices]
+
+
+def _assumed(sheet: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The assumptions, each with the names of the terms of the estimate that it belongs to."""
+    terms: dict[str, list[str]] = {}
+    for each in sheet["calculated"]["estimates"]:
+        names = terms.setdefault(each["assumption"], [])
+        if (name := each["term"].replace("_", " ")) not in names:
+            names.append(name)
+    return [(", ".join(terms.get(text, ())), text) for text in sheet["assumed"]]
 
 
 def _estimated(sheet: Mapping[str, Any]) -> list[Mapping[str, Any]]:

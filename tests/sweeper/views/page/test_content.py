@@ -13,10 +13,13 @@ from runners.device import Card
 from sweeper.errors import Mistake
 from sweeper.objective import TOKENS
 from sweeper.tables import loading
+from sweeper.views.decision_sheet import decision_sheet
 from sweeper.views.page import report, timeline
 from sweeper.views.page.answer import answer_of
 from sweeper.views.page.card_room import card_rooms
 from sweeper.views.page.content import PageContent
+from sweeper.views.page.failures import failures_of
+from sweeper.views.page.html import page_html
 from sweeper.views.page.marks import Mark, mark_of
 from sweeper.views.page.phase_bars import phase_bars
 from sweeper.views.page.report import content_of
@@ -299,3 +302,60 @@ def test_the_page_says_the_same_as_the_tables(page: Page) -> None:
     assert SCRIPT not in page.html
     assert "&lt;script&gt;" in page.html
     assert page.file.name == report.PAGE
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def test_a_calculated_card_is_listed_without_the_host_that_traced_it() -> None:
+    record = {"host": "vm", "system": "Linux", "device_name": "A Card", "torch": "2.13.0+cpu", "backend": "cpu"}
+    assert report.environment_of({**record, "allocator_backend": "malloc"})[0] == "measured"
+    kind, line = report.environment_of({**record, "allocator_backend": "calculated"})
+    assert kind == "calculated"
+    assert line == "A Card: no such device was used, its figures were calculated; torch 2.13.0+cpu"
+
+
+def test_the_cause_at_the_end_of_a_long_message_is_in_the_summary(tables: dict[str, Any]) -> None:
+    refused = next(each for each in tables["attempts"].to_pylist() if each["status"] == "oom")
+    message = f"Tried to allocate 22.00 MiB. {'The device has memory that is free. ' * 5}600.00 MiB allowed."
+    failed = refused | {"error_type": "torch.OutOfMemoryError", "error_message": message}
+    (kind,) = failures_of([failed], {refused["point_id"]: "batch=1"}).kinds
+    assert kind.summary == f"OutOfMemoryError: {message}"
+    assert not kind.says_more
+    (kind,) = failures_of([failed | {"error_message": f"{message}\nand a trace"}], {refused["point_id"]: ""}).kinds
+    assert kind.says_more
+    assert kind.message.endswith("and a trace")
+
+
+def test_cards_that_all_fit_are_one_sentence_with_the_smallest() -> None:
+    cards = {
+        f"card-{gib}": Card(name=f"Card {gib}", vendor="nvidia", architecture="sm_90", total_bytes=gib * GIB)
+        for gib in (80, 9, 24)
+    }
+    found = card_rooms("a", on_a_card(), cards)
+    assert found is not None
+    assert found.are_alike
+    assert found.sentence == (
+        "The point reserves 8.00 GiB. It fits on all 3 cards; the smallest of them is card-9,"
+        " which has room for 9.00 GiB."
+    )
+    cards["small"] = Card(name="Small", vendor="nvidia", architecture="sm_90", total_bytes=GIB)
+    found = card_rooms("a", on_a_card(), cards)
+    assert found is not None
+    assert not found.are_alike
+    assert "It fits on 3 of 4 cards; the smallest of them is card-9" in found.sentence
+
+
+def test_an_assumption_begins_with_the_term_that_it_belongs_to(page: Page, tables: dict[str, Any]) -> None:
+    sheet = decision_sheet(page.folder, tables)
+    terms = [{"term": "optimizer_state", "assumption": "a state has its parameter's shape"}]
+    sheet["calculated"]["estimates"] = terms
+    sheet["assumed"] = ["a state has its parameter's shape", "nothing else was tried"]
+    html = page_html(content_of(page.folder, tables), sheet, [])
+    assert "<li><b>optimizer state</b>: a state has its parameter&#39;s shape</li>" in html
+    assert "<li>Nothing else was tried</li>" in html
+
+
+def test_each_choice_names_its_setting(page: Page) -> None:
+    for dtype in DTYPES:
+        assert f"The choice with dtype={dtype}: the largest that fits, measured" in page.html
