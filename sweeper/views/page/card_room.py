@@ -63,15 +63,14 @@ class CardRooms:
         ruled_out = sum(each.mark is Mark.FAILS for each in self.rooms)
         of = format_count(len(self.rooms), "card")
         if self.need is None:
-            without = f"{ruled_out} of {of} have" if ruled_out else f"none of {of} has"
-            return f"The point holds at least {format_bytes(self.at_least)} of tensors: {without} too little room for them."
+            least = f"The point holds at least {format_bytes(self.at_least)} of tensors"
+            return f"{least}: {ruled_out or 'none'} of {of} {'have' if ruled_out > 1 else 'has'} too little room for them."
         what = f"The point reserves {format_bytes(self.need)}. It fits on"
         if not fitting:
             return f"{what} none of {of}."
-        which = (
-            f"all {of}; the smallest" if len(fitting) == len(self.rooms) else f"{len(fitting)} of {of}; the smallest"
-        )
-        return f"{what} {which} of them is {fitting[0].card}, which has room for {format_bytes(fitting[0].room)}."
+        which = f"all {of}" if len(fitting) == len(self.rooms) else f"{len(fitting)} of {of}"
+        smallest = f"{fitting[0].card}, which has room for {format_bytes(fitting[0].room)}"
+        return f"{what} {which}; the smallest of them is {smallest}."
 
 
 def card_rooms(title: str, row: Row, cards: Mapping[str, Card], rows: Iterable[Row] = ()) -> CardRooms | None:
