@@ -52,7 +52,7 @@ def test_the_minimum_and_the_fee_of_a_tariff_count() -> None:
 @pytest.mark.parametrize(
     ("point", "because"),
     [
-        (row(kind="calculated"), "calculated: it has no times"),
+        (row(kind="calculated"), "on a calculated device nothing runs, so there are no times"),
         (row(device="cpu"), "no tariff for this device"),
         (row(point_id="b"), "no time of a warm repeat"),
         (row(workload="custom"), "tokens of a pass are not known"),

@@ -25,7 +25,7 @@ from sweeper.views.layout import assignments, counts, error_text
 UNDONE = (Status.NOT_RUN.value, Status.INTERRUPTED.value)
 ONLY = "the workload"  # the one point of a group without such a key
 MANY = 3  # devices, beyond which the answer counts them, in the order of their sizes
-FEW_SETTINGS = 2  # of one device, of which the headline has each
+FEW_SETTINGS = 2  # of one device, of which one is the headline and the other stands below it
 MOST_NAMED = 3  # settings with the same largest point that the headline names
 
 
@@ -157,7 +157,7 @@ def answer_of(
         findings.sort(key=lambda finding: (finding.total_bytes or 0, finding.device))
     return Answer(
         headline=_headline(rows, findings, objective),
-        detail=findings[0].next_sentence if len(findings) == 1 else "",
+        detail=_detail(findings, objective),
         findings=findings,
         remarks=list(_remarks(rows, findings)),
     )
@@ -230,16 +230,26 @@ def _of_settings(findings: Sequence[Finding], objective: Objective) -> str:
     if not fitting:
         return f"Nothing that was tried fits on {findings[0].device} with any of {len(findings)} settings."
     best = _best(fitting, objective)
-    few = len(findings) <= FEW_SETTINGS
-    if few and len(best) <= 1:
-        first = (best or fitting)[0]
-        return " ".join([first.sentence, *(_other(each) for each in findings if each is not first)])
+    if len(findings) <= FEW_SETTINGS and len(best) <= 1:
+        return (best or fitting)[0].sentence
     number = f"{len(fitting)} of {len(findings)} settings fit on {findings[0].device}"
     if not best:
         return f"{number}."
     names = " and ".join(finding.setting for finding in best) if len(best) <= MOST_NAMED else f"{len(best)} of them"
     largest = f"the largest point, {best[0].largest_at}, fits with {names}"
     return f"{number}; {largest}{f': {best[0].figures}' if len(best) == 1 and best[0].figures else ''}."
+
+
+def _detail(findings: Sequence[Finding], objective: Objective) -> str:
+    """Why nothing larger fits; where the headline is of one of two settings, what fits in the other."""
+    if len(findings) == 1:
+        return findings[0].next_sentence
+    first = [finding for finding in findings if finding.device == findings[0].device]
+    fitting = [finding for finding in first if finding.largest is not None]
+    best = _best(fitting, objective) if fitting else []
+    if not 1 < len(first) <= FEW_SETTINGS or not fitting or len(best) > 1:
+        return ""
+    return " ".join(_other(each) for each in first if each is not (best or fitting)[0])
 
 
 def _best(fitting: Sequence[Finding], objective: Objective) -> Sequence[Finding]:

@@ -64,7 +64,8 @@ class CardRooms:
         of = format_count(len(self.rooms), "card")
         if self.need is None:
             least = f"The point holds at least {format_bytes(self.at_least)} of tensors"
-            return f"{least}: {ruled_out or 'none'} of {of} {'have' if ruled_out > 1 else 'has'} too little room for them."
+            have = "have" if ruled_out > 1 else "has"
+            return f"{least}: {ruled_out or 'none'} of {of} {have} too little room for them."
         what = f"The point reserves {format_bytes(self.need)}. It fits on"
         if not fitting:
             return f"{what} none of {of}."
