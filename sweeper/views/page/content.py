@@ -162,7 +162,7 @@ def _chosen(answer: Answer) -> list[tuple[str, Row]]:
     for finding in answer.findings:
         for row, at, what in (
             (finding.largest, finding.largest_at, "the largest that fits"),
-            (finding.next, finding.next_at, "the next"),
+            (finding.next, finding.next_at, "the next larger"),
         ):
             if row is not None:
                 setting = f" {finding.setting}" if finding.setting else ""

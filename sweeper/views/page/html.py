@@ -206,7 +206,7 @@ def _breakable(text: str, longest: int = LONG_WORD) -> Any:
     from markupsafe import Markup, escape
 
     def word(each: str) -> Any:
-        pieces = re.findall(r"[^.:=,/_-]+[.:=,/_-]*|[.:=,/_-]+", each) if len(each) > longest else [each]
+        pieces = re.findall(r"[^.=,/_]+[.=,/_]*|[.=,/_]+", each) if len(each) > longest else [each]
         return Markup("<wbr>").join(escape(piece) for piece in pieces)
 
     return Markup(" ").join(word(each) for each in text.split(" "))

@@ -28,7 +28,7 @@
   }
   function breakable(words) { // long ones after the signs in them, and not within a name or a value
     return words.split(" ").flatMap((word, place) => {
-      const pieces = word.length > 10 ? word.match(/[^.:=,/_-]+[.:=,/_-]*|[.:=,/_-]+/g) : [word];
+      const pieces = word.length > 10 ? word.match(/[^.=,/_]+[.=,/_]*|[.=,/_]+/g) : [word];
       const broken = pieces.flatMap((piece, at) => (at ? [document.createElement("wbr"), piece] : [piece]));
       return place ? [" ", ...broken] : broken;
     });

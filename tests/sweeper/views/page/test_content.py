@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from decimal import Decimal as D
 from typing import Any
 
 import pytest
 
 from runners.device import Card
+from sweeper.costs import TOKENS as TOKENS_OF_A_PASS
+from sweeper.costs import Tariff, Tariffs
 from sweeper.errors import Mistake
 from sweeper.objective import TOKENS
 from sweeper.tables import loading
@@ -17,7 +20,7 @@ from sweeper.views.decision_sheet import decision_sheet
 from sweeper.views.page import report, timeline
 from sweeper.views.page.answer import answer_of
 from sweeper.views.page.card_room import card_rooms
-from sweeper.views.page.content import PageContent
+from sweeper.views.page.content import PageContent, page_content
 from sweeper.views.page.failures import failures_of
 from sweeper.views.page.html import page_html
 from sweeper.views.page.marks import Mark, mark_of
@@ -354,6 +357,37 @@ def test_an_assumption_begins_with_the_term_that_it_belongs_to(page: Page, table
     html = page_html(content_of(page.folder, tables), sheet, [])
     assert "<li><b>optimizer state</b>: a state has its parameter&#39;s shape</li>" in html
     assert "<li>Nothing else was tried</li>" in html
+
+
+def test_a_pace_shows_the_spread_of_its_repeats_and_one_repeat_has_none(page: Page, tables: dict[str, Any]) -> None:
+    rows = {name: tables[name].to_pylist() for name in ("points", "attempts", "phases")}
+    (first, second, *_) = (each for each in rows["points"] if each["status"] == "ok")
+    rows["phases"] = [
+        {**rows["phases"][0], **{name: of[name] for name in ("point_id", "attempt")}}
+        | {"phase": "warm_forward", "run_index": index, "elapsed_s": seconds, "completed": True}
+        for of, times in ((first, (1.0, 1.5)), (second, (2.0,)))
+        for index, seconds in enumerate(times)
+    ]
+    tariffs = Tariffs(
+        currency="EUR", unit=TOKENS_OF_A_PASS, amount=1000, by_device={"cpu": Tariff(price_per_hour=D(1))}
+    )
+    costs = page_content(run="a", environment=[], plan=[], cards={}, tariffs=tariffs, **rows).costs
+    assert costs is not None
+    assert [costs.pace(each) for each in costs.priced] == ["2 repeats of 1 to 1.5 s", "one repeat"]
+    assert costs.has_single_repeats
+
+
+def test_the_limit_of_a_card_with_a_budget_is_named_with_the_context_that_it_does_not_count() -> None:
+    limited = on_a_card(budget_bytes=8 * GIB, budget_kind="allocator")
+    bars = phase_bars("a", limited, [phase("forward", 6, 8)])
+    assert bars is not None
+    assert (bars.limit, bars.limit_label) == (9 * GIB, "budget 8.00 GiB + context")
+    assert bars.legend[-1] == "the budget does not count 1.00 GiB of context and libraries"
+    assert bars.shown == ["reserved", "allocated"]
+    charts = pytest.importorskip("sweeper.views.page.charts")
+    drawn = json.dumps(charts.phase_chart(bars, narrow=True).to_dict())
+    assert '"reserved / allocated, GiB"' in drawn
+    assert '"8.00 / 6.00"' in drawn
 
 
 def test_each_choice_names_its_setting(page: Page) -> None:
