@@ -59,6 +59,7 @@ class PackageCost:
     starting: Decimal = Decimal(0)  # start, loading, first pass, warm-up
     failed: Decimal = Decimal(0)  # earlier attempts at the point that did not pass
     producing: Decimal = Decimal(0)
+    repeats: int = 0  # warm ones, of which the pace is the mean
     cost: Decimal | None = None
     per_unit: Decimal | None = None
     billed_more: bool = False  # the minimum is longer than the package
@@ -76,7 +77,8 @@ def package_costs(
     repeats: Mapping[tuple[str, str], tuple[float, int]],
     tariffs: Tariffs,
 ) -> list[PackageCost]:
-    """A cost for each point that passed, cheapest first, then those without one.
+    """A cost for each point that passed: those of one task together, cheapest first, then those that are compared with
+    none, in the order of `points`, since their costs have no order; then those without a cost.
 
     `attempts`: all of the run. `repeats`: by point and device, the seconds of one warm repeat and their number.
     """
@@ -87,7 +89,15 @@ def package_costs(
             failed[key] = failed.get(key, Decimal(0)) + Decimal(str(row["duration_s"]))
     passed = [row for row in points if row["status"] == Status.OK.value]
     found = [_cost(row, failed.get((row["point_id"], row["device"]), Decimal(0)), repeats, tariffs) for row in passed]
-    return sorted(found, key=lambda each: (each.cost is None, each.cost or 0))
+    tasks = list(dict.fromkeys(each.task for each in found if each.task is not None))
+    place = {task: at for at, task in enumerate(tasks)}
+
+    def order(each: PackageCost) -> tuple[bool, int, Decimal]:
+        if each.cost is None or each.task is None:
+            return each.cost is None, len(tasks), Decimal(0)
+        return False, place[each.task], each.cost
+
+    return sorted(found, key=order)
 
 
 def _cost(
@@ -97,7 +107,7 @@ def _cost(
     tariff, repeat, units = tariffs.by_device.get(row["device"]), repeats.get(key), units_of_a_pass(row, tariffs.unit)
     because = None
     if row["kind"] == CALCULATED:
-        because = "calculated: it has no times"
+        because = "on a calculated device nothing runs, so there are no times"
     elif tariff is None:
         because = "no tariff for this device"
     elif repeat is None or row["duration_s"] is None:
@@ -117,6 +127,7 @@ def _cost(
         starting=starting,
         failed=failed,
         producing=producing,
+        repeats=count,
         cost=cost,
         per_unit=cost / tariffs.amount,
         billed_more=tariff.minimum_seconds > starting + failed + producing,

@@ -213,6 +213,16 @@ def warm_repeat(row: Row, phases: Sequence[Row]) -> tuple[float, str] | str:
     return total / repeats, names + (f", mean of {repeats} repeats" if repeats > 1 else "")
 
 
+def warm_repeats(phases: Sequence[Row]) -> list[float]:
+    """The seconds of each warm repeat, of which `warm_repeat` is the mean. Every phase of them has a time."""
+    found: dict[int, float] = defaultdict(float)
+    for phase in phases:
+        is_warm = phase["phase"].startswith("warm_") and phase["run_index"] is not None
+        if is_warm and phase["phase_device"] == phases[0]["phase_device"]:
+            found[phase["run_index"]] += phase["elapsed_s"]
+    return list(found.values())
+
+
 def _phases_of(points: Sequence[Row], phases: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
     """The phases of the attempts that count, in order."""
     counting = {(row["point_id"], row["device"]): row["attempt"] for row in points}

@@ -41,6 +41,17 @@ def test_failed_attempts_at_the_same_point_are_paid_for() -> None:
     assert found.cost == Decimal("0.025")
 
 
+def test_costs_that_are_not_compared_keep_the_order_of_the_plan() -> None:
+    points = [row(point_id=name) for name in "abcd"]
+    for point in points[2:]:  # these two do the same task
+        point |= {"quality_reference": "c", "quality_verdict": "same", "quality": 1.0}
+    repeats = {(name, "cuda:0"): (seconds, 1) for name, seconds in zip("abcd", (4.0, 1.0, 3.0, 2.0), strict=True)}
+    tariffs = Tariffs(currency="EUR", unit=TOKENS, amount=10_000, by_device={"cuda:0": HOUR})
+    found = package_costs(points, points, repeats, tariffs)
+    assert [each.point_id for each in found] == ["d", "c", "a", "b"]
+    assert [each.repeats for each in found] == [1, 1, 1, 1]
+
+
 def test_the_minimum_and_the_fee_of_a_tariff_count() -> None:
     tariff = Tariff(price_per_hour=Decimal("3.60"), minimum_seconds=Decimal(600), fixed_fee=Decimal("0.50"))
     found = cost_of(row(), tariff)
@@ -52,7 +63,7 @@ def test_the_minimum_and_the_fee_of_a_tariff_count() -> None:
 @pytest.mark.parametrize(
     ("point", "because"),
     [
-        (row(kind="calculated"), "calculated: it has no times"),
+        (row(kind="calculated"), "on a calculated device nothing runs, so there are no times"),
         (row(device="cpu"), "no tariff for this device"),
         (row(point_id="b"), "no time of a warm repeat"),
         (row(workload="custom"), "tokens of a pass are not known"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runners.device import CALCULATED, device_named
+from runners.facts import GUARD
 from runners.outcome import Status
 from sweeper.columns import NAMED
 from sweeper.frontier.edges import FrontierGroup, groups_of, headroom, limit_bytes
@@ -18,14 +19,14 @@ from sweeper.objective import Objective
 from sweeper.rows import Row
 from sweeper.settled_keys import differing
 from sweeper.units import format_bytes, format_count
-from sweeper.views.frontier_text import why
+from sweeper.views.frontier_text import LIMITS, why
 from sweeper.views.layout import assignments, counts, error_text
 
 UNDONE = (Status.NOT_RUN.value, Status.INTERRUPTED.value)
 ONLY = "the workload"  # the one point of a group without such a key
 MANY = 3  # devices, beyond which the answer counts them, in the order of their sizes
-FEW_SETTINGS = 2  # of one device, of which the first is the headline
-GUARD = "guard"  # the machine's own memory: no limit that a person set
+FEW_SETTINGS = 2  # of one device, of which one is the headline and the other stands below it
+MOST_NAMED = 3  # settings with the same largest point that the headline names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +59,44 @@ class Finding:
         return self.kind == CALCULATED
 
     @property
+    def at(self) -> At | None:
+        """The largest point, as values of the keys in `along`."""
+        return None if self.largest is None else self.group.at(self.largest)
+
+    @property
     def left_bytes(self) -> int | None:
         """Bytes left of the limit; None under a guard, which stands for the memory of the whole machine."""
-        if self.largest is None or self.largest.get("budget_kind") == GUARD:
-            return None
-        return headroom(self.largest)[0]
+        return headroom(self.largest)[0] if self.largest is not None and self._has_limit else None
 
     @property
     def limit_bytes(self) -> int | None:
-        if self.largest is None or self.largest.get("budget_kind") == GUARD:
-            return None
-        return limit_bytes(self.largest)
+        return limit_bytes(self.largest) if self.largest is not None and self._has_limit else None
+
+    @property
+    def used_bytes(self) -> int | None:
+        """The bytes that are compared with the limit: on cpu they are fewer than the resident ones."""
+        column = None if self.largest is None or not self._has_limit else headroom(self.largest)[1]
+        used: int | None = None if self.largest is None or column is None else self.largest[column]
+        return used
+
+    @property
+    def peak(self) -> str | None:
+        """The peak of the counter that decides on the device, with its name."""
+        return None if self.largest is None else _peak(self.largest)
+
+    @property
+    def _has_limit(self) -> bool:
+        return self.largest is not None and self.largest.get("budget_kind") != GUARD
+
+    @property
+    def figures(self) -> str:
+        """What the largest point takes: `it uses 2.00 GiB of the 4.00 GiB budget (of tensors), 1.90 GiB allocated`."""
+        used, limit = self.used_bytes, self.limit_bytes
+        if self.largest is None or used is None or limit is None:
+            return f"it peaks at {self.peak}" if self.peak else ""
+        counter = f"peak_{device_named(self.largest['device']).deciding_counter}_bytes"
+        also = "" if not self.peak or self.largest.get(counter) == used else f", {self.peak}"
+        return f"it uses {format_bytes(used)} of {_limit_text(self.largest, limit)}{also}"
 
     @property
     def sentence(self) -> str:
@@ -78,10 +106,7 @@ class Finding:
         text = f"{self.largest_at} is the largest that fits {where}"
         if self.largest_at == ONLY:
             text = f"The workload fits {where}"
-        peak, left, limit = _peak(self.largest), self.left_bytes, self.limit_bytes
-        text += f": it peaks at {peak}" if peak else ""
-        if left is not None and limit is not None:
-            text += f"{' and' if peak else ': it'} leaves {format_bytes(left)} of {format_bytes(limit)}"
+        text += f": {self.figures}" if self.figures else ""
         if self.margin is None:
             return f"{text}."
         leaves = f"{self.with_margin_at} is the largest that leaves" if self.with_margin_at else "nothing leaves"
@@ -131,8 +156,8 @@ def answer_of(
     if len(findings) == len(devices) > MANY:
         findings.sort(key=lambda finding: (finding.total_bytes or 0, finding.device))
     return Answer(
-        headline=_headline(rows, findings),
-        detail=findings[0].next_sentence if len(findings) == 1 else "",
+        headline=_headline(rows, findings, objective),
+        detail=_detail(findings, objective),
         findings=findings,
         remarks=list(_remarks(rows, findings)),
     )
@@ -170,7 +195,16 @@ def _peak(row: Row) -> str | None:
     return None if peak is None else f"{format_bytes(peak)} {counter}"
 
 
-def _headline(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
+def _limit_text(row: Row, limit: int) -> str:
+    """The limit that leaves least: a budget, with what it counts, or the memory of the device."""
+    if headroom(row)[1] != "budget_used_bytes":
+        return f"the {format_bytes(limit)} of {row['device']}"
+    kind = str(row.get("budget_kind"))
+    of = LIMITS.get(kind)
+    return f"the {format_bytes(limit)} budget{f' ({of})' if of else ''}"
+
+
+def _headline(rows: Sequence[Row], findings: Sequence[Finding], objective: Objective) -> str:
     if not rows:
         return "This run has no points."
     if not findings:
@@ -178,20 +212,62 @@ def _headline(rows: Sequence[Row], findings: Sequence[Finding]) -> str:
         reason = next(filter(None, reasons), None)
         statuses = counts(Counter(row["status"] for row in rows))
         return f"No attempt decided what fits: {statuses}{f' ({reason})' if reason else ''}."
-    first = findings[0]
     if len(findings) == len({finding.device for finding in findings}) > MANY:
         return _of_devices(findings)
-    if len({finding.device for finding in findings}) == 1 and len(findings) > FEW_SETTINGS:
-        return _of_settings(findings)
-    text = first.sentence
-    return f"Calculated, not measured: {text[:1].lower()}{text[1:]}" if first.is_calculated else text
+    first = [finding for finding in findings if finding.device == findings[0].device]
+    text = _of_settings(first, objective) if len(first) > 1 else first[0].sentence
+    return f"Calculated, not measured: {_small(text)}" if first[0].is_calculated else text
 
 
-def _of_settings(findings: Sequence[Finding]) -> str:
-    """How many settings fit on one device: their largest points are no answers to one question."""
-    calculated = "Calculated, not measured: " if findings[0].is_calculated else ""
+def _small(text: str) -> str:
+    """A sentence after a colon."""
+    return f"{text[:1].lower()}{text[1:]}"
+
+
+def _of_settings(findings: Sequence[Finding], objective: Objective) -> str:
+    """The settings of one device: that with the largest point of all, and the others or their number."""
     fitting = [finding for finding in findings if finding.largest is not None]
-    return f"{calculated}{len(fitting)} of {len(findings)} settings fit on {findings[0].device}."
+    if not fitting:
+        return f"Nothing that was tried fits on {findings[0].device} with any of {len(findings)} settings."
+    best = _best(fitting, objective)
+    if len(findings) <= FEW_SETTINGS and len(best) <= 1:
+        return (best or fitting)[0].sentence
+    number = f"{len(fitting)} of {len(findings)} settings fit on {findings[0].device}"
+    if not best:
+        return f"{number}."
+    names = " and ".join(finding.setting for finding in best) if len(best) <= MOST_NAMED else f"{len(best)} of them"
+    largest = f"the largest point, {best[0].largest_at}, fits with {names}"
+    return f"{number}; {largest}{f': {best[0].figures}' if len(best) == 1 and best[0].figures else ''}."
+
+
+def _detail(findings: Sequence[Finding], objective: Objective) -> str:
+    """Why nothing larger fits; where the headline is of one of two settings, what fits in the other."""
+    if len(findings) == 1:
+        return findings[0].next_sentence
+    first = [finding for finding in findings if finding.device == findings[0].device]
+    fitting = [finding for finding in first if finding.largest is not None]
+    best = _best(fitting, objective) if fitting else []
+    if not 1 < len(first) <= FEW_SETTINGS or not fitting or len(best) > 1:
+        return ""
+    return " ".join(_other(each) for each in first if each is not (best or fitting)[0])
+
+
+def _best(fitting: Sequence[Finding], objective: Objective) -> Sequence[Finding]:
+    """The findings with the largest point by the objective; none where their points have different keys."""
+    keys = fitting[0].along
+    if any(finding.along != keys for finding in fitting) or fitting[0].largest_at == ONLY:
+        return []
+    rank = objective.ranking(keys)
+    ranks = [rank(dict(zip(keys, finding.at or (), strict=True))) for finding in fitting]
+    return [finding for finding, mine in zip(fitting, ranks, strict=True) if mine == max(ranks)]
+
+
+def _other(finding: Finding) -> str:
+    if finding.largest is None:
+        return f"Nothing that was tried fits with {finding.setting}."
+    if finding.largest_at == ONLY:
+        return f"It also fits with {finding.setting}."
+    return f"With {finding.setting}, {finding.largest_at} is the largest."
 
 
 def _of_devices(findings: Sequence[Finding]) -> str:
@@ -216,7 +292,7 @@ def _remarks(rows: Sequence[Row], findings: Sequence[Finding]) -> Iterable[str]:
         yield f"The sweep broke off: {undone} of {format_count(len(rows), 'point')} have no result."
     kinds = dict.fromkeys(row["kind"] for row in rows)
     if len(kinds) > 1:
-        yield "Some devices were measured and others calculated: each part of this page says which, and adds none."
+        yield "Some devices were measured, others calculated. Each figure is marked, and the two are never added up."
     for finding in findings:
         group, where = finding.group, " ".join(filter(None, (finding.device, finding.setting)))
         if group.is_assumed:

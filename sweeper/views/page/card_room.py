@@ -52,18 +52,26 @@ class CardRooms:
         return any(each.known_by == ARITHMETIC for each in self.rooms)
 
     @property
+    def are_alike(self) -> bool:
+        """Whether the point has the same result on every card."""
+        return len({each.mark for each in self.rooms}) == 1
+
+    @property
     def sentence(self) -> str:
         """On how many cards it fits, and the smallest of them."""
         fitting = [each for each in self.rooms if each.mark is Mark.FITS]
         ruled_out = sum(each.mark is Mark.FAILS for each in self.rooms)
         of = format_count(len(self.rooms), "card")
         if self.need is None:
-            without = f"{ruled_out} of {of} have no room" if ruled_out else f"None of {of} is ruled out"
-            return f"{without} for at least {format_bytes(self.at_least)} of tensors."
-        what = f"It reserves {format_bytes(self.need)}: "
+            least = f"The point holds at least {format_bytes(self.at_least)} of tensors"
+            have = "have" if ruled_out > 1 else "has"
+            return f"{least}: {ruled_out or 'none'} of {of} {have} too little room for them."
+        what = f"The point reserves {format_bytes(self.need)}. It fits on"
         if not fitting:
-            return f"{what}none of {of} has so much room."
-        return f"{what}{len(fitting)} of {of} have so much room, {fitting[0].card} the least."
+            return f"{what} none of {of}."
+        which = f"all {of}" if len(fitting) == len(self.rooms) else f"{len(fitting)} of {of}"
+        smallest = f"{fitting[0].card}, which has room for {format_bytes(fitting[0].room)}"
+        return f"{what} {which}; the smallest of them is {smallest}."
 
 
 def card_rooms(title: str, row: Row, cards: Mapping[str, Card], rows: Iterable[Row] = ()) -> CardRooms | None:

@@ -53,8 +53,14 @@ MARK_SHAPES = {
     Mark.UNKNOWN: "diamond",
     Mark.SKIPPED: "triangle-down",
 }
-WIDTH, NARROW = 640, 250  # of the plot alone
+# Widths of a plot alone: of a chart that fills the page, and of one of two side by side. The narrow variant of each
+# fits on a telephone; its text has the same size.
+WIDTH, HALF = 920, 370
+NARROW = 250
+# Names of rows above their marks, where they are too long to stand at their left.
+INSIDE: Mapping[str, Any] = {"labelAlign": "left", "labelPadding": -4, "labelOffset": -14, "labelLimit": 310}
 FONT = "Helvetica Neue, Arial, Liberation Sans, sans-serif"
+PHASES_NARROW = 115  # next to the names of the phases and their peaks
 FAR = 4  # a limit more than this many times the highest peak is given in words: as a line it would flatten the rest
 
 
@@ -68,7 +74,7 @@ def _data(rows: Sequence[Mapping[str, Any]]) -> Any:
     return alt.InlineData(values=[dict(row) for row in rows])
 
 
-def phase_chart(found: PhaseBars) -> Drawn:
+def phase_chart(found: PhaseBars, narrow: bool = False) -> Drawn:
     """The peaks of each phase as bars: what is part of another is drawn inside it."""
     import altair as alt
 
@@ -83,9 +89,7 @@ def phase_chart(found: PhaseBars) -> Drawn:
     texts: list[dict[str, Any]] = []
     for bar in found.bars:
         label = {"phase": labels[bar.phase]}
-        sizes = {
-            each: bar.peaks[each] for each in (found.inner, found.outer, found.apart) if each and each in bar.peaks
-        }
+        sizes = {each: bar.peaks[each] for each in found.shown if each in bar.peaks}
         for counter, peak in sizes.items():
             base = 0 if counter == found.apart else found.below
             part = label | {"part": counter, "from": base / unit, "to": (base + peak) / unit}
@@ -97,19 +101,22 @@ def phase_chart(found: PhaseBars) -> Drawn:
             thick.append(label | {"part": "context and libraries", "from": 0, "to": found.below / unit})
         if found.outer in sizes and found.baseline:
             thin.append(label | {"part": "before the workload", "from": 0, "to": found.baseline / unit, "lane": 0})
-        text = " / ".join(dict.fromkeys(map(format_bytes, sizes.values())))
+        each_size = [bar.peaks.get(each) for each in found.shown]
+        text = " / ".join("–" if size is None else _size(size, unit, narrow) for size in each_size)
         texts.append(label | {"text": text if bar.completed else f"≥ {text}"})
     drawn = {each["part"] for each in (*thick, *thin)}
     used = [part for part in parts if part in drawn]
     colour = alt.Color(
         "part:N",
         scale=alt.Scale(domain=used, range=[COLOURS[parts[each]] for each in used]),
-        legend=alt.Legend(orient="top", title=None, symbolType="square", offset=4 if found.limit is None else 20),
+        legend=alt.Legend(orient="top", title=None, symbolType="square", offset=20, columns=2 if narrow else 0),
     )
     highest = max(ends, default=0) / unit
     limit = None if found.limit is None or found.limit / unit > FAR * highest else found.limit / unit
     room = max(highest, limit or 0) * 1.03
     across = alt.X("from:Q", title=name, scale=alt.Scale(domain=[0, room], nice=False))
+    width = PHASES_NARROW if narrow else HALF
+    head = " / ".join(found.shown) + (f", {name}" if narrow else "")
     down = alt.Y("phase:N", sort=order, title=None, scale=alt.Scale(paddingInner=0.25))
     layers: list[Any] = [
         alt.Chart(_data(thick)).mark_bar(height=18).encode(x=across, x2="to:Q", y=down, color=colour),
@@ -119,11 +126,18 @@ def phase_chart(found: PhaseBars) -> Drawn:
         alt.Chart(_data([each for each in thin if each["lane"]]))
         .mark_bar(height=4, yOffset=9)
         .encode(x=across, x2="to:Q", y=down, color=colour),
-        alt.Chart(_data(texts)).mark_text(align="left", x=NARROW + 8, fontSize=11).encode(y=down, text="text:N"),
+        alt.Chart(_data(texts)).mark_text(align="left", x=width + 8, fontSize=11).encode(y=down, text="text:N"),
+        alt.Chart(_data([{"text": head}]))
+        .mark_text(align="left", x=width + 8, y=-6, fontSize=11, fontWeight="bold")
+        .encode(text="text:N"),
     ]
     if limit is not None:
-        layers += _limit_line(limit, f"limit {format_bytes(found.limit or 0)}", vertical=True)
-    return _styled(alt.layer(*layers), len(found.bars) * 26, NARROW)
+        layers += _limit_line(limit, found.limit_label, vertical=True)
+    return _styled(alt.layer(*layers), len(found.bars) * 26, width)
+
+
+def _size(count: int, unit: int, narrow: bool) -> str:
+    return f"{count / unit:.2f}" if narrow else format_bytes(count)
 
 
 def _limit_line(at: float, text: str, vertical: bool) -> list[Any]:
@@ -139,7 +153,7 @@ def _limit_line(at: float, text: str, vertical: bool) -> list[Any]:
     return [line.encode(y="at:Q"), label.encode(y="at:Q", text="text:N")]
 
 
-def memory_chart(found: FittedMemory) -> Drawn:
+def memory_chart(found: FittedMemory, narrow: bool = False) -> Drawn:
     """Peaks against tokens: shapes are points that passed, dashed lines are calculated from the fits."""
     import altair as alt
 
@@ -170,7 +184,7 @@ def memory_chart(found: FittedMemory) -> Drawn:
     colour = alt.Color(
         "context:N",
         scale=alt.Scale(domain=names, range=[SERIES[at % len(SERIES)] for at in cycle]),
-        legend=alt.Legend(title=None, orient="top", columns=4, symbolStrokeWidth=0),
+        legend=alt.Legend(title=None, orient="top", columns=2 if narrow else 4, symbolStrokeWidth=0),
     )
     shape = alt.Shape("context:N", scale=alt.Scale(domain=names, range=[SHAPES[at % len(SHAPES)] for at in cycle]))
     dash = alt.StrokeDash(
@@ -193,10 +207,10 @@ def memory_chart(found: FittedMemory) -> Drawn:
         layers.append(alt.Chart(failed).mark_text(**cross).encode(x=x, y=y))
     if limit is not None:
         layers += _limit_line(limit / unit, f"limit {format_bytes(limit)}", vertical=False)
-    return _styled(alt.layer(*layers), 260, 400)
+    return _styled(alt.layer(*layers), 260, NARROW if narrow else 520)
 
 
-def comparison_chart(found: Compared) -> Drawn:
+def comparison_chart(found: Compared, narrow: bool = False) -> Drawn:
     """The figures of each point that count the same bytes, side by side; None without two of a point."""
     import altair as alt
 
@@ -221,21 +235,21 @@ def comparison_chart(found: Compared) -> Drawn:
         .mark_point(filled=False, size=90, strokeWidth=2.2)
         .encode(
             x=alt.X("bytes:Q", title=f"bytes of tensors, {name}", scale=alt.Scale(domain=[0, top], nice=False)),
-            y=alt.Y("point:N", sort=order, title=None, axis=alt.Axis(grid=True)),
+            y=alt.Y("point:N", sort=order, title=None, axis=alt.Axis(grid=True, **(INSIDE if narrow else {}))),
             color=alt.Color(
                 "what:N",
                 scale=alt.Scale(domain=what, range=[SERIES[each % len(SERIES)] for each in cycle]),
-                legend=alt.Legend(title=None, orient="top", columns=3),
+                legend=alt.Legend(title=None, orient="top", columns=1 if narrow else 3),
             ),
             shape=alt.Shape(
                 "what:N", scale=alt.Scale(domain=what, range=[("diamond", "square", "circle")[e % 3] for e in cycle])
             ),
         )
     )
-    return _styled(chart, 26 * len(order))
+    return _styled(chart, 44 * len(order), 320) if narrow else _styled(chart, 26 * len(order))
 
 
-def timeline_chart(found: Timeline) -> Drawn:
+def timeline_chart(found: Timeline, narrow: bool = False) -> Drawn:
     """The attempts of each device by their result: a row for each, so that no colour is needed to read it."""
     import altair as alt
 
@@ -274,7 +288,7 @@ def timeline_chart(found: Timeline) -> Drawn:
     )
     if found.bins:
         chart = chart.encode(opacity=alt.Opacity("count:Q", scale=alt.Scale(range=[0.35, 1]), legend=None))
-    return _styled(chart, 24 * len(order))
+    return _styled(chart, 24 * len(order), 190 if narrow else WIDTH)
 
 
 def frontier_chart(panel: Panel, grid: FrontierGrid) -> Drawn:

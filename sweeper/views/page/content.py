@@ -9,7 +9,7 @@ from itertools import islice
 
 from runners.device import MEASURED, Card, device_named
 from sweeper.costs import PackageCost, Tariffs, cheapest, package_costs
-from sweeper.effects.families import NEEDS_OF_PHASES, warm_repeat
+from sweeper.effects.families import NEEDS_OF_PHASES, warm_repeat, warm_repeats
 from sweeper.frontier.open_values import searched_in
 from sweeper.objective import TOKENS
 from sweeper.plan_lines import PlanLine, RunLine, SearchedLine
@@ -51,10 +51,22 @@ class Costs:
     tariffs: Tariffs
     packages: Sequence[PackageCost]
     cheapest: Mapping[str, PackageCost]
+    spreads: Mapping[tuple[str, str], tuple[float, float]]  # by point and device, the fastest and slowest repeat
 
     @property
     def priced(self) -> Sequence[PackageCost]:
         return [each for each in self.packages if each.cost is not None]
+
+    @property
+    def has_single_repeats(self) -> bool:
+        return any(each.repeats == 1 for each in self.priced)
+
+    def pace(self, package: PackageCost) -> str:
+        """What the pace is the mean of: `3 repeats of 1.20 to 1.35 s`."""
+        fastest, slowest = self.spreads[package.point_id, package.device]
+        if package.repeats == 1:
+            return "one repeat"
+        return f"{package.repeats} repeats of {fastest:.3g} to {slowest:.3g} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +162,7 @@ def _chosen(answer: Answer) -> list[tuple[str, Row]]:
     for finding in answer.findings:
         for row, at, what in (
             (finding.largest, finding.largest_at, "the largest that fits"),
-            (finding.next, finding.next_at, "the next"),
+            (finding.next, finding.next_at, "the next larger"),
         ):
             if row is not None:
                 setting = f" {finding.setting}" if finding.setting else ""
@@ -184,12 +196,13 @@ def _costs(
     phases_of: Mapping[tuple[str, str], Sequence[Row]],
     tariffs: Tariffs,
 ) -> Costs:
-    repeats = {}
+    repeats, spreads = {}, {}
     for row in points:
         phases = phases_of.get(_key(row), ())
         found = warm_repeat(row, phases) if row["kind"] == MEASURED else ""
         if not isinstance(found, str):
-            warm = {each["run_index"] for each in phases if each["phase"].startswith("warm_")}
-            repeats[_key(row)] = found[0], len(warm - {None})
+            seconds = warm_repeats(phases)
+            repeats[_key(row)] = found[0], len(seconds)
+            spreads[_key(row)] = min(seconds), max(seconds)
     packages = package_costs(points, attempts, repeats, tariffs)
-    return Costs(tariffs=tariffs, packages=packages, cheapest=cheapest(packages))
+    return Costs(tariffs=tariffs, packages=packages, cheapest=cheapest(packages), spreads=spreads)

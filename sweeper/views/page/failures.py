@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runners.outcome import Status
+from runners.outcome import UNAVAILABLE, Status
 from sweeper.rows import Row
 from sweeper.views.layout import error_text
 from sweeper.views.page.marks import Mark, mark_of
 
 MOST_KINDS = 100
 MOST_LISTED = 50  # attempts of a kind
+LONGEST = 600  # characters of a message in the summary: the cause of a refusal stands at the end of a long line
 NO_ATTEMPT = (Status.OK.value, Status.SKIPPED.value, Status.NOT_RUN.value)
 
 
@@ -41,6 +42,11 @@ class FailureKind:
     total: int
 
     @property
+    def says_more(self) -> bool:
+        """Whether the message has more than the summary."""
+        return bool(self.message) and _name_and_text(self.message) != _name_and_text(self.summary)
+
+    @property
     def has_would(self) -> bool:
         return any(each.would_take is not None for each in self.failures)
 
@@ -66,7 +72,7 @@ def failures_of(attempts: Sequence[Row], at: dict[str, str]) -> Failures:
             mark=mark_of(rows[0]),
             status=status,
             phase=phase,
-            summary=error_text(rows[0]["error_type"], rows[0]["error_message"]) or _ended(rows[0]),
+            summary=_summary(rows[0]),
             message=": ".join(filter(None, (rows[0]["error_type"], rows[0]["error_message"]))),
             failures=[_failure(row, at) for row in rows[:MOST_LISTED]],
             total=len(rows),
@@ -79,6 +85,20 @@ def failures_of(attempts: Sequence[Row], at: dict[str, str]) -> Failures:
 def _without_numbers(message: str) -> str:
     """The message with its digits alike, so that refusals of different sizes are one kind."""
     return "".join("0" if letter.isdigit() else letter for letter in message[:400]).replace("00", "0")
+
+
+def _summary(row: Row) -> str:
+    """The whole message if it is one line of moderate length, and otherwise the beginning of it."""
+    message = (row["error_message"] or "").strip()
+    if row["error_type"] is None or not message or "\n" in message or len(message) > LONGEST:
+        return error_text(row["error_type"], row["error_message"]) or _ended(row)
+    name = row["error_type"].rpartition(".")[2]
+    return message if row["error_type"] == UNAVAILABLE else f"{name}: {message}"
+
+
+def _name_and_text(message: str) -> tuple[str, str]:
+    name, _, text = message.partition(": ")
+    return name.rpartition(".")[2], text
 
 
 def _ended(row: Row) -> str:

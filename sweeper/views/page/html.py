@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -31,6 +32,8 @@ MOST_LISTED = 200
 MOST_LOADS = 4  # points of each kind on the decision sheet
 MOST_ESTIMATED = 1
 NOTHING = "–"
+LONG_IN_CELL = 10  # the same in the table of points, as in its script
+LONG_WORD = 16  # characters from which on a word is broken after a sign rather than anywhere
 SECTIONS = (
     ("answer", "Answer"),
     ("sheet", "Decision sheet"),
@@ -53,14 +56,15 @@ class Drawn:
     """A chart of the page with the content that it shows, and a name for a screen reader."""
 
     svg: Any
+    narrow: Any
     label: str
     content: Any = None
     counters: Sequence[str] = ()
     limit_drawn: bool = False
 
 
-def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Sequence[str]) -> str:
-    """`sheet`: of sweeper/views/decision_sheet.py. `environment`: a line for each environment."""
+def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Sequence[tuple[str, str]]) -> str:
+    """`sheet`: of sweeper/views/decision_sheet.py. `environment`: the kind and a line of each environment."""
     import jinja2
     from markupsafe import Markup
 
@@ -78,6 +82,8 @@ def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Seque
         sheet=sheet,
         estimated=_estimated(sheet),
         ended=_ended(sheet["ran"]["points"]),
+        settings=_settings(content, sheet),
+        assumed=_assumed(sheet),
         assignments=assignments,
         most_loads=MOST_LOADS,
         most_estimated=MOST_ESTIMATED,
@@ -93,6 +99,8 @@ def page_html(content: PageContent, sheet: Mapping[str, Any], environment: Seque
         most_listed=MOST_LISTED,
         page_size=PAGE_SIZE,
         bytes=_bytes,
+        breakable=_breakable,
+        long_in_cell=LONG_IN_CELL,
         signed=lambda count: f"{'+' if count >= 0 else '−'}{format_bytes(abs(count))}",
         seconds=format_seconds,
         count=format_count,
@@ -120,6 +128,27 @@ def _ended(statuses: Mapping[str, Mapping[str, int]]) -> Mapping[str, str]:
     }
 
 
+def _settings(content: PageContent, sheet: Mapping[str, Any]) -> list[str]:
+    """Of each answer of the sheet, the values in which its search differs from the others, as typed."""
+    of_point = {
+        (row["device"], row["point_id"]): finding.setting
+        for finding in content.answer.findings
+        for row in finding.group.rows
+    }
+    choices = [(answer["device"], (answer["choice"] or {}).get("point_id")) for answer in sheet["answer"]]
+    return [of_point.get(choice, "") for choice in choices]
+
+
+def _assumed(sheet: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The assumptions, each with the names of the terms of the estimate that it belongs to."""
+    terms: dict[str, list[str]] = {}
+    for each in sheet["calculated"]["estimates"]:
+        names = terms.setdefault(each["assumption"], [])
+        if (name := each["term"].replace("_", " ")) not in names:
+            names.append(name)
+    return [(", ".join(terms.get(text, ())), text) for text in sheet["assumed"]]
+
+
 def _estimated(sheet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The points of the sheet with an estimate, each once: it does not depend on the device."""
     loads = [*sheet["observed"]["loads"], *sheet["calculated"]["loads"]]
@@ -129,15 +158,18 @@ def _estimated(sheet: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _charts(content: PageContent) -> Mapping[str, Any]:
     from markupsafe import Markup
 
-    def drawn(chart: Any, name: str, label: str, **more: Any) -> Drawn:
-        return Drawn(svg=Markup(charts.as_svg(chart, name, label)), label=label, **more)
+    def drawn(chart: Callable[..., Any], shown: Any, name: str, label: str, **more: Any) -> Drawn | None:
+        wide = chart(shown)
+        if wide is None:
+            return None
+        narrow = charts.as_svg(chart(shown, narrow=True), f"{name}-narrow", label)
+        return Drawn(svg=Markup(charts.as_svg(wide, name, label)), narrow=Markup(narrow), label=label, **more)
 
-    comparison = charts.comparison_chart(content.compared)
-    timeline = charts.timeline_chart(content.timeline)
     return {
         "phases": [
             drawn(
-                charts.phase_chart(bars),
+                charts.phase_chart,
+                bars,
                 f"phases{place}",
                 f"memory by phase of {bars.title}",
                 content=bars,
@@ -147,7 +179,8 @@ def _charts(content: PageContent) -> Mapping[str, Any]:
         ],
         "memory": [
             drawn(
-                charts.memory_chart(found),
+                charts.memory_chart,
+                found,
                 f"memory{place}",
                 f"memory against tokens of {found.title}",
                 content=found,
@@ -155,8 +188,8 @@ def _charts(content: PageContent) -> Mapping[str, Any]:
             )
             for place, found in enumerate(content.fitted.shown)
         ],
-        "comparison": None if comparison is None else drawn(comparison, "compared", "estimated, calculated, measured"),
-        "timeline": None if timeline is None else drawn(timeline, "timeline", "attempts by device and result"),
+        "comparison": drawn(charts.comparison_chart, content.compared, "compared", "estimated, calculated, measured"),
+        "timeline": drawn(charts.timeline_chart, content.timeline, "timeline", "attempts by device and result"),
     }
 
 
@@ -166,6 +199,17 @@ def _counters(bars: PhaseBars) -> list[str]:
 
 def _draws_limit(found: FittedMemory) -> bool:
     return found.limit is not None and found.limit <= charts.FAR * max(point.bytes for point in found.points)
+
+
+def _breakable(text: str, longest: int = LONG_WORD) -> Any:
+    """A text whose long words can be broken after the signs in them, and not within a name or a value."""
+    from markupsafe import Markup, escape
+
+    def word(each: str) -> Any:
+        pieces = re.findall(r"[^.=,/_]+[.=,/_]*|[.=,/_]+", each) if len(each) > longest else [each]
+        return Markup("<wbr>").join(escape(piece) for piece in pieces)
+
+    return Markup(" ").join(word(each) for each in text.split(" "))
 
 
 def _bytes(count: int | None) -> str:

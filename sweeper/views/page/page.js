@@ -26,10 +26,18 @@
     if (kind === "bytes") return bytes(value);
     return kind === "seconds" ? value.toFixed(2) : String(value);
   }
+  function breakable(words) { // long ones after the signs in them, and not within a name or a value
+    return words.split(" ").flatMap((word, place) => {
+      const pieces = word.length > 10 ? word.match(/[^.=,/_]+[.=,/_]*|[.=,/_]+/g) : [word];
+      const broken = pieces.flatMap((piece, at) => (at ? [document.createElement("wbr"), piece] : [piece]));
+      return place ? [" ", ...broken] : broken;
+    });
+  }
   function cell(row, place) {
     const { kind, label } = columns[place];
     const value = row.v[place];
     const td = document.createElement("td");
+    td.dataset.label = label;
     if (kind === "mark") {
       const span = td.appendChild(document.createElement("span"));
       span.className = "with";
@@ -41,8 +49,10 @@
       return td;
     }
     const partial = row.p && kind === "bytes" && label.startsWith("peak") && value !== null;
-    td.textContent = (partial ? "≥ " : "") + text(value, kind);
-    if (numeric.has(kind)) td.className = "num";
+    if (numeric.has(kind)) td.textContent = (partial ? "≥ " : "") + text(value, kind);
+    else td.append(...breakable(text(value, kind)));
+    td.classList.toggle("num", numeric.has(kind));
+    td.classList.toggle("none", value === null);
     return td;
   }
   function draw() {

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from runners.device import device_named
 from runners.journal import BETWEEN, QUALITY
 from sweeper.rows import Row
+from sweeper.units import format_bytes
 
 MOST_PHASES = 24
 TENSORS = "tensors"  # the kind of a budget that limits tensors themselves
+AND_CONTEXT = " + context"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,7 @@ class PhaseBars:
     below: int
     baseline: int | None
     limit: int | None
+    limit_label: str  # what the limit is made of; empty without one
     bars: Sequence[PhaseBar]
     hidden: int
 
@@ -58,7 +61,14 @@ class PhaseBars:
             found.append("the process before the workload is part of resident: drawn inside it")
         if self.apart and self.outer:
             found.append(f"{self.apart} counts other bytes than {self.outer}: a bar of its own")
+        if self.limit is not None and self.limit_label.endswith(AND_CONTEXT):
+            found.append(f"the budget does not count {format_bytes(self.below)} of context and libraries")
         return found
+
+    @property
+    def shown(self) -> Sequence[str]:
+        """The counters of a bar in the order of the legend."""
+        return [each for each in (self.outer, self.inner, self.apart) if each]
 
 
 def phase_bars(title: str, row: Row, phases: Iterable[Row]) -> PhaseBars | None:
@@ -84,6 +94,7 @@ def phase_bars(title: str, row: Row, phases: Iterable[Row]) -> PhaseBars | None:
     has = {counter for bar in bars for counter in bar.peaks}
     below = row.get("context_bytes") or 0
     on_card = not device.is_host
+    limit, label = _limit(row, below)
     return PhaseBars(
         title=title,
         device=row["device"],
@@ -94,7 +105,8 @@ def phase_bars(title: str, row: Row, phases: Iterable[Row]) -> PhaseBars | None:
         apart="tensor" if "tensor" in has else None,
         below=below if "reserved" in has else 0,
         baseline=None if on_card else row.get("process_baseline_bytes"),
-        limit=_limit(row, below),
+        limit=limit,
+        limit_label=label,
         bars=bars[:MOST_PHASES],
         hidden=len(bars) - len(bars[:MOST_PHASES]),
     )
@@ -104,14 +116,18 @@ def _peak(phases: Iterable[Row], counter: str) -> int | None:
     return max((peak for phase in phases if (peak := phase.get(f"peak_{counter}_bytes")) is not None), default=None)
 
 
-def _limit(row: Row, below: int) -> int | None:
-    """The bytes that the outer bars may reach, where they are known.
+def _limit(row: Row, below: int) -> tuple[int | None, str]:
+    """The bytes that the outer bars may reach and what they are made of, where they are known.
 
     None on cpu: its budget limits the data that the process adds, and resident memory counts other pages too.
     """
     kind, budget = row.get("budget_kind"), row.get("budget_bytes")
     if device_named(row["device"]).is_host:
-        return budget if kind == TENSORS else None
+        return (budget, f"budget {format_bytes(budget)}") if kind == TENSORS and budget is not None else (None, "")
     total = row.get("device_total_bytes") if below else None
-    limits = [each for each in (None if budget is None else below + budget, total) if each is not None]
-    return min(limits, default=None)
+    limits = []
+    if budget is not None:
+        limits.append((below + budget, f"budget {format_bytes(budget)}{AND_CONTEXT if below else ''}"))
+    if total is not None:
+        limits.append((total, f"device {format_bytes(total)}"))
+    return min(limits, default=(None, ""))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from runners import files
+from runners.device import CALCULATED, MEASURED
 from runners.libraries import installation, is_installed
 from sweeper import cards
 from sweeper.errors import Mistake
@@ -82,10 +83,20 @@ def content_of(
     )
 
 
-def _environment(tables: Mapping[str, pa.Table]) -> list[str]:
+def _environment(tables: Mapping[str, pa.Table]) -> list[tuple[str, str]]:
+    return [environment_of(record) for record in tables["environment"].to_pylist()]
+
+
+def environment_of(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Measured or calculated, and the line of an environment. A calculated card was in no host."""
     from sweeper.views.decision_text import environment_line
 
-    return [environment_line(record) for record in tables["environment"].to_pylist()]
+    if record.get("allocator_backend") != CALCULATED:
+        return MEASURED, environment_line(record)
+    of_host = ("host", "system", "device_name", "device_uuid", "driver", "backend", "backend_version")
+    traced_with = {**record, **dict.fromkeys((*of_host, "allocator_backend"))}
+    name = record.get("device_name") or "a device"
+    return CALCULATED, f"{name}: no such device was used, its figures were calculated; {environment_line(traced_with)}"
 
 
 def _write_pictures(content: PageContent, folder: str) -> Iterator[Path]:

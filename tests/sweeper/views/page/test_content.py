@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
+from decimal import Decimal as D
 from typing import Any
 
 import pytest
 
 from runners.device import Card
+from sweeper.costs import TOKENS as TOKENS_OF_A_PASS
+from sweeper.costs import Tariff, Tariffs
 from sweeper.errors import Mistake
 from sweeper.objective import TOKENS
 from sweeper.tables import loading
+from sweeper.views.decision_sheet import decision_sheet
 from sweeper.views.page import report, timeline
 from sweeper.views.page.answer import answer_of
 from sweeper.views.page.card_room import card_rooms
-from sweeper.views.page.content import PageContent
+from sweeper.views.page.content import PageContent, page_content
+from sweeper.views.page.failures import failures_of
+from sweeper.views.page.html import page_html
 from sweeper.views.page.marks import Mark, mark_of
 from sweeper.views.page.phase_bars import phase_bars
 from sweeper.views.page.report import content_of
@@ -94,7 +100,8 @@ def test_two_other_dimensions_can_be_chosen_and_one_that_did_not_vary_is_refused
 def test_the_answer_is_a_sentence_and_says_that_the_sweep_broke_off(content: PageContent) -> None:
     answer = content.answer
     assert answer.headline == (
-        "batch=32 context=128 is the largest that fits on cpu with dtype=float32: it peaks at 259.00 MiB resident."
+        "2 of 2 settings fit on cpu; the largest point, batch=32 context=128,"
+        " fits with dtype=float32 and dtype=bfloat16."
     )
     assert "The sweep broke off: 1 of 72 points have no result." in answer.remarks
     assert content.counts == {Mark.FITS: 48, Mark.FAILS: 14, Mark.PARTIAL: 4, Mark.UNKNOWN: 1, Mark.SKIPPED: 5}
@@ -137,8 +144,46 @@ def test_several_settings_of_one_device_are_counted_in_the_answer(tables: dict[s
         for each in some
     ]
     answer = answer_of(several, TOKENS)
-    assert answer.headline == "2 of 3 settings fit on cpu."
+    assert answer.headline == (
+        "2 of 3 settings fit on cpu; the largest point, batch=32 context=128,"
+        " fits with quantize=none and quantize=int8."
+    )
     assert [finding.setting for finding in answer.findings] == ["quantize=none", "quantize=int8", "quantize=nf4"]
+
+
+def test_of_two_settings_the_one_in_which_more_fits_comes_first(tables: dict[str, Any]) -> None:
+    rows = [each for each in tables["points"].to_pylist() if each["dtype"] == "float32"]
+    small = [each for each in rows if each["batch"] * each["context"] <= 256]
+    two = [
+        {**each, "config": json.dumps(json.loads(each["config"]) | {"checkpointing": on})}
+        for on, some in {False: small, True: rows}.items()
+        for each in some
+    ]
+    assert answer_of(two, TOKENS).headline == (
+        "batch=32 context=128 is the largest that fits on cpu with checkpointing=true: it peaks at 259.00 MiB resident."
+    )
+    assert answer_of(two, TOKENS).detail == "With checkpointing=false, batch=4 context=64 is the largest."
+    refused = [each for each in two if each["status"] == "oom"]
+    two = [each for each in two if json.loads(each["config"])["checkpointing"] is False] + refused
+    assert answer_of(two, TOKENS).detail == "Nothing that was tried fits with checkpointing=true."
+
+
+def test_the_figure_that_is_compared_with_the_limit_is_the_one_in_the_sentence(tables: dict[str, Any]) -> None:
+    (fits, *_) = (each for each in tables["points"].to_pylist() if each["status"] == "ok")
+    limited = {"budget_bytes": 600 * MIB, "budget_kind": "data_limit", "budget_used_bytes": 267 * MIB}
+    answer = answer_of([fits | limited | {"peak_resident_bytes": 623 * MIB}], TOKENS)
+    assert answer.headline.endswith(
+        ": it uses 267.00 MiB of the 600.00 MiB budget (of data, not counting the imports), 623.00 MiB resident."
+    )
+    finding = answer.findings[0]
+    assert (finding.used_bytes, finding.left_bytes, finding.limit_bytes) == (267 * MIB, 333 * MIB, 600 * MIB)
+    unread = answer_of([fits | limited | {"budget_used_bytes": None}], TOKENS)
+    assert unread.findings[0].used_bytes is None
+    card = fits | {"device": "sim:rtx-4090", "kind": "calculated", "device_total_bytes": 24 * GIB}
+    card |= {"peak_allocated_bytes": 5 * GIB, "peak_used_bytes": 7 * GIB, "budget_bytes": None, "budget_kind": None}
+    assert answer_of([card], TOKENS).headline.endswith(
+        ": it uses 7.00 GiB of the 24.00 GiB of sim:rtx-4090, 5.00 GiB allocated."
+    )
 
 
 def test_many_devices_are_counted_in_the_answer_smallest_memory_first(tables: dict[str, Any]) -> None:
@@ -260,3 +305,91 @@ def test_the_page_says_the_same_as_the_tables(page: Page) -> None:
     assert SCRIPT not in page.html
     assert "&lt;script&gt;" in page.html
     assert page.file.name == report.PAGE
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def test_a_calculated_card_is_listed_without_the_host_that_traced_it() -> None:
+    record = {"host": "vm", "system": "Linux", "device_name": "A Card", "torch": "2.13.0+cpu", "backend": "cpu"}
+    assert report.environment_of({**record, "allocator_backend": "malloc"})[0] == "measured"
+    kind, line = report.environment_of({**record, "allocator_backend": "calculated"})
+    assert kind == "calculated"
+    assert line == "A Card: no such device was used, its figures were calculated; torch 2.13.0+cpu"
+
+
+def test_the_cause_at_the_end_of_a_long_message_is_in_the_summary(tables: dict[str, Any]) -> None:
+    refused = next(each for each in tables["attempts"].to_pylist() if each["status"] == "oom")
+    message = f"Tried to allocate 22.00 MiB. {'The device has memory that is free. ' * 5}600.00 MiB allowed."
+    failed = refused | {"error_type": "torch.OutOfMemoryError", "error_message": message}
+    (kind,) = failures_of([failed], {refused["point_id"]: "batch=1"}).kinds
+    assert kind.summary == f"OutOfMemoryError: {message}"
+    assert not kind.says_more
+    (kind,) = failures_of([failed | {"error_message": f"{message}\nand a trace"}], {refused["point_id"]: ""}).kinds
+    assert kind.says_more
+    assert kind.message.endswith("and a trace")
+
+
+def test_cards_that_all_fit_are_one_sentence_with_the_smallest() -> None:
+    cards = {
+        f"card-{gib}": Card(name=f"Card {gib}", vendor="nvidia", architecture="sm_90", total_bytes=gib * GIB)
+        for gib in (80, 9, 24)
+    }
+    found = card_rooms("a", on_a_card(), cards)
+    assert found is not None
+    assert found.are_alike
+    assert found.sentence == (
+        "The point reserves 8.00 GiB. It fits on all 3 cards; the smallest of them is card-9,"
+        " which has room for 9.00 GiB."
+    )
+    cards["small"] = Card(name="Small", vendor="nvidia", architecture="sm_90", total_bytes=GIB)
+    found = card_rooms("a", on_a_card(), cards)
+    assert found is not None
+    assert not found.are_alike
+    assert "It fits on 3 of 4 cards; the smallest of them is card-9" in found.sentence
+
+
+def test_an_assumption_begins_with_the_term_that_it_belongs_to(page: Page, tables: dict[str, Any]) -> None:
+    sheet = decision_sheet(page.folder, tables)
+    terms = [{"term": "optimizer_state", "assumption": "a state has its parameter's shape"}]
+    sheet["calculated"]["estimates"] = terms
+    sheet["assumed"] = ["a state has its parameter's shape", "nothing else was tried"]
+    html = page_html(content_of(page.folder, tables), sheet, [])
+    assert "<li><b>optimizer state</b>: a state has its parameter&#39;s shape</li>" in html
+    assert "<li>Nothing else was tried</li>" in html
+
+
+def test_a_pace_shows_the_spread_of_its_repeats_and_one_repeat_has_none(page: Page, tables: dict[str, Any]) -> None:
+    rows = {name: tables[name].to_pylist() for name in ("points", "attempts", "phases")}
+    (first, second, *_) = (each for each in rows["points"] if each["status"] == "ok")
+    rows["phases"] = [
+        {**rows["phases"][0], **{name: of[name] for name in ("point_id", "attempt")}}
+        | {"phase": "warm_forward", "run_index": index, "elapsed_s": seconds, "completed": True}
+        for of, times in ((first, (1.0, 1.5)), (second, (2.0,)))
+        for index, seconds in enumerate(times)
+    ]
+    tariffs = Tariffs(
+        currency="EUR", unit=TOKENS_OF_A_PASS, amount=1000, by_device={"cpu": Tariff(price_per_hour=D(1))}
+    )
+    costs = page_content(run="a", environment=[], plan=[], cards={}, tariffs=tariffs, **rows).costs
+    assert costs is not None
+    assert [costs.pace(each) for each in costs.priced] == ["2 repeats of 1 to 1.5 s", "one repeat"]
+    assert costs.has_single_repeats
+
+
+def test_the_limit_of_a_card_with_a_budget_is_named_with_the_context_that_it_does_not_count() -> None:
+    limited = on_a_card(budget_bytes=8 * GIB, budget_kind="allocator")
+    bars = phase_bars("a", limited, [phase("forward", 6, 8)])
+    assert bars is not None
+    assert (bars.limit, bars.limit_label) == (9 * GIB, "budget 8.00 GiB + context")
+    assert bars.legend[-1] == "the budget does not count 1.00 GiB of context and libraries"
+    assert bars.shown == ["reserved", "allocated"]
+    charts = pytest.importorskip("sweeper.views.page.charts")
+    drawn = json.dumps(charts.phase_chart(bars, narrow=True).to_dict())
+    assert '"reserved / allocated, GiB"' in drawn
+    assert '"8.00 / 6.00"' in drawn
+
+
+def test_each_choice_names_its_setting(page: Page) -> None:
+    for dtype in DTYPES:
+        assert f"The choice with dtype={dtype}: the largest that fits, measured" in page.html
