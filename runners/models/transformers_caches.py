@@ -34,27 +34,22 @@ PAGE = 16  # tokens of a page of a paged cache: the block size that vLLM has by 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """The cache of a point, of `rows`. `capacity`: positions of a row at the end of generation, plus one.
-
-    `dtype` and `device` are those of the keys and values.
-    """
+    """The cache of a point, of `rows`. `capacity`: positions of a row at the end of generation, plus one."""
 
     kind: str
     backend: str | None  # library of a quantized cache
     config: Any  # the model's
     argument: str  # name of the cache argument in the model's forward pass
     capacity: int
-    rows: int
-    dtype: torch.dtype
-    device: torch.device | str
+    rows: int = 1
 
     @property
     def width(self) -> int | None:
         """Number of positions that the cache returns to a layer, if it differs from the number stored so far."""
         return self.capacity if self.kind == "static" else None
 
-    def cache(self) -> Any:
-        """A new, empty cache."""
+    def cache(self, dtype: torch.dtype, device: torch.device | str) -> Any:
+        """A new, empty cache. `dtype` and `device` are those of its keys and values."""
         if self.kind == "static":
             return transformers.StaticCache(config=self.config, max_cache_len=self.capacity)
         if self.kind == "quantized":
@@ -64,7 +59,7 @@ class CacheSpec:
             assert windows is not None  # `prepare` refuses other models
             assert vectors is not None
             table = Pages(self.rows, self._pages, slice(0, self.rows))
-            return PagedCache(table, len(windows), vectors, self.dtype, self.device)
+            return PagedCache(table, len(windows), vectors, dtype, device)
         # Without a configuration, a DynamicCache ignores windows.
         config = None if self.kind != "sliding" and any(_windows(self.config) or ()) else self.config
         return transformers.DynamicCache(config=config, offloading=self.kind == "offloaded")

@@ -118,8 +118,6 @@ class Generation:
                 argument=transformers_caches.argument(module),
                 capacity=prompts.positions(workload["new_tokens"]),
                 rows=prompts.rows,
-                dtype=network.dtype,
-                device=network.device,
             ),
             new_tokens=workload["new_tokens"],
             prefill_chunk=workload["prefill_chunk"],
@@ -134,7 +132,7 @@ class Generation:
         from runners.models.torch_models import shapes
 
         with phase(f"{prefix}prefill", run_index) as notes:
-            cache = self.cache_spec.cache()
+            cache = self.cache_spec.cache(self.network.dtype, self.network.device)
             first_tokens = self._read_all(cache, notes)
             chosen = [torch.cat(first_tokens) if len(first_tokens) > 1 else first_tokens[0]]
             notes.metrics |= self._metrics(cache, chosen)
@@ -145,10 +143,12 @@ class Generation:
                 held=notes.metrics["cache_bytes"],
             )
         with phase(f"{prefix}decode", run_index) as notes:
+            followed = 0
             for step in range(1, self.new_tokens):
                 if self._is_skipped(step):
                     chosen.append(chosen[-1].clone())
                     continue
+                followed += 1
                 if self.cache_spec.kind == "paged":
                     cache.select(0, self.prompts.rows, self.prompts.positions(step - 1))
                 inputs = self.prompts.decode(chosen[-1], step, self.cache_spec.width)
@@ -156,7 +156,7 @@ class Generation:
                 chosen.append(self._choose(self.prompts.of_tokens(self._logits(cache, inputs, {}))))
                 del inputs
                 notes.iterations = step
-            notes.metrics |= self._metrics(cache, chosen)
+            notes.metrics |= self._metrics(cache, chosen) | {"decoding_steps": followed}
         return notes.metrics | {"prompt_cache_bytes": prompt_bytes}
 
     def _read_all(self, cache: Any, notes: Notes) -> list[torch.Tensor]:
@@ -191,7 +191,8 @@ class Generation:
 
     def _is_skipped(self, step: int) -> bool:
         """Whether a calculated device need not follow a decoding step: every page is allocated already, and a step
-        takes no less than the one before it, so that the last ones take the most. Their tokens are held as ever.
+        takes no less than the one before it, so that the last ones have the peak of what is allocated. Their tokens are
+        held as ever. Where the tensors of a step grow (eager attention, masks of windows), more may be reserved.
         """
         from runners.models import torch_models
 
