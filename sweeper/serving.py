@@ -1,7 +1,7 @@
 """A server of a model: how many requests it can answer at once, from rows of the workload `generate`. Pure.
 
-Each request has pages of the cache for its prompt and its new tokens (workload.cache=paged). The prompts are read one
-after another, in passes of as many tokens as a server's.
+Each request has pages of the cache for its prompt and its answer (workload.cache=paged). The prompts are read one after
+another, in passes of as many tokens as a server's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from sweeper.fit_cells import Cell, FitDevice, Result, Setting
 
 SERVE, PAGED = "serve", "paged"
 PASS_TOKENS = 8192  # of all prompts together: the limit that vLLM has by default on a card of 80 GB
-NEW_TOKENS = 8  # each takes a pass to calculate, and the same memory
+# Of an answer: a usual limit of a chat. Of its decoding steps, a calculated device follows the first and the last ones.
+NEW_TOKENS = 512
 NOT_INCLUDED = (
+    "the time to read the prompts, in tokens/s",
     "what a server keeps for itself (its own reserve and its copies of inputs)",
     "CUDA graphs",
     "the workspaces of its own kernels",
@@ -54,6 +56,7 @@ class Serving:
     largest: int | None = None
     largest_peak_bytes: int | None = None
     is_at_least: bool = False  # no larger number was tried
+    is_open: bool = False  # the search for the largest number is not over
     request_bytes: int | None = None  # pages of one request
     request_pages: int | None = None  # in each layer
     pass_tokens: int | None = None  # that a pass of the prefill reads, of one prompt or several
@@ -106,6 +109,7 @@ def _serving(cell: Cell, results: Sequence[Result], requests: int) -> Serving:
         largest=0 if cell.fits is False else cell.largest_batch,
         largest_peak_bytes=cell.largest_peak_bytes,
         is_at_least=cell.is_at_least,
+        is_open=cell.is_open,
         request_bytes=None if known is None else known.metrics["cache_bytes"] // known.batch,
         request_pages=None if stored is None or workload.get("cache") != PAGED else -(-stored // PAGE),
         pass_tokens=workload.get("prefill_chunk"),

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -48,14 +48,18 @@ class CacheSpec:
         """Number of positions that the cache returns to a layer, if it differs from the number stored so far."""
         return self.capacity if self.kind == "static" else None
 
-    def cache(self) -> Any:
-        """A new, empty cache."""
+    def cache(self, dtype: torch.dtype, device: torch.device | str) -> Any:
+        """A new, empty cache. `dtype` and `device` are those of its keys and values."""
         if self.kind == "static":
             return transformers.StaticCache(config=self.config, max_cache_len=self.capacity)
         if self.kind == "quantized":
             return transformers.QuantizedCache(self.backend or "", self.config)
         if self.kind == "paged":
-            return PagedCache(self.rows, self._pages)
+            windows, vectors = _windows(self.config), _elements_of_a_position(self.config)
+            assert windows is not None  # `prepare` refuses other models
+            assert vectors is not None
+            table = Pages(self.rows, self._pages, slice(0, self.rows))
+            return PagedCache(table, len(windows), vectors, dtype, device)
         # Without a configuration, a DynamicCache ignores windows.
         config = None if self.kind != "sliding" and any(_windows(self.config) or ()) else self.config
         return transformers.DynamicCache(config=config, offloading=self.kind == "offloaded")
@@ -110,11 +114,20 @@ class Pages:
 
 
 class PagedCache(cache_utils.Cache):
-    """Pages of PAGE tokens for each of `rows`. Its layers do not refer to it: a circle would outlive its last use."""
+    """The pages of every layer, allocated before the first pass, as a server does.
 
-    def __init__(self, rows: int, pages: int) -> None:
-        self.table = Pages(rows, pages, slice(0, rows))
-        super().__init__(layer_class_to_replicate=partial(PagedLayer, self.table))  # type: ignore[arg-type]
+    Between the tensors of a pass they would leave gaps that nothing else fits into. `vectors`: elements of the keys and
+    values of a position in a layer. The layers do not refer to the cache: a circle would outlive its last use.
+    """
+
+    def __init__(self, table: Pages, layers: int, vectors: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.table = table
+        positions = table.rows * table.pages * PAGE
+        made = [
+            PagedLayer(table, torch.empty(2, positions * vectors // 2, dtype=dtype, device=device))
+            for _ in range(layers)
+        ]
+        super().__init__(layers=made)  # type: ignore[arg-type]
 
     def select(self, first: int, end: int, stored: int) -> None:
         """The next pass is of these rows, which have `stored` tokens."""
@@ -124,7 +137,7 @@ class PagedCache(cache_utils.Cache):
 
 
 class PagedLayer(cache_utils.CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """One layer of a paged cache. All its pages are allocated at the first pass.
+    """One layer of a paged cache. `pages`: a tensor (2, elements) for all its keys and values.
 
     The pages of a row lie next to each other, so attention reads them in place, as a kernel for pages does: there is no
     copy of them. A server's table of pages, 4 bytes a page, is not part of it.
@@ -132,21 +145,23 @@ class PagedLayer(cache_utils.CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     is_sliding = False
 
-    def __init__(self, table: Pages) -> None:
+    def __init__(self, table: Pages, pages: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.table, self.stored = table, 0
+        self.keys, self.values = pages.unbind()
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
         self.device = key_states.device
         values = key_states if value_states is None else value_states
-        self.keys, self.values = map(self._empty, (key_states, values))
+        self.keys, self.values = self._shaped(self.keys, key_states), self._shaped(self.values, values)
         self.is_initialized = True
 
-    def _empty(self, states: torch.Tensor) -> torch.Tensor:
+    def _shaped(self, pages: torch.Tensor | None, states: torch.Tensor) -> torch.Tensor:
         """Pages (rows x pages, PAGE, heads, size) for states (selected rows, heads, tokens, size)."""
-        heads, size = states.shape[1], states.shape[3]
-        count = self.table.rows * self.table.pages
-        return torch.empty(count, PAGE, heads, size, dtype=states.dtype, device=states.device)
+        shape = (self.table.rows * self.table.pages, PAGE, states.shape[1], states.shape[3])
+        if pages is not None and pages.numel() == math.prod(shape) and pages.dtype == states.dtype:
+            return pages.view(shape)
+        return torch.empty(shape, dtype=states.dtype, device=states.device)  # heads that the configuration leaves open
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

@@ -8,7 +8,7 @@ sequence; otherwise random weights would decide how many tokens are measured.
 The prefill reads the prompts at once, or `prefill_chunk` tokens of each row in a pass, as servers do. A pass in which
 no prompt ends computes logits as the others do, and drops them. With a paged cache, `prefill_chunk` is the number of
 tokens of a pass: of several whole prompts, or of a part of one. A calculated device skips groups of prompts that are
-like the one before.
+like the one before, and with a paged cache the decoding steps between the first and the last ones.
 
 Keys under `workload`: new_tokens, prefill_chunk, cache, cache_backend, prompt_lengths, packing, logits.
 """
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from runners.models.transformers_prompts import Prompts
 
 BACKENDS: dict[str, tuple[str, ...]] = {"quanto": ("optimum.quanto",), "hqq": ("hqq.core.quantize",), "fp8": ()}
+
+FOLLOWED = 4  # decoding steps that a calculated device follows with a paged cache: the first and the last ones
 
 AnyPhase = Callable[[str, int | None], AbstractContextManager[Notes]]
 
@@ -130,7 +132,7 @@ class Generation:
         from runners.models.torch_models import shapes
 
         with phase(f"{prefix}prefill", run_index) as notes:
-            cache = self.cache_spec.cache()
+            cache = self.cache_spec.cache(self.network.dtype, self.network.device)
             first_tokens = self._read_all(cache, notes)
             chosen = [torch.cat(first_tokens) if len(first_tokens) > 1 else first_tokens[0]]
             notes.metrics |= self._metrics(cache, chosen)
@@ -141,13 +143,20 @@ class Generation:
                 held=notes.metrics["cache_bytes"],
             )
         with phase(f"{prefix}decode", run_index) as notes:
+            followed = 0
             for step in range(1, self.new_tokens):
+                if self._is_skipped(step):
+                    chosen.append(chosen[-1].clone())
+                    continue
+                followed += 1
+                if self.cache_spec.kind == "paged":
+                    cache.select(0, self.prompts.rows, self.prompts.positions(step - 1))
                 inputs = self.prompts.decode(chosen[-1], step, self.cache_spec.width)
                 notes.shapes = shapes(inputs)
                 chosen.append(self._choose(self.prompts.of_tokens(self._logits(cache, inputs, {}))))
                 del inputs
                 notes.iterations = step
-            notes.metrics |= self._metrics(cache, chosen)
+            notes.metrics |= self._metrics(cache, chosen) | {"decoding_steps": followed}
         return notes.metrics | {"prompt_cache_bytes": prompt_bytes}
 
     def _read_all(self, cache: Any, notes: Notes) -> list[torch.Tensor]:
@@ -170,7 +179,6 @@ class Generation:
                 for first, end in chunks:
                     found += self._read_prompts(cache, first, end, notes, slice(first_row, end_row))
             notes.iterations += len(chunks)
-        cache.select(0, self.prompts.rows, self.prompts.positions(0))
         return found
 
     def _is_known(self, groups: Sequence[tuple[int, int]], place: int) -> bool:
@@ -180,6 +188,19 @@ class Generation:
 
         sizes = [end - first for first, end in groups[place : place + 2]]
         return place > 0 and sizes[1:] == sizes[:1] and torch_models.is_calculated(self.network.device)
+
+    def _is_skipped(self, step: int) -> bool:
+        """Whether a calculated device need not follow a decoding step: every page is allocated already, and a step
+        takes no less than the one before it, so that the last ones have the peak of what is allocated. Their tokens are
+        held as ever. Where the tensors of a step grow (eager attention, masks of windows), more may be reserved.
+        """
+        from runners.models import torch_models
+
+        return (
+            self.cache_spec.kind == "paged"
+            and FOLLOWED < step < self.new_tokens - FOLLOWED
+            and torch_models.is_calculated(self.network.device)
+        )
 
     def _read_prompts(
         self, cache: Any, first: int, end: int, notes: Notes, rows: slice | None = None

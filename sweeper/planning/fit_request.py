@@ -19,7 +19,7 @@ from sweeper.effects.levers import Q_AND_V, computes_in_bfloat16
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.fit_cells import LARGEST_BATCH, SETTINGS, Setting
 from sweeper.planning.suggestions import no_such_card
-from sweeper.serving import serving_setting
+from sweeper.serving import NEW_TOKENS, serving_setting
 
 EXAMPLE = "sweeper fit model=qwen2.5-7b card=rtx-4090"
 PROGRAMS = ("custom", "command")  # workloads that have no settings of ours
@@ -75,7 +75,14 @@ class FitRequest:
         """The columns of one card; of several cards, or of a server, one of the contexts of a model."""
         if (len(self.cards) == 1 and self.concurrency is None) or not contexts:
             return contexts
-        return (min(USUAL_CONTEXT, max(contexts)),)
+        # A server's positions are of a prompt and its answer.
+        answer = 0 if self.concurrency is None else self._answer_tokens
+        return (min(USUAL_CONTEXT, max(max(contexts) - answer, 1)),)
+
+    @property
+    def _answer_tokens(self) -> int:
+        typed = [each.partition("=")[2] for each in self.overrides if each.startswith("workload.new_tokens=")]
+        return int(typed[0]) if typed and typed[0].isdecimal() else NEW_TOKENS
 
     def points(self, contexts: Sequence[int], model_type: str | None = None) -> list[dict[str, Any]]:
         """The first point of each cell, in the order of the table. `contexts`: empty if they are typed or unused."""

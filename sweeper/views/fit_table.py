@@ -30,6 +30,12 @@ ACCURACY = (
     "Against published peaks of GPUs, allocated was off by 0.01 % at most in the median, by 4.7 % in the worst row of"
     " training and by 0.4 % in that of running; the context of a card differs by up to some 100 MiB: docs/accuracy.md"
 )
+NO_QUANTIZED = ". No published peak of QLoRA was compared"
+NO_SERVER = (
+    "No figure of a server was compared with a real one. Published peaks of transformers' own generation were, and"
+    " allocated was off by 0.4 % at most: docs/accuracy.md"
+)
+MOST_NAMED = 3
 
 
 def as_text(table: FitTable, width: int = WIDTH) -> str:
@@ -197,13 +203,36 @@ def _notes(table: FitTable) -> list[str]:
         if device.has_display and not device.used_by_others_bytes:
             notes.append(f"Other programs: none are assumed. {DESKTOP[0].upper()}{DESKTOP[1:]}: used_by_others=1GiB")
             break
-    fragmented = sum(cell.fits_if_expandable for cell in table.cells)
-    if fragmented:
-        cells = f"{fragmented} of {len(table.cells)} cells"
-        setting = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-        notes.append(f"Fragmentation ends {cells}: one more fits with {setting}, set before the command.")
-    notes.append(ACCURACY)
+    notes += _fragmentation(table)
+    notes.append(_accuracy(table))
     return notes
+
+
+def _fragmentation(table: FitTable) -> list[str]:
+    """The batches that expandable segments would let fit, by name if they are few."""
+    found = [cell for cell in table.cells if cell.fits_if_expandable]
+    if not found:
+        return []
+    setting = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    if len(found) > MOST_NAMED:
+        return [
+            f"Fragmentation ends {len(found)} of {len(table.cells)} cells: one more fits with {setting}, set before the"
+            " command."
+        ]
+    names = []
+    for cell in found:
+        number = f"{cell.failing_batch} requests" if table.servings else f"{cell.setting} of batch {cell.failing_batch}"
+        at = "" if cell.context is None else f" at {cell.context:,} tokens"
+        names.append(f"{number}{at} on {cell.device}")
+    return [f"Only fragmentation prevents {'; '.join(names)}. To try without it, set {setting} before the command."]
+
+
+def _accuracy(table: FitTable) -> str:
+    """How near comparable figures came to measured ones: of what the table shows."""
+    if table.servings:
+        return NO_SERVER
+    quantized = any(cell.values.get("quantize") not in (None, "none") for cell in table.cells)
+    return f"{ACCURACY}{NO_QUANTIZED if quantized else ''}"
 
 
 def _footer(table: FitTable) -> list[str]:

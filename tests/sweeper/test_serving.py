@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sweeper.fit_cells import Cell, FitDevice, FitTable, Result
+from sweeper.fit_cells import LARGEST_BATCH, Cell, FitDevice, FitTable, Result
 from sweeper.serving import SERVE, Serving, servings, speeds
-from sweeper.views import serving_text
+from sweeper.views import fit_table, serving_text
 
 GIB = 2**30
 WEIGHTS, REQUEST = 15 * GIB, GIB  # bytes
@@ -83,18 +83,72 @@ def test_a_card_without_a_bandwidth_has_no_speed() -> None:
     assert speeds([CELL], RESULTS, [replace(DEVICE, bandwidth_bytes_per_s=None)], None) == ()
 
 
-def test_the_text_marks_arithmetic_and_names_what_is_not_included() -> None:
-    table = FitTable(
+def table_of(results: list[Result] = RESULTS, cell: Cell = CELL, requests: int = 32, **changes: Any) -> FitTable:
+    return FitTable(
         model="mine", parameters=None, dtype="bfloat16", devices=(DEVICE,), settings=(SERVE,), contexts=(100,),
-        cells=(CELL,), servings=(serving(),), speeds=speeds([CELL], RESULTS, [DEVICE], 32),
+        cells=(cell,), servings=(serving(cell, results, requests),),
+        speeds=speeds([cell], results, [changes.get("device", DEVICE)], requests),
     )  # fmt: skip
-    head, line = serving_text.grid(table)
-    assert line.split() == ["sim:mine", "100", "no", "47.00", "7", "23.00", "326"]
-    assert max(len(head), len(line)) <= 80
+
+
+def test_the_text_marks_a_formula_and_names_what_is_not_included() -> None:
+    table = table_of()
+    groups, head, line = serving_text.grid(table)
+    assert groups.split() == ["32", "requests", "largest"]
+    assert line.split() == ["mine", "24.00", "100", "no", "47.00", "-", "7", "23.00", "326"]
+    assert max(map(len, (groups, head, line))) <= 80
     text = " ".join([*serving_text.legend(table), *serving_text.speed_lines(table)])
-    for part in ("Not included:", "CUDA graphs", "8 pages of 16 tokens", "arithmetic and not calculated"):
+    for part in ("Not included:", "the time to read the prompts", "CUDA graphs", "8 pages of 16 tokens"):
         assert part in text
-    known: dict[str, Any] = {"bandwidth_bytes_per_s": None}
-    unknown = replace(table, devices=(replace(DEVICE, **known),), speeds=())
-    assert serving_text.grid(unknown)[1].split()[-1] == "-"
+    assert "an answer of 29 (workload.new_tokens)" in text
+    assert "by a formula and not from a calculated run" in text
+    unknown = table_of(device=replace(DEVICE, bandwidth_bytes_per_s=None))
+    assert serving_text.grid(unknown)[2].split()[-1] == "-"
     assert serving_text.speed_lines(unknown) == []
+
+
+def test_tokens_a_second_are_of_the_requests_asked_for_and_of_the_largest_number() -> None:
+    """5 x 1024 GiB/s / (15 + 5) GiB, and 7 x 1024 / (15 + 7)."""
+    results = [result(1, True), result(5, True), *RESULTS[1:3]]
+    table = table_of(results, replace(CELL, point_ids=("1", "5", "7", "8")), requests=5)
+    assert serving_text.grid(table)[2].split()[3:] == ["yes", "20.00", "256", "7", "23.00", "326"]
+    assert "51.2 for each of 5, 46.5 for each of 7 requests." in serving_text.speed_lines(table)
+
+
+def test_the_largest_number_is_no_answer_before_the_search_is_over() -> None:
+    """What fitted so far is `largest` in the rows."""
+    cell = replace(CELL, largest_batch=1, failing_batch=None, point_ids=("1",))
+    table = table_of([result(1, True)], cell)
+    assert table.servings[0].is_open
+    assert serving_text.grid(table)[2].split() == ["mine", "24.00", "100", *["..."] * 6]
+    ended = table_of(cell=replace(CELL, largest_batch=LARGEST_BATCH, failing_batch=None))
+    assert serving_text.grid(ended)[2].split()[6] == f">={LARGEST_BATCH}"
+
+
+def test_a_server_of_several_cards_names_the_usable_memory_and_the_price_of_each() -> None:
+    small = replace(DEVICE, name="sim:small", usable_bytes=16 * GIB, price_per_hour=3.6)
+    none = {"largest_batch": None, "largest_peak_bytes": None, "failing_batch": 1}
+    cell = replace(CELL, device="sim:small", fits=False, point_ids=("1",), **none)
+    refused = replace(result(1, False), device="sim:small")
+    table = replace(table_of(), devices=(DEVICE, small), cells=(CELL, cell))
+    table = replace(table, servings=(*table.servings, serving(cell, [refused])))
+    lines = [line.split() for line in serving_text.grid(table)[2:]]
+    assert [(line[0], line[1]) for line in lines] == [("mine", "24.00"), ("small", "16.00")]
+    assert lines[1][3:] == ["no", "-", "-", "-", "0", "-", "-", "-"]
+
+
+def test_fragmentation_names_the_card_and_the_number_of_requests() -> None:
+    text = " ".join(fit_table.as_text(table_of(cell=replace(CELL, fits_if_expandable=True))).split())
+    assert "Only fragmentation prevents 8 requests at 100 tokens on sim:mine." in text
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
+
+
+def test_the_accuracy_of_a_table_is_that_of_figures_like_its_own() -> None:
+    server = " ".join(fit_table.as_text(table_of()).split())
+    assert "No figure of a server was compared with a real one." in server
+    assert "of training" not in server
+    training = replace(table_of(), servings=(), speeds=(), cells=(replace(CELL, values={"quantize": "nf4"}),))
+    text = " ".join(fit_table.as_text(training).split())
+    assert "4.7 % in the worst row of training" in text
+    assert "No published peak of QLoRA was compared" in text
+    assert "QLoRA" not in fit_table.as_text(replace(training, cells=(CELL,)))

@@ -212,6 +212,54 @@ def test_a_calculated_device_skips_prompts_that_take_what_the_one_before_takes(
     assert peak_of(skipping) == peak_of(with_all)
 
 
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("batch", "context"), [(1, 20), (7, 40)])
+def test_a_calculated_device_follows_the_first_and_last_steps_of_an_answer_and_finds_the_peak_of_all(
+    decoder: dict[str, Any], settled: Any, attention: str, batch: int, context: int
+) -> None:
+    """Where the decoding steps have the peak, too: its pages are read in a prefill of few tokens."""
+    from runners.models import transformers_models
+
+    workload = GENERATE | {"cache": "paged", "prefill_chunk": 16, "new_tokens": 90}
+    values = settled("generate", model=decoder, workload=workload, batch=batch, context=context, attention=attention)
+
+    class Whole(generate.Generation):
+        def _is_skipped(self, step: int) -> bool:
+            return False
+
+    def calculated(kind: type[generate.Generation]) -> tuple[list[int], int]:
+        ends = []
+
+        def work(device: str) -> None:
+            generation = kind.of(transformers_models.build(values, device), workload)
+            notes = Notes()
+            with torch.inference_mode():
+                generation.once(lambda name, run_index: nullcontext(notes))
+            ends.append(notes)
+
+        return events(work), ends[0].metrics
+
+    (with_all, all_metrics), (skipping, metrics) = calculated(Whole), calculated(generate.Generation)
+    assert len(skipping) < len(with_all) / 3
+    assert peak_of(skipping) == peak_of(with_all)
+    assert (metrics.pop("decoding_steps"), all_metrics.pop("decoding_steps")) == (8, 89)
+    assert metrics | {"checksum": None} == all_metrics | {"checksum": None}
+    assert metrics["cache_bytes"] == LAYERS * POSITION * batch * 16 * -(-(context + 89) // 16)
+
+
+def test_the_pages_of_every_layer_are_allocated_before_a_pass(decoder: dict[str, Any], settled: Any) -> None:
+    built = network(decoder, settled, batch=3, context=20)
+    spec = generate.Generation.of(built, GENERATE | {"cache": "paged", "new_tokens": 14}).cache_spec
+    cache = spec.cache(built.dtype, "cpu")
+    pages = [layer.keys.untyped_storage().nbytes() for layer in cache.layers]
+    assert pages == [POSITION * 3 * 48] * LAYERS
+    before = [layer.keys.data_ptr() for layer in cache.layers]
+    cache.select(0, 3, 0)
+    with torch.inference_mode():
+        built.module(**built.inputs(), **{spec.argument: cache}, use_cache=True)
+    assert [layer.keys.data_ptr() for layer in cache.layers] == before
+
+
 @pytest.mark.parametrize(
     ("workload", "message"),
     [

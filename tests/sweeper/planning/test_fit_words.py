@@ -61,6 +61,13 @@ def test_several_cards_are_compared_at_one_context() -> None:
     assert request("mine/images", "rtx-4090", "l40s").chosen_contexts(()) == ()
 
 
+def test_a_server_of_a_model_with_few_positions_has_room_for_the_answer() -> None:
+    words = ("gpt2", "l4-24gb", "workload=generate", "concurrency=2")
+    assert request(*words).chosen_contexts((512, 1024)) == (512,)
+    assert request(*words, "workload.new_tokens=24").chosen_contexts((512, 1024)) == (1000,)
+    assert request(*words).chosen_contexts((2048, 131072)) == (4096,)
+
+
 def test_a_server_has_pages_and_passes_of_its_own() -> None:
     (setting,) = request("qwen2.5-7b", "rtx-4090", "workload=generate", "concurrency=32").settings
     assert setting.values["workload.cache"] == "paged"
