@@ -24,8 +24,9 @@ PENDING, NOT_APPLICABLE, DOES_NOT_FIT, UNDECIDED = "...", "-", "no", "?"
 LONGEST_REASON = 300
 DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of the card"
 ACCURACY = (
-    "Against published peaks of GPUs, allocated was off by 0.01 % at most in the median, by 4.7 % in the worst row of"
-    " training and by 0.4 % in that of running; the context of a card differs by up to some 100 MiB: docs/accuracy.md"
+    "How accurate: compared with published peaks of allocated memory on GPUs, half of the calculated ones are off by"
+    " 0.01 % or less, and the worst by 4.7 % in training and by 0.4 % in running. What the context of a card takes can"
+    " differ from what is assumed by some 100 MiB. Every comparison: docs/accuracy.md"
 )
 
 
@@ -187,7 +188,10 @@ def _notes(table: FitTable) -> list[str]:
     if fragmented:
         cells = f"{fragmented} of {len(table.cells)} cells"
         setting = "PYTORCH_ALLOC_CONF=expandable_segments:True"
-        notes.append(f"Fragmentation ends {cells}: one more fits with {setting}, set before the command.")
+        notes.append(
+            f"In {cells} only fragmentation keeps the next larger batch from fitting. With {setting}, set before the"
+            " command, it fits."
+        )
     notes.append(ACCURACY)
     return notes
 
