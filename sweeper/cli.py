@@ -207,7 +207,7 @@ def effects(line: CommandLine) -> int:
     folder = _run(line)
     points, phases = effects_report.rows_of(loading.read(folder))
     found = effects_report.effects(points, phases, at, read_plan(folder))
-    _show(line, found, lambda found: wrapped_text(effects_report.as_text(found), screen.width()))
+    _show(line, found, lambda found: wrapped_text(effects_report.as_text(found, screen.width()), screen.width()))
     if picture is not None and found["families"]:
         pictures.draw_effects(families(points, phases), picture, at)
     return 0

@@ -67,6 +67,7 @@ class Difference:
     points: tuple[str, str]
     bytes: Mapping[str, int | None]  # by column of points.parquet
     seconds: float | None  # the change of a warm repeat's duration
+    seconds_spread: float | None  # between the repeats of one point, of both points the larger; None with one repeat
     time_of: str | None  # the phases that the duration is the sum of
     because: Mapping[str, str]  # by column, or `seconds`
 
@@ -145,11 +146,12 @@ def _difference(
         because |= {column: reason} if reason else {}
     times = [warm_repeat(row, phases_of.get((row["point_id"], row["device"]), ())) for row in pair]
     reason = next((time for time in times if isinstance(time, str)), None)
-    seconds, time_of = None, None
+    seconds, spread, time_of = None, None, None
     if reason is None:
         (first, time_of), (second, other) = (time for time in times if not isinstance(time, str))
         if time_of == other:
             seconds = second - first
+            spread = max_spread([phases_of.get((row["point_id"], row["device"]), ()) for row in pair])
         else:
             reason, time_of = f"different phases: {time_of} and {other}", None
     return Difference(
@@ -161,6 +163,7 @@ def _difference(
         points=(before["point_id"], after["point_id"]),
         bytes=changes,
         seconds=seconds,
+        seconds_spread=spread,
         time_of=time_of,
         because=because | ({"seconds": reason} if reason else {}),
     )
@@ -221,6 +224,17 @@ def warm_repeats(phases: Sequence[Row]) -> list[float]:
         if is_warm and phase["phase_device"] == phases[0]["phase_device"]:
             found[phase["run_index"]] += phase["elapsed_s"]
     return list(found.values())
+
+
+def max_spread(of_points: Iterable[Sequence[Row]]) -> float | None:
+    """The seconds between the shortest and the longest warm repeat, the most of the points.
+
+    None if a point has one repeat. The phases are of points for which `warm_repeat` found a time.
+    """
+    repeats = [warm_repeats(phases) for phases in of_points]
+    if any(len(each) < 2 for each in repeats):
+        return None
+    return max((max(each) - min(each) for each in repeats), default=None)
 
 
 def _phases_of(points: Sequence[Row], phases: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:

@@ -16,11 +16,12 @@ from sweeper.effects.memory_fit import Size
 from sweeper.estimates.comparison import ESTIMATED
 from sweeper.estimates.estimate import Estimate, estimate
 from sweeper.estimates.memory_terms import MOMENTS
-from sweeper.plan import dotted
+from sweeper.plan import dotted, typed_value
 from sweeper.rows import Row
 
 # An estimated saving is given if it is certain within this share of it (tests/sweeper/effects/test_savings.py).
 TOLERANCE = 0.05
+NEAREST = 4  # points with a change for which the same point without it is searched
 # The keys of changes that make tensors smaller or remove them, and add none.
 SMALLER = frozenset(("batch", "context", "dtype", "workload.optimizer", "workload.logits"))
 
@@ -48,6 +49,7 @@ def levers_at(family: Family, size: Size, part: str, points: Iterable[Row], devi
     levers = [
         _from_rows(row, changes, values, alike, family.counter)
         or _from_arithmetic(changes, values, peaks)
+        or _from_neighbours(changes, values, alike, family.counter)
         or Lever(changes)
         for changes in levers_of(part, values, device, reads_text)
     ]
@@ -64,6 +66,29 @@ def _from_rows(
         peak = peak_of(other, column)
         if peak is not None and _is_same(wanted, dict(dotted(json.loads(other["config"]))), changes):
             return Lever(changes, row[column] - peak, row["kind"], f"{counter}, the same point with it in this run")
+    return None
+
+
+def _from_neighbours(changes: Changes, values: Mapping[str, Any], rows: Sequence[Row], counter: str) -> Lever | None:
+    """The difference between two rows that differ in the change alone, at the nearest other point of the same model."""
+    column = f"peak_{counter}_bytes"
+    mine = dict(dotted(values))
+    before = {key: mine.get(key) for key in changes}
+    known = [
+        (peak, dict(dotted(json.loads(row["config"])))) for row in rows if (peak := peak_of(row, column)) is not None
+    ]
+    found = []
+    for peak, config in known:
+        if all(config.get(key) == value for key, value in changes.items()):
+            keys = sorted({*config, *mine} - {*changes})
+            apart = {key: config.get(key) for key in keys if config.get(key) != mine.get(key)}
+            if not any(key.startswith("model.") for key in apart):
+                found.append((len(apart), -peak, apart, config))
+    for _, less, apart, config in sorted(found, key=lambda each: each[:2])[:NEAREST]:
+        for peak, other in known:
+            if peak + less > 0 and _is_same(config | before, other, changes):
+                at = " ".join(f"{key}={typed_value(key, value)}" for key, value in apart.items())
+                return Lever(changes, peak + less, rows[0]["kind"], f"{counter}, at {at} in this run")
     return None
 
 

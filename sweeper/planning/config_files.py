@@ -523,10 +523,11 @@ def _as_typed(file: ConfigFile) -> None:
 
 # --- where a mistake is -----------------------------------------------------------------------------------------------
 
-# How a mistake begins: the file, as a composition names it; then the key and its value, or a key that does not exist.
+# How a mistake begins: the file, as a composition names it; then the key and its value, or a key that is missing or
+# does not exist.
 _BEGINNING = re.compile(
     r"(?:(?:in )?(?P<file>\S.*?)\.yaml: )?(?P<swept>(?:grid|points): )?"
-    r"(?:no such key: (?P<unknown>[^\s;]+)|(?P<key>[\w./-]+)(?:=(?P<value>.*?))?: )"
+    r"(?:no such key: (?P<unknown>[^\s;]+)|(?P<key>[\w./-]+)(?:=(?P<value>.*?)| is missing)?: )"
 )
 
 

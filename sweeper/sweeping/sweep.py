@@ -518,13 +518,14 @@ def _slug(plan: Plan) -> str:
     if plan.design == fit_cells.DESIGN:
         cards = "-".join(device.name.removeprefix(SIM) for device in plan.devices[:2])
         return f"fit-{first.get('model.name') or first.get('workload')}-{cards}"
-    names = [str(name) for key in NAMED if key != "dtype" and (name := first.get(key)) is not None]
     swept = {dimension.key for dimension in plan.dimensions}
+    named = [key for key in NAMED if key != "dtype" and key.partition(".")[0] not in swept | {"dtype"}]
+    names = [str(name) for key in named if (name := first.get(key)) is not None]
     settings = plan.settler.settings.get(first.id, {})
     words = [
         f"{key.rpartition('.')[2]}-{_in_a_name(key, value)}" for key, value in settings.items() if key not in swept
     ]
-    slug, left = "-".join(reversed(names)), len(words)
+    slug, left = "-".join(reversed(names)) or plan.design, len(words)
     for word in words:
         if len(slug) + len(word) < LONGEST_SLUG:
             slug, left = f"{slug}-{word}", left - 1

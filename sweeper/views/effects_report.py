@@ -95,6 +95,7 @@ def _difference_as_json(found: Difference) -> dict[str, Any]:
         "points": list(found.points),
         **found.bytes,
         "seconds": found.seconds,
+        "seconds_spread": found.seconds_spread,
         "time_of": found.time_of,
         "because": dict(found.because),
     }
@@ -210,11 +211,11 @@ def _at_as_json(found: PredictedPeak) -> dict[str, Any]:
     }
 
 
-def as_text(found: Mapping[str, Any]) -> str:
-    """The result of `effects`, for a person."""
+def as_text(found: Mapping[str, Any], width: int | None = None) -> str:
+    """The result of `effects`, for a person. `width`: the columns that a line of the differences may take."""
     if found["nothing"] is not None:
         return str(found["nothing"])
-    lines = _difference_lines(found["differences"])
+    lines = _difference_lines(found["differences"], width)
     if found["added_levers"]:
         lines = [*levers_text.as_text(found["added_levers"]).splitlines(), "", *lines]
     shown: dict[tuple[str, ...], str] = {}
@@ -228,29 +229,65 @@ def as_text(found: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *([""] if hidden else []), *hidden])
 
 
-def _difference_lines(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each step with a known change."""
+def _difference_lines(found: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """The steps with a known change, by device."""
     known = [each for each in found if any(each[column] is not None for column in PEAKS)]
-    columns = [column for column in PEAKS if any(each[column] is not None for each in known)]
     kinds = " and ".join(dict.fromkeys(each["kind"] for each in known)) or MEASURED
-    has_times = any(each["seconds"] is not None for each in known)
-    lines = [f"ONE STEP OF ONE DIMENSION ({kinds}{'; the seconds are of one warm repeat' if has_times else ''})"]
-    head = ["", "", *(column.removeprefix("peak_").removesuffix("_bytes") for column in columns)]
-    head += ["time"] if has_times else []
-    body = [
-        [
-            f"{each['device']}  {each['dimension']} {_values(each)}",
-            assignments(each["at"]),
-            *("-" if each[column] is None else _signed(each[column]) for column in columns),
-            *(["-" if each["seconds"] is None else f"{each['seconds']:+.3f} s"] if has_times else []),
-        ]
-        for each in known[:LONGEST]
-    ]
-    align = "<<" + ">" * (len(head) - 2)
-    lines += indent(table([head, *body], align) if known else ["no two neighbours passed completely"])
+    shown = known[:LONGEST]
+    times = [each for each in shown if each["seconds"] is not None]
+    lines = [f"ONE STEP OF ONE DIMENSION ({kinds})"]
+    lines += ["  the seconds are of one warm repeat"] if times else []
+    for device in dict.fromkeys(each["device"] for each in shown):
+        lines += indent(_steps_of(device, [each for each in shown if each["device"] == device], width))
+    lines += [] if known else ["  no two neighbours passed completely"]
+    marks = {_certainty(each) for each in times}
+    lines += [f"  {mark}: {meaning}" for mark, meaning in MARKS.items() if mark in marks]
     lines += indent(more(len(known), LONGEST))
     unknown = Counter(next(iter(each["because"].values())) for each in found if each not in known)
     return lines + [f"  not known: {count}, {reason}" for reason, count in unknown.items()]
+
+
+def _steps_of(device: str, steps: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """The steps on one device with the counters that it has. Figures are below a step where a line is too wide."""
+    columns = [column for column in PEAKS if any(each[column] is not None for each in steps)]
+    has_times = any(each["seconds"] is not None for each in steps)
+    head = [column.removeprefix("peak_").removesuffix("_bytes") for column in columns] + ["time"] * has_times
+    figures = [
+        [
+            *("-" if each[column] is None else _signed(each[column]) for column in columns),
+            *([_time(each)] if has_times else []),
+        ]
+        for each in steps
+    ]
+    labels = [(f"{each['dimension']} {_values(each)}", assignments(each["at"])) for each in steps]
+    whole = table(
+        [[device, "", *head], *([*label, *row] for label, row in zip(labels, figures, strict=True))],
+        "<<" + ">" * len(head),
+    )
+    if width is None or max(map(len, whole)) + 2 <= width:
+        return whole
+    first, *rows = table([["", *head], *(["", *row] for row in figures)], "<" + ">" * len(head))
+    lines = [device, f"    {first}"]
+    for label, row in zip(labels, rows, strict=True):
+        lines += ["  ".join(filter(None, label)), f"    {row}"]
+    return lines
+
+
+MARKS = {
+    "?": "one repeat, so its spread is not known and the difference may be noise",
+    "~": "less than the repeats of one point differ: noise",
+}
+
+
+def _certainty(step: Mapping[str, Any]) -> str:
+    """The mark of a difference in time that may be noise; empty if it is more than the repeats differ."""
+    if step["seconds_spread"] is None:
+        return "?"
+    return "~" if abs(step["seconds"]) <= step["seconds_spread"] else ""
+
+
+def _time(step: Mapping[str, Any]) -> str:
+    return "-" if step["seconds"] is None else f"{step['seconds']:+.3f} s {_certainty(step)}".rstrip()
 
 
 def _values(step: Mapping[str, Any]) -> str:
@@ -355,7 +392,9 @@ def _lever_lines(family: Mapping[str, Any]) -> list[str]:
         size = f"{part['share']:4.0%}  {part['of']:<11}  {format_bytes(part['bytes'])}"
         lines += [f"    {size} ({part['kind']}: {part['known_by']})"]
         above = ", ".join(map(assignments, part["levers_above"]))
-        lines += indent([*map(_lever, part["levers"]), *([f"as above: {above}"] if above else [])], 10)
+        lines += indent(
+            [*(_lever(lever, part) for lever in part["levers"]), *([f"as above: {above}"] if above else [])], 10
+        )
         lines += [] if part["levers"] or above else ["          no key is left that makes it smaller"]
         lines += [f"          {WHAT_ELSE[part['of']]}"] if part["of"] in WHAT_ELSE else []
     if family["workload"] in EXPERIMENTS:
@@ -368,12 +407,13 @@ def _lever_lines(family: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _lever(lever: Mapping[str, Any]) -> str:
-    """One change as it would be typed, and what it saves."""
+def _lever(lever: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+    """One change as it would be typed, and what it saves: of the part that it is listed under, or of others too."""
     words = assignments(lever["changes"])
     if lever["saves_bytes"] is None:
         return words
-    return f"{words} saves {format_bytes(lever['saves_bytes'])} ({lever['kind']}: {lever['known_by']})"
+    others = ", other parts included" if lever["saves_bytes"] > part["bytes"] else ""
+    return f"{words} saves {format_bytes(lever['saves_bytes'])}{others} ({lever['kind']}: {lever['known_by']})"
 
 
 def _at_lines(found: Mapping[str, Any]) -> list[str]:

@@ -27,8 +27,9 @@ PENDING, NOT_APPLICABLE, DOES_NOT_FIT, UNDECIDED = "...", "-", "no", "?"
 LONGEST_REASON = 300
 DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of the card"
 ACCURACY = (
-    "Against published peaks of GPUs, allocated was off by 0.01 % at most in the median, by 4.7 % in the worst row of"
-    " training and by 0.4 % in that of running; the context of a card differs by up to some 100 MiB: docs/accuracy.md"
+    "How accurate: compared with published peaks of allocated memory on GPUs, half of the calculated ones are off by"
+    " 0.01 % or less, and the worst by 4.7 % in training and by 0.4 % in running. The context of a card can take more or"
+    " less than is assumed. Every comparison: docs/accuracy.md"
 )
 NO_QUANTIZED = ". No published peak of QLoRA was compared"
 NO_SERVER = (
@@ -216,8 +217,8 @@ def _fragmentation(table: FitTable) -> list[str]:
     setting = "PYTORCH_ALLOC_CONF=expandable_segments:True"
     if len(found) > MOST_NAMED:
         return [
-            f"Fragmentation ends {len(found)} of {len(table.cells)} cells: one more fits with {setting}, set before the"
-            " command."
+            f"In {len(found)} of {len(table.cells)} cells only fragmentation keeps the next larger batch from fitting."
+            f" With {setting}, set before the command, it fits."
         ]
     names = []
     for cell in found:

@@ -49,6 +49,7 @@ LIMITS = {
     WORKLOAD_LIMIT: "that the workload set itself",
 }
 PREFILL_CHUNK = "workload.prefill_chunk"
+MOST_NAMED = 3  # undecided groups of a device
 MANY = 4  # calculated devices from which on each has one line, so that they can be compared
 
 
@@ -76,7 +77,7 @@ def frontier_text(
         lines += _lines(group, names, objective, Margin(margin or {}, group.rows, run))
     if len(decided) > LONGEST:
         lines.append(f"... and {len(decided) - LONGEST} more, in frontier.parquet")
-    undecided = _undecided_lines([group for group in found if not group.decided])
+    undecided = _undecided_lines(found, names)
     return "\n".join([*lines, *undecided, *_how_to_go_on(found, objective)])
 
 
@@ -147,7 +148,8 @@ def _answer(group: FrontierGroup, names: Sequence[str], objective: Objective, ma
 
 def undecided_text(rows: Iterable[Row], searched: Iterable[SearchedValues] = ()) -> list[str]:
     """A line for the devices on which no attempt decided what fits, with the reason."""
-    return _undecided_lines([group for group in groups_of(rows, searched=searched) if not group.decided])
+    found = groups_of(rows, searched=searched)
+    return _undecided_lines(found, _names(found))
 
 
 def _names(found: Sequence[FrontierGroup]) -> tuple[str, ...]:
@@ -253,7 +255,9 @@ def _largest_line(group: FrontierGroup, objective: Objective) -> str:
     peak = row.get(f"peak_{counter}_bytes")
     if peak is not None:
         text += f"  peak {_tensors(row)}{format_bytes(peak)} {counter}"
-        text += "" if row.get("peak_phase") is None else f" in {row['peak_phase']}"
+        if row.get("peak_phase") is not None:  # it is the phase of this counter alone
+            in_phase = f"in {row['peak_phase']}"
+            text += f" ({in_phase})" if _tensors(row) else f" {in_phase}"
     text += _beside(row)
     text += _left(row, f"peak_{counter}_bytes")
     text += _within_context(row)
@@ -338,21 +342,39 @@ def _listed(group: FrontierGroup, points: Sequence[At]) -> str:
     return "; ".join(map(group.text, points[:4])) + ("; ..." if len(points) > 4 else "")
 
 
-def _undecided_lines(found: Sequence[FrontierGroup]) -> list[str]:
-    """A line for the devices with groups in which no attempt decided anything, one for all with the same reason."""
+def _undecided_lines(found: Sequence[FrontierGroup], names: Sequence[str]) -> list[str]:
+    """A line for the devices with groups in which no attempt decided anything, one for all with the same reason.
+
+    A device that decided other groups has its undecided ones named.
+    """
     by_device: dict[str, list[Row]] = defaultdict(list)
     for group in found:
-        by_device[group.rows[0]["device"]] += group.rows
+        if not group.decided:
+            by_device[group.rows[0]["device"]] += group.rows
+    which = {device: _which(device, found, names) for device in by_device}
     alike: dict[tuple[str, str], list[str]] = defaultdict(list)  # devices by what is shown of them
     for device, rows in by_device.items():
         reasons = (_message(row) or (_undecided(row) if row["status"] == Status.OK.value else "") for row in rows)
         reason = next(filter(None, reasons), "")
         statuses = counts(Counter(row["status"] for row in rows))
-        alike[statuses, f" ({reason})" if reason else ""].append(device)
+        alike[statuses, f" ({reason})" if reason else ""].append(f"{device}{which[device]}")
     return [
         f"{', '.join(devices)}  no attempt decided what fits: {statuses}{' on each' if devices[1:] else ''}{reason}"
         for (statuses, reason), devices in alike.items()
     ]
+
+
+def _which(device: str, found: Sequence[FrontierGroup], names: Sequence[str]) -> str:
+    """The values in which a device's undecided groups differ from its decided ones; empty if it decided none."""
+    groups = [group for group in found if group.rows[0]["device"] == device]
+    if not any(group.decided for group in groups):
+        return ""
+    titles = [_title(group, names) for group in groups]
+    alike = set.intersection(*map(set, titles))
+    pairs = zip(groups, titles, strict=True)
+    open_ones = [" ".join(word for word in title if word not in alike) for group, title in pairs if not group.decided]
+    left = len(open_ones) - MOST_NAMED
+    return f"  {'; '.join(open_ones[:MOST_NAMED])}{f' and {left} more' if left > 0 else ''}:"
 
 
 def why(row: Row) -> str:

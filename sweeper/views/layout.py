@@ -24,13 +24,14 @@ def error_text(error_type: str | None, message: str | None) -> str:
     The class is left out where sweeper itself raised it.
     """
     lines = [" ".join(line.split()) for line in (message or "").strip().splitlines()]
-    first = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    announces = bool(lines) and lines[0].endswith(":")  # the useful part follows it, as the arguments of an operator
+    first = " ".join(lines[: 2 if announces else 1])
     if error_type is None or error_type == UNAVAILABLE:
         return shortened(first, LONGEST_OF_OURS)
     name = error_type.rpartition(".")[2]
     if cause := WRAPPED.match(first):
         name, first = cause[1], first[cause.end() :]
-    return shortened(f"{name}: {first}" if first else name, LONGEST_MESSAGE)
+    return shortened(f"{name}: {first}" if first else name, LONGEST_OF_OURS if announces else LONGEST_MESSAGE)
 
 
 def shortened(text: str, longest: int) -> str:

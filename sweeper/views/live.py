@@ -27,6 +27,7 @@ from sweeper.interval import Interval
 from sweeper.plan import Plan
 from sweeper.screen import printable, wrapped
 from sweeper.units import format_bytes, format_seconds
+from sweeper.views.layout import assignments
 from sweeper.views.marks import OPEN, SIGNS, Grid, Sign, grid_lines
 from sweeper.views.progress import ENDINGS, Show, assumed_text, notes_of, outcome_text
 from sweeper.views.time_left import TimeLeft
@@ -233,8 +234,24 @@ class LiveShow(Show):
         if not self._calculated or room < 2 or not self._points:
             return []
         if self._latest is not None and not any(found[OPEN] for found in self._signs.values()):
-            return []  # it is complete, and the measured devices go on; the end shows it again
+            return self._complete(room)  # the measured devices go on; the end shows the whole table again
         return self._table_of_devices(room) if len(self._calculated) > FEW else self._table_of_last_points(room)
+
+    def _complete(self, room: int) -> list[Text]:
+        """A line for each calculated device whose points are all known: how many fit."""
+        names = self._calculated[: min(FEW, room)]
+        width = max(map(len, names), default=0)
+        lines = []
+        for name in names:
+            pieces = [(f"{INDENT}{name:{width}}  ", "")]
+            pieces += [
+                (f"{sign} {count}  ", sign.style) for sign in SIGNS.values() if (count := self._signs[name][sign])
+            ]
+            lines.append(self._cut([*pieces, ("calculated", "dim")]))
+        hidden = len(self._calculated) - len(names)
+        if hidden and len(lines) < room:
+            lines.append(self._cut([(f"{INDENT}... and {hidden} more, complete", "dim")]))
+        return lines
 
     def _table_of_last_points(self, room: int) -> list[Text]:
         ids = list(self._points)
@@ -303,8 +320,11 @@ class LiveShow(Show):
         columns, rows = (sorted({each[at] for each in signs}) for at in (0, 1))
         if len(columns) < 2 or len(rows) < 2:
             return []
-        lines = [self._cut(pieces) for pieces in grid_lines(Grid(across, down, columns, rows, signs))]
-        widest = max(len(line.plain) for line in lines)
+        fixed = assignments({self._keys[at]: point.get(self._keys[at]) for at in others})
+        title = [(f"what fits on {device}{f' with {printable(fixed)}' if fixed else ''}", "dim")]
+        grid = grid_lines(Grid(across, down, columns, rows, signs))
+        lines = [self._cut(pieces) for pieces in (title, *grid)]
+        widest = max(sum(len(text) for text, _ in pieces) for pieces in grid)  # the title may be cut
         return lines if len(lines) <= room and widest < self._console.width else []
 
     # -- pieces -------------------------------------------------------------------------------------------------------

@@ -47,14 +47,19 @@ class Grid(NamedTuple):
 
 
 def grid_lines(grid: Grid) -> list[list[tuple[str, str]]]:
-    """Lines of pieces with their styles: a heading with the values across, and a line for each value down."""
+    """Lines of pieces with their styles: a heading with the values across, and a line for each value down.
+
+    The heading names both keys: `context | batch  1  2`.
+    """
     names = [str(value) for value in grid.rows]
-    left = max(map(len, (grid.down, *names)))
+    corner = f"{grid.down} | {grid.across}"
+    left = max(map(len, (corner, *names)))
+    label = left - len(corner) + len(grid.down)  # the values down stand below their key
     widths = [max(len(str(value)), 1) for value in grid.columns]
     values = "  ".join(f"{value:>{width}}" for value, width in zip(map(str, grid.columns), widths, strict=True))
-    lines = [[(f"{grid.down:>{left}}  {values}  {grid.across}", "dim")]]
+    lines = [[(f"{corner:>{left}}  {values}", "dim")]]
     for value, name in zip(grid.rows, names, strict=True):
-        line = [(f"{name:>{left}}", "dim")]
+        line = [(f"{f'{name:>{label}}':{left}}", "dim")]
         for at, width in zip(grid.columns, widths, strict=True):
             sign = grid.signs.get((at, value), OPEN)
             line.append((f"{sign!s:>{width + 2}}", sign.style))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from runners.point import Attempt, AttemptFolder, Point
 from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
-from sweeper.screen import discard, print_command, show, warn
+from sweeper.screen import discard, print_command, show, warn, wrapped
+from sweeper.screen import width as screen_width
 from sweeper.units import format_bytes, format_count
 from sweeper.views.code_place import place_in, shown
 from sweeper.views.continuation import as_typed
@@ -53,6 +55,7 @@ class Show:
         self._unavailable: set[str] = set()  # what was shown of calculated attempts
         self._notes: dict[str, int] = {}  # number of each note that was shown
         self._messages: set[str] = set()  # of errors that were shown whole
+        self._waited: set[tuple[str, str]] = set()  # devices, and who held them
         self._total = 0
         self._done = 0
 
@@ -66,7 +69,10 @@ class Show:
         """The folder of the attempt that has just begun."""
 
     def waiting(self, device: str, point: Point, holder: str) -> None:
-        self._line(f"{self._named(device, point)}  waits for {device}, which is in use by {holder}")
+        sweep = _sweep_of(holder)
+        if (device, sweep) not in self._waited:  # it may hold the device at every point
+            self._waited.add((device, sweep))
+            self._line(f"{device}  waits: in use by {sweep}")
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
@@ -183,6 +189,12 @@ class Show:
 class QuietShow(Show):
     """The end alone: what fits, the frontier and the tables. Messages go to stderr as ever."""
 
+    def _line(self, text: str) -> None:
+        """On a terminal no word is cut."""
+        width = screen_width() if sys.stdout.isatty() else None
+        lines = text.split("\n")
+        super()._line("\n".join(lines if width is None else (part for line in lines for part in wrapped(line, width))))
+
     def waiting(self, device: str, point: Point, holder: str) -> None:
         pass
 
@@ -194,6 +206,12 @@ class QuietShow(Show):
 
     def gave_up(self, device: str, why: str) -> None:
         pass
+
+
+def _sweep_of(holder: str) -> str:
+    """Who holds a device, in short: `the sweep run1 (pid 7)` of the path of its attempt, else what it wrote itself."""
+    found = re.fullmatch(rf".*?([^/]+)/{POINTS}/[^/]+( \(pid [0-9]+\))", holder)
+    return holder if found is None else f"the sweep {found[1]}{found[2]}"
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> str:

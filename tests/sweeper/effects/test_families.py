@@ -28,6 +28,7 @@ from sweeper.effects.families import (
 )
 from sweeper.effects.memory_fit import NotFitted, Size
 from sweeper.errors import Mistake
+from sweeper.units import format_bytes
 from sweeper.views.effects_report import as_text, effects
 from sweeper.views.layout import assignments
 from tests import command_line
@@ -248,6 +249,7 @@ def test_the_time_is_that_of_a_warm_repeat_and_names_its_phases() -> None:
     (found,) = run.differences()
     assert found.seconds == pytest.approx(1.5 * (1 + 2 + 3))
     assert found.time_of == "warm_forward + warm_backward + warm_step, mean of 2 repeats"
+    assert found.seconds_spread == pytest.approx(2 * (1 + 2 + 3))
 
 
 def test_calculated_points_and_points_without_warm_phases_have_no_time() -> None:
@@ -478,6 +480,42 @@ def test_without_measured_points_there_is_no_column_for_the_time() -> None:
     assert "seconds" not in calculated
     assert "time" not in calculated.split("\n\n")[0]
     assert "the seconds are of one warm repeat" in as_text(Run().grid().effects())
+
+
+def test_a_difference_in_time_that_may_be_noise_is_marked() -> None:
+    run = Run().grid((1, 2), (64,))
+    assert "s ?" in as_text(run.effects())
+    assert "?: one repeat, so its spread is not known" in as_text(run.effects())
+    run.phases += [dict(phase, run_index=1) for phase in run.phases if phase["run_index"] == 0]
+    for phase in run.phases:
+        phase["elapsed_s"] *= 2 if phase["point_id"] == run.points[1]["point_id"] else 1
+    assert "s ?" not in as_text(run.effects())
+    assert "s ~" not in as_text(run.effects()), "the repeats agree"
+    for phase in run.phases:
+        phase["elapsed_s"] *= 9 if phase["run_index"] == 1 else 1
+    assert "s ~" in as_text(run.effects())
+
+
+def test_steps_of_each_device_have_its_counters_alone_within_the_width() -> None:
+    run = Run().grid((1, 2), (64,), checkpointing=False).grid((1, 2), (64,), checkpointing=True)
+    run.grid((1, 2), (64,), device="sim:rtx-4090", checkpointing=False)
+    steps = as_text(run.effects(), 60).split("\n\n")[0]
+    assert max(map(len, steps.splitlines()[:-1])) <= 60
+    cpu, card = steps.split("sim:rtx-4090")
+    assert "tensor" in cpu
+    assert "allocated" not in cpu
+    assert "allocated" in card
+    assert "tensor" not in card
+    assert " - " not in steps
+
+
+def test_a_change_that_the_largest_point_lacks_has_the_saving_of_the_nearest_one() -> None:
+    costs = {"warm_backward": (MIB, 0, 10**6)}
+    run = Run().grid((1, 2), (64,), costs=costs, checkpointing=False)
+    run.grid((1,), (64,), costs={"warm_backward": (MIB, 0, 10**5)}, checkpointing=True)
+    text = as_text(run.effects())
+    saving = format_bytes(64 * (10**6 - 10**5))
+    assert f"workload.checkpointing=true saves {saving} (measured: tensor, at batch=1 in this run)" in text
 
 
 def test_a_difference_that_is_not_known_has_the_reason_of_the_point_without_a_peak() -> None:

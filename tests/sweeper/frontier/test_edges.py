@@ -177,6 +177,11 @@ def test_without_a_decided_point_there_is_no_edge_and_the_text_has_the_reason() 
     assert "none fits" not in text
 
 
+def test_undecided_points_of_a_device_that_decided_others_are_named_by_what_differs() -> None:
+    rows = [*line({1: "ok", 2: "oom"}), *line({1: "not_run", 2: "not_run"}, dtype="bfloat16")]
+    assert "cpu  bfloat16:  no attempt decided what fits: 2 not_run" in frontier_text(rows)
+
+
 @pytest.mark.parametrize("status", sorted({status.value for status in Status} - {"ok", "oom", "oom_killed"}))
 def test_only_a_decided_point_moves_the_frontier(status: str) -> None:
     edges = frontier(line({1: "ok", 2: status, 4: "ok", 8: status}))

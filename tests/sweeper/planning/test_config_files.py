@@ -359,3 +359,15 @@ def test_a_file_that_sweeper_has_too_is_not_ignored_in_silence(tmp_path: Path) -
     (tmp_path / "model" / "mlp.yaml").write_text("name: mine\nlibrary: torch\nwidth: 8\n")
     expected = "model/mlp.yaml: there is another model=mlp, which comes first; give the file another name"
     assert refusal(tmp_path, "model=mlp") == expected
+
+
+def test_an_invalid_card_of_the_users_is_named_by_the_path_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "mine" / "card"
+    folder.mkdir(parents=True)
+    (folder / "my-card.yaml").write_text("vendor: nvidia\n")
+    line = read(["--config-dir", "mine", "devices=[sim:my-card]"])
+    with pytest.raises(Mistake, match=r"^mine/card/my-card.yaml: name is missing"), Probes() as probes:
+        planner.plan_of(line, probes, lambda message: None)

@@ -66,6 +66,11 @@ def test_a_folder_without_a_name_has_the_settings_that_are_no_defaults_in_safe_l
     assert re.fullmatch(r"[A-Za-z0-9._-]+", slug)
 
 
+def test_a_folder_without_a_name_has_no_value_of_a_swept_key() -> None:
+    assert _slug(plan_of(workload=({"name": "train"}, {"name": "forward"}))) == "grid"
+    assert _slug(plan_of(batch=(1, 2))) == "forward"
+
+
 def test_the_plan_is_on_disk_before_anything_starts(lab: Any, tmp_path: Path) -> None:
     seen: list[list[Any]] = []
 

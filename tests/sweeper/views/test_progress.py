@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ class Settler:
     @property
     def quality_references(self) -> Mapping[str, str]:
         return {}
+
+
+TO_STRINGS = (  # of torch, for `.to("cpu", "bfloat16")`
+    "to() received an invalid combination of arguments - got (str, str), but expected one of:\n"
+    " * (torch.device device = None, torch.dtype dtype = None, bool non_blocking = False, bool copy = False, *,"
+    " torch.memory_format memory_format = None)\n * (torch.dtype dtype, bool non_blocking = False)\n"
+)
 
 
 def point(**values: Any) -> Point:
@@ -106,6 +114,11 @@ def outcome(status: Status, peak: int | None = None, device: str = "cpu", **more
             outcome(Status.ERROR, error_type="E", error_message="Failed because of this:\n no  file\n x"),
             "error: E: Failed because of this: no file",
         ),
+        (
+            outcome(Status.ERROR, error_type="TypeError", error_message=TO_STRINGS),
+            f"error: TypeError: {TO_STRINGS.splitlines()[0]} * (torch.device device = None, torch.dtype dtype = None,"
+            " bool non_blocking = False, bool copy = False, *, torch.memory_format memory_format = None)",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -144,7 +157,7 @@ def test_a_finished_attempt_is_a_line_with_its_device_and_its_values(capsys: pyt
     assert capsys.readouterr().out.splitlines() == [
         "cpu  batch=2 workload.checkpointing=true  fits, 1.00 MiB resident",
         "cpu  batch=2 workload.checkpointing=true  fits, 1.00 MiB resident  (measured before)",
-        "cpu  batch=2 workload.checkpointing=true  waits for cpu, which is in use by pid 7 on node1",
+        "cpu  waits: in use by pid 7 on node1",
         "cpu  stops here: the first 3 ended with ValueError",
     ]
 
@@ -213,6 +226,33 @@ def test_a_terminal_that_cannot_redraw_and_that_of_a_notebook_have_plain_lines(
     monkeypatch.setenv(*variable.split("="))
     with show_for(plan(), tmp_path) as show:
         assert type(show) is Show
+
+
+def test_a_device_that_another_sweep_holds_at_every_point_has_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    show = Show(plan(batch=(1, 2, 4)))
+    for batch, holder in ((1, "mine"), (2, "mine"), (4, "other")):
+        path = f"/a/long/folder/outputs/{holder}/points/0123.{batch}.cpu.1 (pid 7)"
+        show.waiting("cpu", point(batch=batch), path)
+    assert capsys.readouterr().out.splitlines() == [
+        "cpu  waits: in use by the sweep mine (pid 7)",
+        "cpu  waits: in use by the sweep other (pid 7)",
+    ]
+
+
+def test_quiet_breaks_lines_between_words_on_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sweeper.views.frontier_text.frontier_text", lambda *values: "what fits " * 12)
+    monkeypatch.setenv("COLUMNS", "80")
+    ended = [{"status": "ok", "fits": True, "point_id": "a", "device": "cpu"}]
+    with show_for(plan(), tmp_path, QUIET) as show:
+        show.ended(ended, tmp_path)
+        assert "what fits " * 12 in capsys.readouterr().out, "the reader of a pipe may search for lines"
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        show.ended(ended, tmp_path)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "fits" in line and "point" not in line]
+    assert len(lines) == 2
+    assert all(len(line) <= 80 and line.rstrip().endswith(("what", "fits")) for line in lines)
 
 
 def test_quiet_prints_the_end_alone(
