@@ -278,7 +278,7 @@ def test_the_message_names_the_bytes_requested_from_the_device(size: int) -> Non
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(size)
     assert requested_in(str(refusal.value)) == refusal.value.requested
-    assert least_block_bytes(refusal.value.requested) <= refusal.value.block == -(-size // 512) * 512
+    assert least_block_bytes(refusal.value.requested) <= refusal.value.needs == -(-size // 512) * 512
 
 
 # Settings
