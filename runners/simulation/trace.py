@@ -360,9 +360,7 @@ class _MemoryJournal:
         """End the phase under way as one that did not complete, and take no other phase."""
         if phases.is_open:
             name, run_index = phases.under_way
-            self.add(
-                {"kind": "ended", "phase": name, "run_index": run_index, "completed": False, "elapsed_s": None}
-            )
+            self.add({"kind": "ended", "phase": name, "run_index": run_index, "completed": False, "elapsed_s": None})
         self._is_over = True
 
 

@@ -232,7 +232,7 @@ def test_the_phase_next_to_a_peak_is_the_peaks_and_the_failures_has_a_column_of_
     run = written({"batch": [1, 2]})
     point = run.ask(batch=1)
     cause = {"type": "ValueError", "bases": ["Exception"], "message": "after build"}
-    lines = [*started(), *phase("build", 300 * MIB), *phase("between", 200 * MIB, False), failed(cause)]
+    lines = [*started(), *phase("build", 300 * MIB), *phase("step", 250 * MIB, False), failed(cause)]
     run.attempt(point, lines, {"code": 0, "signal": None})
     run.passes(run.ask(batch=2), 310 * MIB)
     Tables(run.folder).write()
@@ -241,4 +241,4 @@ def test_the_phase_next_to_a_peak_is_the_peaks_and_the_failures_has_a_column_of_
     shown = [dict(zip(heads, row, strict=True)) for row in (first, second)]
     assert [each["peak"] for each in shown] == [">=300.00 MiB", "310.00 MiB"]
     assert [each["in phase"] for each in shown] == ["build", "cold_forward"]
-    assert [each["failed in"] for each in shown] == ["between", "-"]
+    assert [each["failed in"] for each in shown] == ["step", "-"]
