@@ -105,8 +105,8 @@ def _kept(attempt: Attempt, card: Card) -> AllocationTrace | None:
 
 def _is_refused_in_last_phase(lines: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the card refused an allocation in the phase in which the workload failed."""
-    failed = next((line for line in reversed(lines) if line["kind"] == "ended" and not line["completed"]), {})
-    return any(counters.get("refused") for counters in failed.get("counters", {}).values())
+    failed = [line for line in lines if line["kind"] == "ended" and not line["completed"]][-1:]
+    return any(counters.get("refused") for line in failed for counters in line["counters"].values())
 
 
 def _fits_if_expandable(trace: AllocationTrace, attempt: Attempt, card: Card, budget: int | None) -> bool:
