@@ -95,7 +95,8 @@ class Refused(NamedTuple):
 
     requested_bytes: int  # of the driver, for a segment
     held: Bytes  # by counter: those of the device's allocator; `tensor` on cpu
-    needs_bytes: int  # what was allocated (live tensors on cpu), and the least that makes the allocator request so much
+    # What tensors held, without what blocks add to them, and the least that makes the allocator request so much
+    needs_bytes: int
 
 
 class Counters(NamedTuple):

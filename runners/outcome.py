@@ -312,8 +312,11 @@ def outcome_of(
     if not is_of_program and not attempt.device.is_calculated:
         phases = _with_mark_at_death(phases, exit, ended_alone=finished is not None)
         gaps = _gaps([phase for phase in phases if phase.counts])
-    partial = attempt.device.deciding_counter in gaps or any(
-        not phase.completed or (phase.is_partial and phase.counts) for phase in phases
+    has_finished = finished is not None and not unsettled  # what never settled is measured again: it would count twice
+    partial = (
+        not has_finished
+        or attempt.device.deciding_counter in gaps
+        or any(not phase.completed or (phase.is_partial and phase.counts) for phase in phases)
     )
     available = None if baseline is None else baseline.available_memory_bytes
     before = [device.used_bytes_before for device in exit.devices if device.used_bytes_before is not None]
@@ -360,13 +363,13 @@ def outcome_of(
     if damage is not None:
         return Outcome(status=Status.LOST, void=True, error_message=f"its record is damaged: {damage}", **common)
     refusals = _refusals(attempt, phases)
-    # What never settled is measured again: as a result it would count twice.
-    if finished is not None and not unsettled:
+    if has_finished and finished is not None:
         common |= _handled(refusals, phases)
         common |= {"metrics": finished.metrics or {}, "steps": finished.steps, "tokens": finished.tokens}
         return Outcome(status=Status.OK, **common)
     unfinished = _unfinished_of(phases)
-    common["failed_phase"] = unfinished.name if unfinished else START if baseline is None else BETWEEN
+    has_begun = baseline is not None or phases  # a calculated attempt has no baseline
+    common["failed_phase"] = unfinished.name if unfinished else BETWEEN if has_begun else START
     if failed is not None and failed.signal is None:  # the process dies of the signal that ended its program
         if failed.exit_code is not None:
             common["exit_code"] = failed.exit_code
@@ -375,6 +378,9 @@ def outcome_of(
         common |= _handled(max(0, refusals - uncaught) if refusals else refusals, phases)
         if common.get("assumed_bounds") and raised["status"] is Status.OOM:
             raised = {"status": Status.UNAVAILABLE, "error_message": _refused_with(common["assumed_bounds"])}
+        most, needs = common["unlimited"].get(attempt.device.deciding_counter), raised.get("needs_at_least_bytes")
+        if most is not None and needs is not None:  # a program can catch a refusal, and then take what it does not need
+            raised["needs_at_least_bytes"] = min(needs, most)
         return Outcome(**raised, **common)
     common |= _handled(refusals, phases)
     if failed is None and exit.code == facts.UNRECORDED:

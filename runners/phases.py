@@ -126,6 +126,15 @@ class Phases:
         self._readings = self._meter.boundary()
         self._since = clock()
 
+    @property
+    def is_open(self) -> bool:
+        return bool(self._readings)
+
+    @property
+    def under_way(self) -> tuple[str, int | None]:
+        """The name and the run index of the phase under way."""
+        return self._current
+
     def __call__(self, name: str, run_index: int | None = None) -> AbstractContextManager[Notes]:
         if getpid() != self._process:
             raise RuntimeError(f"phase {name!r} was entered in a process that is not measured")

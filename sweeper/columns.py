@@ -313,10 +313,11 @@ ENDED = (
     _outcome(
         "needs_at_least_bytes",
         INT,
-        "lower bound of the memory needed: bytes allocated when the allocation was refused, plus the least that makes "
-        "the allocator request requested_bytes. On cpu live tensors plus requested_bytes, which can be scratch memory "
-        "that peak_tensor_bytes leaves out: no bound of the resident memory. null where what was held is not known, as "
-        "with tensors=false, for programs, and after an earlier refusal of another size",
+        "lower bound of the memory needed, at most unlimited_peak_bytes: what tensors held when the allocation was "
+        "refused, without what blocks add to them, plus the least that makes the allocator request requested_bytes. "
+        "On cpu live tensors plus requested_bytes, which can be scratch memory that peak_tensor_bytes leaves out: no "
+        "bound of the resident memory. null where what was held is not known, as with tensors=false, for programs, "
+        "and after an earlier refusal of another size",
         "bytes",
     ),
     _outcome(

@@ -120,7 +120,8 @@ class Statistics:
         with suppress(Exception):  # an exception from here would replace the refusal
             stats = self._stats(device)
             held = {counter: stats[f"{counter}_bytes"]["all"]["current"] for counter in STATISTICS}
-            needs = held["allocated"] + least_block_bytes(requested, large_segment_bytes(allocator_settings()))
+            # Not `allocated`: a block can be larger than its tensor, by another amount with another budget.
+            needs = held["requested"] + least_block_bytes(requested, large_segment_bytes(allocator_settings()))
             self._refused[device] = facts.Refused(requested, held, needs)
 
     # What the workload calls

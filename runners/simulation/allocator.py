@@ -152,11 +152,11 @@ class Refused(Exception):
     """An allocation that did not fit. The message has the form of torch.OutOfMemoryError's, which others parse."""
 
     def __init__(
-        self, message: str, requested: int, free: int, allocated: int, reserved: int, block: int | None = None
+        self, message: str, requested: int, free: int, allocated: int, reserved: int, needs: int | None = None
     ) -> None:
         super().__init__(message)
         self.requested = requested  # bytes of the requested segment, as in the message
-        self.block = requested if block is None else block  # bytes that it would have handed out
+        self.needs = allocated + requested if needs is None else needs  # bytes allocated that no larger memory avoids
         self.free = free
         self.allocated = allocated
         self.reserved = reserved
@@ -414,7 +414,15 @@ class CachingAllocator:
                     excess -= block.size
                     self._release(block)
 
-    def _refused(self, segment: int, block: int) -> Refused:
+    def _needs(self, size: int) -> int:
+        """The least bytes allocated with one more block of this size, whatever blocks are free.
+
+        A block of the large pool can be up to 1 MiB larger than its size, and which one is depends on the segments that
+        a full card has released: with more memory the same tensors can take fewer bytes than `allocated`.
+        """
+        return size + sum(self._rounded(block.requested) for block in self._held.values())
+
+    def _refused(self, segment: int, size: int) -> Refused:
         free = self._device.left()
         if free is None:
             free = max(0, self._total - self._outside - self.reserved)
@@ -426,7 +434,7 @@ class CachingAllocator:
             f"{_printed(self.allocated)} is allocated by PyTorch, and {_printed(self.reserved - self.allocated)} is "
             "reserved by PyTorch but unallocated."
         )
-        return Refused(message, segment, free, self.allocated, self.reserved, block)
+        return Refused(message, segment, free, self.allocated, self.reserved, self._needs(size))
 
     # Expandable segments: ranges of addresses larger than the card, whose pages are mapped on demand.
 

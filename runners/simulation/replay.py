@@ -67,7 +67,7 @@ def _counters(before: Reading, after: Reading, memory: Memory, retries: int | No
 
 
 def _as_fact(refused: Refused, held: Mapping[str, int]) -> facts.Refused:
-    return facts.Refused(refused.requested, dict(held), refused.allocated + refused.block)
+    return facts.Refused(refused.requested, dict(held), refused.needs)
 
 
 def _error_of(refused: Refused, memory: Memory) -> dict[str, Any]:

@@ -7,7 +7,7 @@ journal ends where the allocator refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +82,7 @@ def measure(
         refused = written[-1]["kind"] == "failed" and trace.lines[-1]["kind"] == "finished"
         if refused and catches:
             written = lines(_followed_again(spare) if spare is not None else followed(refuses=True))
-            refused = written[-1]["kind"] == "failed" and any("refused" in line for line in _counters_of(written[-2]))
+            refused = written[-1]["kind"] == "failed" and _is_refused_in_last_phase(written)
     if refused and _fits_if_expandable(trace, attempt, trace.on(card), budget):
         written[-1]["chain"][0]["message"] += facts.FITS_IF_EXPANDABLE
     journal.write(*map(facts.from_json, written))
@@ -103,8 +103,10 @@ def _kept(attempt: Attempt, card: Card) -> AllocationTrace | None:
     return None if trace is None or trace.card not in (None, card.name) else trace
 
 
-def _counters_of(line: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [{key: value for key, value in each.items() if value} for each in line.get("counters", {}).values()]
+def _is_refused_in_last_phase(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the card refused an allocation in the phase in which the workload failed."""
+    failed = [line for line in lines if line["kind"] == "ended" and not line["completed"]][-1:]
+    return any(counters.get("refused") for line in failed for counters in line["counters"].values())
 
 
 def _fits_if_expandable(trace: AllocationTrace, attempt: Attempt, card: Card, budget: int | None) -> bool:

@@ -125,6 +125,7 @@ class MetaTracer(UnseenByDynamo):  # type: ignore[no-untyped-call]
         self.bounds: list[tuple[int, int, int]] = []
         self.failure: str | None = None  # what could not be traced: the events are worthless from there on
         self.failure_event = 0  # the number of events before that point
+        self.on_failure: Callable[[], None] = lambda: None
         self._rules = rules
         self._allocations = 0
         # By the address of a live StorageImpl: its bytes, its number, and the weak reference that reports its end.
@@ -732,6 +733,7 @@ class MetaTracer(UnseenByDynamo):  # type: ignore[no-untyped-call]
     def _fail(self, message: str) -> None:
         if self.failure is None:
             self.failure, self.failure_event = message, len(self.events)
+            self.on_failure()
 
 
 # Those that a forked process finds: it works with data, as on any device.

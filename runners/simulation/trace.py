@@ -178,9 +178,10 @@ def trace_workload(
     meter, journal = ready.meter, ready.journal
     memory.refuses, ready.budget = refuses, values.get("budget")
     workload_block = processes.forks_end_here()
+    phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
+    tracer.on_failure = lambda: journal.end_in(phases)
     try:
         _check_dtypes(attempt)
-        phases = Phases(meter, journal, whole=values.get("phases") == WHOLE)  # type: ignore[arg-type]
         if is_program(attempt):
             with ready.entered(attempt, workload):
                 with processes.forks_end_here():  # its arguments are this point's
@@ -217,6 +218,8 @@ def trace_workload(
     except BaseException as error:
         assumptions.on_end()
         own = workload_block.raised or error  # contexts around the workload may have replaced its own
+        if phases.is_open and not isinstance(error, NothingPlaced):  # that one is raised after the last phase
+            phases.close(completed=_left_a_phase(own, phases.raised))
         meter.cut()  # threads that the workload left may go on
         if assumptions.has_bounds and not _is_refusal(own):
             own = Unavailable(f"{assumptions.described_bounds()}, and then the program failed: {own}")
@@ -234,6 +237,15 @@ def trace_workload(
     known = [line for line in journal.lines if line[EVENT] <= until and line["kind"] not in ("failed", "finished")]
     failed = {"kind": "failed", **describe_error(Unavailable(tracer.failure)), EVENT: until}
     return AllocationTrace([*known, failed], tracer.events[:until])
+
+
+def _left_a_phase(error: BaseException, raised: BaseException | None) -> bool:
+    """Whether what ended the workload left a phase as the exception `raised`, and so failed there and not afterwards.
+
+    A program that exits leaves its phase by SystemExit, and fails by its exit code.
+    """
+    is_exit = isinstance(error, ProgramFailed) and isinstance(raised, SystemExit)
+    return is_exit or any(cause is raised for cause in failure.causes(error))
 
 
 def _described(error: BaseException, describe_error: DescribeError, attempt: Attempt) -> dict[str, Any]:
@@ -330,6 +342,7 @@ class _MemoryJournal:
     def __init__(self, meter: _EventMeter) -> None:
         self.lines: list[dict[str, Any]] = []
         self._meter = meter
+        self._is_over = False  # whether phases are no longer those of the trace
 
     def write(self, *written: facts.Fact) -> None:
         self.add(*map(facts.to_json, written))
@@ -340,7 +353,15 @@ class _MemoryJournal:
         return BYTES_OF_A_LINE * len(self.lines)
 
     def add(self, *lines: dict[str, Any]) -> None:
-        self.lines += [{**line, EVENT: self._meter.now} for line in lines]
+        kept = (line for line in lines if not (self._is_over and line["kind"] in ("began", "ended")))
+        self.lines += [{**line, EVENT: self._meter.now} for line in kept]
+
+    def end_in(self, phases: Phases) -> None:
+        """End the phase under way as one that did not complete, and take no other phase."""
+        if phases.is_open:
+            name, run_index = phases.under_way
+            self.add({"kind": "ended", "phase": name, "run_index": run_index, "completed": False, "elapsed_s": None})
+        self._is_over = True
 
 
 def rules_of(card: Card) -> Any:

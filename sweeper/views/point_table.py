@@ -341,7 +341,8 @@ def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list
         ]
     keys = [key for key in found.keys if key not in ("device",)]
     devices = ["device"] if len({row["device"] for row in found.rows}) > 1 or not keys else []
-    heads = ["point", *devices, *keys, "status", "peak", "counter", "in phase", "headroom", "seconds"]
+    failed = ["failed in"] if any(row["failed_phase"] for row in found.rows) else []
+    heads = ["point", *devices, *keys, "status", "peak", "counter", "in phase", *failed, "headroom", "seconds"]
     return heads, [
         [
             _short(row),
@@ -350,7 +351,8 @@ def _shown(found: PointTable, rows: Sequence[Row]) -> tuple[list[str], list[list
             row["status"],
             _peak(row) or "-",
             row["peak_counter"] or "-",
-            row["failed_phase"] or row["peak_phase"] or "-",
+            row["peak_phase"] or "-",
+            *(row["failed_phase"] or "-" for _ in failed),
             "-" if row["headroom_bytes"] is None else format_bytes(row["headroom_bytes"]),
             "-" if row["duration_s"] is None else f"{row['duration_s']:.2f}",
         ]

@@ -271,6 +271,35 @@ def test_such_a_message_is_recognised_as_a_refusal_of_the_device() -> None:
     assert refusal_in([failure]) == Refusal("device", 20 * MIB, needs_bytes=MIB + 512)
 
 
+@given(
+    st.lists(st.one_of(st.integers(1, 30 * MIB), st.integers(-20, -1)), max_size=40),
+    st.integers(20, 120),
+    st.sampled_from([Settings(), EXPANDABLE, Settings.parse("roundup_power2_divisions:4")]),
+)
+@example([30 * MIB, -1, 40 * MIB, 23 * MIB // 2, 20 * MIB], 60, Settings())  # blocks of 11.5 MiB, or of 12
+def test_a_refused_program_needs_no_more_than_it_takes_without_a_limit(
+    events: Sequence[int], capacity: int, settings: Settings
+) -> None:
+    """Sizes to allocate, and negative numbers for which of the allocations that are held is freed."""
+
+    def play(allocator: CachingAllocator) -> None:
+        held: list[int] = []
+        for event in events:
+            if event > 0:
+                held.append(allocator.allocate(event))
+            elif held:
+                allocator.free(held.pop(event % len(held)))
+
+    unlimited = CachingAllocator(None, settings=settings)
+    play(unlimited)
+    try:
+        play(CachingAllocator(capacity * MIB, settings=settings))
+        needs = 0
+    except Refused as refused:
+        needs = refused.needs
+    assert needs <= unlimited.peak_allocated
+
+
 @given(st.integers(1, GIB))
 @example(MIB + 1)
 @example(GIB)
@@ -278,7 +307,7 @@ def test_the_message_names_the_bytes_requested_from_the_device(size: int) -> Non
     with pytest.raises(Refused) as refusal:
         CachingAllocator(0).allocate(size)
     assert requested_in(str(refusal.value)) == refusal.value.requested
-    assert least_block_bytes(refusal.value.requested) <= refusal.value.block == -(-size // 512) * 512
+    assert least_block_bytes(refusal.value.requested) <= refusal.value.needs == -(-size // 512) * 512
 
 
 # Settings

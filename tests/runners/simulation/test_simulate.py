@@ -14,6 +14,7 @@ from runners.simulation.trace import AllocationTrace
 from tests.measuring import MIB, SETTLED, Lab
 
 GIB = 2**30
+HOST = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
 CARD = {
     "name": "a card", "vendor": "nvidia", "architecture": "sm_90", "total_bytes": 2 * GIB, "context_bytes": GIB
 }  # fmt: skip
@@ -101,6 +102,57 @@ def fails_once(*, device):
         pathlib.Path("tried").touch()
         raise OSError("not there yet")
     torch.empty(1, device=device)
+
+def ends(*, at, device, phase):
+    if at == "before the first phase":
+        raise ValueError(at)
+    with phase("build"):
+        built = torch.empty(2, 2**20, dtype=torch.uint8, device=device)
+    if at == "between two phases":
+        raise ValueError(at)
+    with phase("step", 0):
+        if at == "in a phase":
+            raise ValueError(at)
+        held = torch.empty(4, 2**20, dtype=torch.uint8, device=device)
+    if at == "after the last phase":
+        raise ValueError(at)
+
+def cannot_go_on(*, at, device, phase):
+    from torch.nn.attention.flex_attention import flex_attention
+    def fails():
+        try:
+            flex_attention(*(torch.empty(1, 1, 128, 16, device=device, requires_grad=True) for _ in "qkv"))
+        except Exception:
+            pass
+    with phase("build"):
+        built = torch.empty(2, 2**20, dtype=torch.uint8, device=device)
+        if at == "build":
+            fails()
+    if at == "between":
+        fails()
+    with phase("step", 0):
+        pass
+
+def asks_for_more_when_refused(*, device):
+    try:
+        torch.empty(3000, 2**20, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError:
+        torch.empty(9000, 2**20, dtype=torch.uint8, device=device)
+
+def is_refused_between(*, device, phase):
+    with phase("build"):
+        built = torch.empty(600, 2**20, dtype=torch.uint8, device=device)
+    torch.empty(3000, 2**20, dtype=torch.uint8, device=device)
+
+def releases_a_segment(*, batch, device, phase):
+    with phase("build"):
+        first = torch.empty(600, 2**20, dtype=torch.uint8, device=device)
+        del first  # a card of 1 GiB releases it for the next one, and others keep it
+        weights = torch.empty(700, 2**20, dtype=torch.uint8, device=device)
+    with phase("step"):  # 11.5 MiB each: parts of the first segment, and without it blocks of 12 MiB
+        rows = [torch.empty(23, 2**19, dtype=torch.uint8, device=device) for _ in range(batch)]
+        rows.append(torch.empty(400, 2**20, dtype=torch.uint8, device=device))
+        rows.append(torch.empty(100, 2**20, dtype=torch.uint8, device=device))
 
 def wrong(*, device):
     raise ValueError("wrong from the start")
@@ -228,10 +280,9 @@ def test_the_first_product_allocates_the_workspace_of_its_card(lab: Lab, archite
 
 
 def test_on_a_cpu_only_tensors_count(lab: Lab) -> None:
-    cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
-    outcome = on_card(lab, "product", cpu)
+    outcome = on_card(lab, "product", HOST)
     assert peaks(outcome, "tensor") == {"make": 4 * MIB, "multiply": 8 * MIB}
-    refused = on_card(lab, "product", cpu, budget=6 * MIB)
+    refused = on_card(lab, "product", HOST, budget=6 * MIB)
     assert (refused.status, refused.fits, refused.failed_phase) == (Status.OOM, False, "multiply")
 
 
@@ -258,6 +309,95 @@ def test_tensors_of_another_thread_count(lab: Lab) -> None:
 def test_an_exception_of_the_workload_is_an_error_as_on_any_device(lab: Lab) -> None:
     outcome = on_card(lab, "wrong")
     assert (outcome.status, outcome.error_message) == (Status.ERROR, "wrong from the start")
+
+
+ENDS: dict[str, tuple[str, int | None]] = {
+    "before the first phase": ("between", None),
+    "between two phases": ("between", 2 * MIB),
+    "in a phase": ("step", 2 * MIB),
+    "after the last phase": ("between", 6 * MIB),
+}
+
+
+@pytest.mark.parametrize("at", ENDS)
+@pytest.mark.parametrize("device", ["cpu", "sim:cpu", "sim:card"])
+def test_an_attempt_that_did_not_finish_has_a_partial_peak_on_every_kind_of_device(
+    lab: Lab, device: str, at: str
+) -> None:
+    workload = {"name": "custom", "target": "works:ends", "params": {"at": at}}
+    card = {"cpu": None, "sim:cpu": HOST, "sim:card": CARD}[device]
+    values = {**SETTLED, "model": None, "workload": workload}
+    outcome = lab.settle(lab.start_values(values, device=device, card=card)).outcome
+    phase, peak = ENDS[at]
+    assert (outcome.status, outcome.error_message) == (Status.ERROR, at)
+    assert (outcome.failed_phase, outcome.peak_is_partial) == (phase, True)
+    assert outcome.peak("requested" if device == "sim:card" else "tensor") == peak
+    assert outcome.unlimited_peak_bytes is None
+
+
+@pytest.mark.parametrize("card", [HOST, CARD])
+def test_an_attempt_that_failed_before_its_workload_failed_in_the_start_and_has_no_peak(
+    lab: Lab, card: Mapping[str, Any]
+) -> None:
+    outcome = on_card(lab, "not_a_module:run", card)
+    assert (outcome.fits, outcome.failed_phase) == (None, "start")
+    assert (outcome.peaks, outcome.peak_is_partial) == ({}, None)
+
+
+@pytest.mark.parametrize("at", ["build", "between"])
+def test_what_was_not_followed_to_its_end_has_the_partial_peak_until_there_whatever_the_program_catches(
+    lab: Lab, at: str
+) -> None:
+    workload = {"name": "custom", "target": "works:cannot_go_on", "params": {"at": at}}
+    outcome = on_card(lab, "cannot_go_on", workload=workload)
+    assert (outcome.status, outcome.failed_phase, outcome.peak_is_partial) == (Status.UNAVAILABLE, at, True)
+    assert 2 * MIB <= (outcome.peak("requested") or 0) < 3 * MIB
+
+
+SCRIPTS = {
+    "raise ValueError('between')": ("between", 2 * MIB),
+    "sys.exit(3)": ("between", 2 * MIB),
+    "with record_function('step'): sys.exit(3)": ("step", 2 * MIB),
+    "with record_function('step'): raise ValueError('inside')": ("step", 2 * MIB),
+}
+
+
+@pytest.mark.parametrize("end", SCRIPTS)
+def test_a_program_that_fails_has_a_partial_peak_and_the_mark_in_which_it_failed(
+    lab: Lab, tmp_path: Path, end: str
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys, torch\nfrom torch.profiler import record_function\nwith record_function('build'):\n"
+        f"    built = torch.empty(2, 2**20, dtype=torch.uint8, device='cuda')\n{end}\n"
+    )
+    workload = {"name": "command", "argv": ["python", str(script)], "threads": None, "environ": {}, "steps": 2}
+    outcome = on_card(lab, "", workload=workload)
+    assert (outcome.status, outcome.fits, outcome.peak_is_partial) == (Status.ERROR, None, True)
+    assert (outcome.failed_phase, outcome.peak("requested")) == SCRIPTS[end]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 20])
+def test_what_a_refused_point_needs_at_least_is_never_more_than_it_takes_without_a_limit(lab: Lab, batch: int) -> None:
+    """Blocks can be larger than their tensors, and a full card has others than one with room."""
+    outcome = on_card(lab, "releases_a_segment", batch=batch)
+    assert (outcome.status, outcome.failed_phase) == (Status.OOM, "step")
+    assert outcome.peak("allocated") == (700 + 12 * batch) * MIB, "as the card holds it"
+    held = 700 * MIB + batch * 23 * MIB // 2
+    assert outcome.needs_at_least_bytes == held + 400 * MIB
+    assert outcome.unlimited_peak_bytes == held + 500 * MIB
+
+
+def test_a_program_that_asks_for_more_after_a_refusal_needs_at_least_what_it_takes_without_one(lab: Lab) -> None:
+    outcome = on_card(lab, "asks_for_more_when_refused")
+    assert (outcome.status, outcome.requested_bytes) == (Status.OOM, 9000 * MIB)
+    assert outcome.needs_at_least_bytes == outcome.unlimited_peak_bytes == 3000 * MIB
+
+
+def test_a_refusal_between_two_phases_has_its_bytes(lab: Lab) -> None:
+    outcome = on_card(lab, "is_refused_between")
+    assert (outcome.status, outcome.failed_phase, outcome.peak_is_partial) == (Status.OOM, "between", True)
+    assert outcome.needs_at_least_bytes == outcome.unlimited_peak_bytes == 3600 * MIB
 
 
 def test_a_forked_child_is_in_no_journal_and_in_no_shared_trace(lab: Lab, tmp_path: Path) -> None:
@@ -322,8 +462,7 @@ def test_too_little_memory_on_this_machine_is_unavailable_and_no_oom(lab: Lab) -
 
 
 def test_on_a_calculated_host_no_tensor_needs_memory_of_this_machine(lab: Lab) -> None:
-    cpu = {"name": "cpu", "vendor": "", "architecture": "cpu", "total_bytes": None}
-    assert on_card(lab, "too_large_for_this_machine", cpu).peak("tensor") == 2**50
+    assert on_card(lab, "too_large_for_this_machine", HOST).peak("tensor") == 2**50
 
 
 def test_resizing_a_tensor_allocates_before_it_frees(lab: Lab) -> None:

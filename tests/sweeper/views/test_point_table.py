@@ -225,4 +225,20 @@ def test_a_table_on_a_narrow_terminal_cuts_no_figure_and_names_the_columns_it_le
     table, _, _ = text.partition("FAILURES")
     assert max(map(len, table.splitlines())) <= 60
     assert table.count("301.00 MiB") == 2
-    assert "no room for in phase, headroom, seconds: --csv has every column" in " ".join(table.split())
+    assert "no room for in phase, failed in, headroom, seconds: --csv has every column" in " ".join(table.split())
+
+
+def test_the_phase_next_to_a_peak_is_the_peaks_and_the_failures_has_a_column_of_its_own(written: Written) -> None:
+    run = written({"batch": [1, 2]})
+    point = run.ask(batch=1)
+    cause = {"type": "ValueError", "bases": ["Exception"], "message": "after build"}
+    lines = [*started(), *phase("build", 300 * MIB), *phase("step", 250 * MIB, False), failed(cause)]
+    run.attempt(point, lines, {"code": 0, "signal": None})
+    run.passes(run.ask(batch=2), 310 * MIB)
+    Tables(run.folder).write()
+    rows = [line.split("|") for line in markdown_of(table_of(run)).splitlines()]
+    heads, _, first, second = ([cell.strip() for cell in row] for row in rows)
+    shown = [dict(zip(heads, row, strict=True)) for row in (first, second)]
+    assert [each["peak"] for each in shown] == [">=300.00 MiB", "310.00 MiB"]
+    assert [each["in phase"] for each in shown] == ["build", "cold_forward"]
+    assert [each["failed in"] for each in shown] == ["step", "-"]
