@@ -34,7 +34,7 @@ from sweeper.sweeping.signals import end_on_signals
 if TYPE_CHECKING:
     from sweeper.plan import Plan
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for what is printed into a file
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # for what is printed; EIO: the terminal was closed
 
 Found = TypeVar("Found")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from sweeper.errors import Mistake
 from sweeper.fit_cells import FitTable, Result, result_of
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
-from sweeper.screen import printable
+from sweeper.screen import discard, printable
 from sweeper.sweeping.fitting import table_of
 from sweeper.units import format_seconds
 from sweeper.views import fit_table
@@ -49,6 +50,7 @@ class FitShow(Show):
         super().__init__(plan)
         self._plan, self._folder, self._shown_as = plan, folder, shown_as
         self._results: dict[tuple[str, str], Result] = {}
+        self._lost: OSError | None = None
 
     def table(self) -> FitTable:
         return table_of(self._plan, list(self._results.values()), self._folder)
@@ -65,7 +67,14 @@ class FitShow(Show):
         context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
+        """Print the table. Raises OSError if it, or a line before it, cannot be written: the table is the answer."""
         self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(self.table()))
+        if self._lost is not None:
+            raise self._lost
+
+    def _continue_without_output(self, error: OSError) -> None:
+        self._lost = error
+        discard(sys.stdout)
 
 
 class FitTerminalShow(FitShow):
