@@ -29,7 +29,7 @@ from sweeper.columns import (
     with_swept,
 )
 from sweeper.errors import Mistake, did_you_mean
-from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
+from sweeper.plan_lines import PLAN, RunLine, check_format, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
 from sweeper.tables.records import on_disk
@@ -269,6 +269,7 @@ def run_folder(run: str | Path) -> Path:
             raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
         if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
             raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
+        check_format(run, folder)
     return folder
 
 
