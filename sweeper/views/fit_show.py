@@ -17,7 +17,7 @@ from sweeper.errors import Mistake
 from sweeper.fit_cells import FitTable, Result, result_of
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
-from sweeper.screen import discard, printable
+from sweeper.screen import discard, in_lines, printable
 from sweeper.sweeping.fitting import table_of
 from sweeper.units import format_seconds
 from sweeper.views import fit_table
@@ -68,7 +68,9 @@ class FitShow(Show):
         searched: Sequence[SearchedValues] = (),
     ) -> None:
         """Print the table. Raises OSError if it, or a line before it, cannot be written: the table is the answer."""
-        self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(self.table()))
+        table = self.table()
+        for_people = self._shown_as in (None, "markdown")
+        self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(in_lines(table) if for_people else table))
         if self._lost is not None:
             raise self._lost
 
@@ -98,7 +100,7 @@ class FitTerminalShow(FitShow):
         if now - self._drawn < REDRAW_EVERY:
             return
         self._drawn = now
-        table, width = self.table(), min(self._console.width, fit_table.WIDTH)
+        table, width = in_lines(self.table()), min(self._console.width, fit_table.WIDTH)
         done = f"{self._done} of {self._total} points known so far, {format_seconds(now - self._began)}"
         heading = fit_table.filled(fit_table.heading(table), width)
         text = "\n".join([heading, "", *fit_table.grid(table), "", done])
