@@ -34,7 +34,7 @@ from sweeper.sweeping.signals import end_on_signals
 if TYPE_CHECKING:
     from sweeper.plan import Plan
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for what is printed into a file
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # for what is printed; EIO: the terminal was closed
 
 Found = TypeVar("Found")
 
@@ -58,6 +58,9 @@ def main() -> int:
         screen.warn(f"{error.filename}: {files.why(error)}")
         return 2
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG and error.filename is not None:  # a typed word that may be a file
+            screen.warn(f"{error.filename}: {error.strerror}")
+            return 2
         if error.errno not in NO_ROOM or error.filename is not None:
             raise
         screen.discard(sys.stdout)
@@ -313,8 +316,12 @@ def _show(
     as_text: Callable[[Found], str],
     as_json: Callable[[Found], Any] = lambda found: found,
 ) -> int:
-    """Print a result as text, or with --json as JSON."""
-    screen.show(json.dumps(as_json(found), indent=2) if line.flags.json else as_text(found))
+    """Print a result as text, or with --json as JSON, which has every text as it is, as CSV has."""
+    if line.flags.json:
+        text = json.dumps(as_json(found), indent=2)
+    else:
+        text = as_text(found if getattr(line.flags, "csv", False) else screen.in_lines(found))
+    screen.show(text)
     return 0
 
 

@@ -44,6 +44,7 @@ os._exit(code)
 PREFIX = "sweeper: "  # of a line on stderr
 UNDECIDED = 3  # the exit code of a sweep with points of which nobody knows whether they fit
 ONE_LIST = ("devices", "retry", "workload.argv")  # keys of which a list is one value
+LONGEST_WORD, LONGEST_SHOWN = 2**17 - 2, 60  # bytes that Linux passes on in one argument; letters in a message
 PLAIN = r"[\w.:/@%+-]+"  # a word that Hydra's grammar reads as it stands
 HELD_SECONDS = 1.0  # a command that reports a mistake ends within this time
 LAST_LINES = 20  # of stderr, in the message of a bug
@@ -159,10 +160,18 @@ def words_of(*overrides: str | Iterable[str] | Mapping[str, Any], **keys: Any) -
         elif isinstance(each, Mapping):
             words += _assignments(each)
         else:
-            words += each
-    wrong = next((word for word in words if not isinstance(word, str)), None)
-    if wrong is not None:
-        raise Mistake(f"{wrong!r}: must be a text such as 'batch=1,2', or a mapping from keys to values")
+            words += each if isinstance(each, Iterable) else [each]
+    for word in words:
+        if not isinstance(word, str):
+            raise Mistake(f"{word!r}: must be a text such as 'batch=1,2', or a mapping from keys to values")
+        if "\0" in word:
+            raise Mistake(f"{word[:LONGEST_SHOWN]!r}: holds a null character, which no command line can hold")
+        try:
+            length = len(os.fsencode(word))
+        except UnicodeEncodeError as error:
+            raise Mistake(f"{word[:LONGEST_SHOWN]!r}: {error.reason}") from None
+        if length > LONGEST_WORD:
+            raise Mistake(f"{word[:LONGEST_SHOWN]!r}...: has {len(word):,} letters; write a long list to a file")
     return words
 
 

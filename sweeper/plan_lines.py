@@ -23,6 +23,7 @@ from sweeper.objective import Objective
 from sweeper.plan import Dimension
 
 PLAN = "plan.jsonl"
+FORMAT = 2  # of the runs that this version writes, and the newest that it reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class RunLine:
     dimensions: tuple[Dimension, ...]
     keys: Mapping[str, Any]  # the run keys, as in sweeper.plan.RunKeys; the objective as text
     started_at: str | None  # ISO 8601, UTC
-    format: int = 2
+    format: int = FORMAT
 
     @property
     def objective(self) -> Objective | None:
@@ -274,6 +275,34 @@ def read_plan(folder: Path) -> Iterator[PlanLine]:
             continue
         if line is not None:
             yield line
+
+
+def check_format(run: str | Path, folder: Path) -> None:
+    """Raises Mistake if a newer version wrote to a run: its lines may mean something else. `run`: as it was typed."""
+    try:
+        lines = _lines(folder)
+    except (FileNotFoundError, Damaged):
+        return
+    newer = max(filter(None, (newer_format(text) for _, text in lines)), default=None)
+    if newer is not None:
+        raise Mistake(f"{run}: {written_by_newer(newer)}")
+
+
+def newer_format(text: bytes) -> int | None:
+    """The format of a line that begins a sweep, if a newer version wrote it; None for every other line."""
+    if b'"format"' not in text:  # most lines are points
+        return None
+    try:
+        content = stored_json.unsealed(text)
+    except Damaged:
+        return None
+    found = content.get("format")
+    return found if content.get("kind") == RunLine.kind and type(found) is int and found > FORMAT else None
+
+
+def written_by_newer(format: int) -> str:
+    newest = f"this version reads and extends formats up to {FORMAT}"
+    return f"a newer version of sweeper wrote this run (format {format} of its plan; {newest}); update sweeper"
 
 
 def damage_in(folder: Path) -> str | None:

@@ -18,7 +18,7 @@ from runners import files, locks, stored_json
 from runners.device import Device
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
-from sweeper.plan_lines import PLAN, PlanLine
+from sweeper.plan_lines import PLAN, PlanLine, check_format
 
 POINTS = files.POINTS
 LOCK = ".lock"
@@ -167,6 +167,7 @@ def _named_folder(path: Path) -> Path:
     if not inside & {PLAN, POINTS} and inside - {LOCK}:
         raise Mistake(f"name={path.name}: {path} holds files and is not a run of sweeper; choose another name")
     _check_inside(path)
+    check_format(f"name={path.name}", path)
     return path
 
 

@@ -14,8 +14,13 @@ import shutil
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from typing import TextIO
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, TextIO
 
+# Texts that have several lines, of which views show the first or all, and words that are quoted as a shell reads them.
+AS_THEY_ARE = ("error_message", "traceback", "frontier_text", "command", "commands")
+LONGEST_WORD, OF_A_LONGER = 1000, 60  # letters of a word in a message; a path has some hundred
 JOINERS = "\u200c\u200d"  # of letters in several scripts, and of emoji
 
 
@@ -24,6 +29,37 @@ def printable(text: str) -> str:
     if all(line.isprintable() for line in text.split("\n")):
         return text
     return "".join(map(_shown, text))
+
+
+def in_one_line(text: str) -> str:
+    """The text with its line breaks escaped too: a name from a user's code would begin a line of its own."""
+    return text if text.isprintable() else printable(text).replace("\n", "\\n")
+
+
+def in_lines(found: Any) -> Any:
+    """What a view makes lines from, each text in it in one line; the same object if all are. See AS_THEY_ARE."""
+    if isinstance(found, str):
+        return found if type(found) is not str or found.isprintable() else in_one_line(found)
+    if isinstance(found, Path):
+        return found if str(found).isprintable() else Path(in_one_line(str(found)))
+    if type(found) is dict:
+        items = {in_lines(key): value if key in AS_THEY_ARE else in_lines(value) for key, value in found.items()}
+        same = all(a is b and found[a] is items[b] for a, b in zip(found, items, strict=False))
+        return found if same and len(items) == len(found) else items
+    if isinstance(found, (list, tuple)):
+        parts = [in_lines(each) for each in found]
+        if all(a is b for a, b in zip(found, parts, strict=True)):
+            return found
+        return type(found)._make(parts) if hasattr(found, "_make") else type(found)(parts)
+    if is_dataclass(found) and not isinstance(found, type):
+        values = {
+            each.name: getattr(found, each.name)
+            for each in fields(found)
+            if each.init and each.name not in AS_THEY_ARE and hasattr(found, each.name)
+        }
+        changed = {name: new for name, value in values.items() if (new := in_lines(value)) is not value}
+        return replace(found, **changed) if changed else found
+    return found
 
 
 def wrapped(line: str, width: int) -> list[str]:
@@ -62,6 +98,7 @@ def width() -> int | None:
 def warn(line: str) -> None:
     """Print one line to stderr. If nobody can read it, the exit code alone tells how the command ended."""
     text = f"sweeper: {printable(' '.join(line.split()))}"
+    text = re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: f"{word[0][:OF_A_LONGER]}...", text)
     try:
         if sys.stderr.isatty():
             text = "\n".join(wrapped(text, shutil.get_terminal_size().columns))

@@ -7,12 +7,14 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from tests import command_line
@@ -258,6 +260,37 @@ def test_control_characters_of_a_workload_do_not_reach_a_terminal(tmp_path: Path
     assert rf"ValueError: {CONTROLS.encode('unicode_escape').decode()}" in written
     for control in ("\x1b]", "\x07", "\x1b[2J", "\u202e"):
         assert control not in written
+
+
+FORGED = "sim:h100-80gb  batch=64  fits"
+FORGES = f"""
+def run(*, batch, phase, **_):
+    with phase("a\\n{FORGED}\\n"):
+        pass
+    if batch == 2:
+        raise type("E\\n{FORGED}", (Exception,), {{}})("why\\r{FORGED}\\x85{FORGED}\\u2028{FORGED}")
+    return {{"m\\n{FORGED}": "x\\n{FORGED}"}}
+"""
+
+
+def test_no_text_of_a_workload_begins_a_line_on_the_screen(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FORGES)
+    ran = sweep(tmp_path, *CUSTOM, "batch=1,2", "name=run")
+    printed = [ran.stdout]
+    assert ran.returncode == 3, ran.stderr
+    assert r"resident in a\nsim:h100-80gb" in printed[0]
+    shutil.copytree(tmp_path / "outputs" / "run", tmp_path / "outputs" / "other")
+    run, other = "outputs/run", "outputs/other"
+    ids = pq.read_table(tmp_path / run / "points.parquet")["point_id"].to_pylist()
+    commands = [["show", run], *(["show", run, id] for id in ids), ["compare", run, other], ["list"]]
+    for command in (*commands, *([name, run] for name in ("frontier", "effects", "estimate"))):
+        read = command_line.run(command, tmp_path)
+        assert read.returncode == 0
+        printed.append(read.stdout)
+    for text in printed:
+        assert not [line for line in text.splitlines() if line.strip().startswith((FORGED, FORGED.upper()))]
+    phases = pq.read_table(tmp_path / run / "phases.parquet")["phase"].to_pylist()
+    assert f"a\n{FORGED}\n" in phases  # the tables have the exact text
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:

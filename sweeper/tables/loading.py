@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ from sweeper.columns import (
     with_swept,
 )
 from sweeper.errors import Mistake, did_you_mean
-from sweeper.plan_lines import PLAN, RunLine, damage_in, read_plan
+from sweeper.plan_lines import PLAN, RunLine, check_format, damage_in, read_plan
 from sweeper.run_folder import POINTS
 from sweeper.screen import warn
 from sweeper.tables.records import on_disk
@@ -185,6 +186,10 @@ def _permitted(run: str | Path) -> Iterator[None]:
         yield
     except PermissionError as error:
         raise Mistake(f"{run}: {error.filename} cannot be read: {files.why(error)}") from error
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        raise Mistake(f"{str(run)[:60]}...: no such folder: {error.strerror}") from None
 
 
 class Stored(NamedTuple):
@@ -258,6 +263,8 @@ def _of_each(found: Mapping[str, Stored], key: str) -> set[str | None]:
 def run_folder(run: str | Path) -> Path:
     """The folder of a run. Raises Mistake if there is none, if it may not be read, or if it is not a run."""
     folder = Path(run)
+    if "\0" in str(run):
+        raise Mistake(f"{str(run)!r}: holds a null character, which no name of a folder can hold")
     with _permitted(run):
         if folder.is_symlink():  # what is in a run is opened without following links
             folder = folder.resolve()
@@ -269,6 +276,7 @@ def run_folder(run: str | Path) -> Path:
             raise Mistake(f"{run}: not a run, it has neither {PLAN} nor {POINTS}/")
         if next(read_plan(folder), None) is None and not (folder / POINTS).is_dir():
             raise Mistake(f"{run}: not a run, no line of its {PLAN} can be read")
+        check_format(run, folder)
     return folder
 
 

@@ -1,7 +1,7 @@
 """The runs in a folder, each in a few words: what it measured, when, and how it ended.
 
 Little of a run is read, however large it is: both ends of its plan, and a dozen columns of its table of points. Nothing
-is rebuilt from journals; where the table is missing or behind, the overview says so.
+is rebuilt from journals; where the plan or the table is missing, damaged or behind, the overview says so.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from sweeper import columns
 from sweeper.columns import DIMENSIONS, NAMED
 from sweeper.errors import Mistake, did_you_mean
 from sweeper.plan import typed_value
-from sweeper.plan_lines import PLAN, DeviceLine, End, EndedLine, PlanLine, RunLine, parsed
-from sweeper.run_folder import LOCK
+from sweeper.plan_lines import FORMAT, PLAN, DeviceLine, End, EndedLine, PlanLine, RunLine, parsed, written_by_newer
+from sweeper.run_folder import LOCK, POINTS
 from sweeper.tables.run_tables import PLAN_BYTES, file_size, table_file
 
 PIECE = 2**16  # bytes read from either end of a plan; a run line has a few thousand, a point's line as many
 RUNNING = "running"
 UNKNOWN = "unknown"
+DAMAGED = "damaged"
+MISSING = "missing"  # of tables
 MOST_VALUES = 6  # of a dimension that are listed
 
 
@@ -60,7 +62,8 @@ class RunOverview:
     command: Sequence[str] = ()  # of the first sweep into the run
     started_at: str | None = None  # the first sweep; ISO 8601, UTC
     ended_at: str | None = None  # the last one
-    ended: str = UNKNOWN  # finished, interrupted, broke off, running; unknown: its plan or its table cannot be read
+    # finished, interrupted, broke off, running; damaged: its plan cannot be read; unknown: nothing tells
+    ended: str = UNKNOWN
     why: str | None = None
     models: Sequence[str] = ()
     workloads: Sequence[str] = ()
@@ -68,6 +71,7 @@ class RunOverview:
     devices: Sequence[str] = ()
     dimensions: Sequence[Dimensioned] = ()
     points: Mapping[str, Mapping[str, int]] | None = None
+    tables: str | None = None  # missing or damaged; `show` rebuilds them
     behind: bool = False  # whether the plan has grown since the table was written
     written_ns: int = field(default=0, repr=False)  # when the plan was last written to
 
@@ -76,7 +80,7 @@ def runs_in(outputs: str | Path) -> list[RunOverview]:
     """The runs in a folder, the one whose plan was written last first. Raises Mistake if there is no such folder."""
     folder = Path(outputs).expanduser()
     try:
-        plans = sorted(each for each in folder.iterdir() if files.kind_of(each / PLAN) == files.FILE)
+        runs = sorted(filter(_is_run, folder.iterdir()))
     except NotADirectoryError:
         raise Mistake(f"outputs={outputs}: is a file; name the folder with the runs") from None
     except FileNotFoundError:
@@ -85,7 +89,15 @@ def runs_in(outputs: str | Path) -> list[RunOverview]:
         raise Mistake(f"outputs={outputs}: no such folder{near}; a sweep creates it") from None
     except PermissionError as error:
         raise Mistake(f"outputs={outputs}: cannot be read: {files.why(error)}") from None
-    return sorted(map(overview, plans), key=lambda run: (run.written_ns, run.name), reverse=True)
+    return sorted(map(overview, runs), key=lambda run: (run.written_ns, run.name), reverse=True)
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder has a plan, or has lost it and still has its attempts."""
+    try:
+        return files.kind_of(folder / PLAN) == files.FILE or files.kind_of(folder / POINTS) == files.FOLDER
+    except PermissionError:  # of another user; `show` names the owner
+        return False
 
 
 def overview(folder: Path) -> RunOverview:
@@ -96,6 +108,10 @@ def overview(folder: Path) -> RunOverview:
     behind = metadata is not None and metadata.get(PLAN_BYTES) != str(file_size(folder / PLAN))
     statuses = None if points is None else _statuses(points)
     ended, why, ended_at = _end(folder, lines, statuses, behind)
+    if (damage := _damage(folder, lines)) is not None and ended != RUNNING:
+        ended, why = DAMAGED, damage
+    if (newer := max((line.format for line in lines if isinstance(line, RunLine)), default=0)) > FORMAT:
+        ended, why = UNKNOWN, written_by_newer(newer)
     found: dict[str, Any] = {"devices": [line.name for line in lines if isinstance(line, DeviceLine)]}
     if points is not None:
         found = {f"{name}s": _texts(points, name) for name in (*NAMED, "device")}
@@ -113,10 +129,25 @@ def overview(folder: Path) -> RunOverview:
         ended=ended,
         why=why,
         points=statuses,
+        tables=_why_no_table(folder) if points is None else None,
         behind=behind,
         written_ns=written_ns,
         **found,
     )
+
+
+def _damage(folder: Path, lines: Sequence[PlanLine]) -> str | None:
+    """Why a run's plan cannot be read at all."""
+    if lines:
+        return None
+    kind = files.kind_of(folder / PLAN)
+    if kind == files.FILE:
+        return f"no line of its {PLAN} can be read"
+    return f"its {PLAN} is missing" if kind is None else f"its {PLAN} is {kind}"
+
+
+def _why_no_table(folder: Path) -> str:
+    return MISSING if files.kind_of(table_file(folder, "points")) is None else DAMAGED
 
 
 def _statuses(points: pa.Table) -> dict[str, dict[str, int]]:

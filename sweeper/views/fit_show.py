@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from sweeper.errors import Mistake
 from sweeper.fit_cells import FitTable, Result, result_of
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
-from sweeper.screen import printable
+from sweeper.screen import discard, in_lines, printable
 from sweeper.sweeping.fitting import table_of
 from sweeper.units import format_seconds
 from sweeper.views import fit_table
@@ -49,6 +50,7 @@ class FitShow(Show):
         super().__init__(plan)
         self._plan, self._folder, self._shown_as = plan, folder, shown_as
         self._results: dict[tuple[str, str], Result] = {}
+        self._lost: OSError | None = None
 
     def table(self) -> FitTable:
         return table_of(self._plan, list(self._results.values()), self._folder)
@@ -65,7 +67,16 @@ class FitShow(Show):
         context: Sequence[Mapping[str, Any]] | None = None,
         searched: Sequence[SearchedValues] = (),
     ) -> None:
-        self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(self.table()))
+        """Print the table. Raises OSError if it, or a line before it, cannot be written: the table is the answer."""
+        table = self.table()
+        for_people = self._shown_as in (None, "markdown")
+        self._line(FORMS.get(self._shown_as or "", fit_table.as_text)(in_lines(table) if for_people else table))
+        if self._lost is not None:
+            raise self._lost
+
+    def _continue_without_output(self, error: OSError) -> None:
+        self._lost = error
+        discard(sys.stdout)
 
 
 class FitTerminalShow(FitShow):
@@ -89,7 +100,7 @@ class FitTerminalShow(FitShow):
         if now - self._drawn < REDRAW_EVERY:
             return
         self._drawn = now
-        table, width = self.table(), min(self._console.width, fit_table.WIDTH)
+        table, width = in_lines(self.table()), min(self._console.width, fit_table.WIDTH)
         done = f"{self._done} of {self._total} points known so far, {format_seconds(now - self._began)}"
         heading = fit_table.filled(fit_table.heading(table), width)
         text = "\n".join([heading, "", *fit_table.grid(table), "", done])

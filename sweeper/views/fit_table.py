@@ -28,8 +28,8 @@ LONGEST_REASON = 300
 DESKTOP = "a desktop takes some 0.5 to 1.5 GiB of the card"
 ACCURACY = (
     "How accurate: compared with published peaks of allocated memory on GPUs, half of the calculated ones are off by"
-    " 0.01 % or less, and the worst by 4.7 % in training and by 0.4 % in running. The context of a card can take more or"
-    " less than is assumed. Every comparison: docs/accuracy.md"
+    " 0.01 % or less, and the worst by 4.7 % in training and by 0.4 % in running. The context of a card can take more"
+    " or less than is assumed. Every comparison: docs/accuracy.md"
 )
 NO_QUANTIZED = ". No published peak of QLoRA was compared"
 NO_SERVER = (

@@ -32,6 +32,7 @@ from sweeper.objective import TOKENS, Objective
 from sweeper.plan import typed_value
 from sweeper.requested import follows_in, settings_text, value_in
 from sweeper.rows import Row
+from sweeper.screen import in_lines
 from sweeper.settled_keys import has_key, without_followers
 from sweeper.units import format_bytes, format_count
 from sweeper.views.layout import counts, error_text, handled, other_processes, over_budget
@@ -65,7 +66,7 @@ def frontier_text(
     `context`: all rows of the run, if `rows` are only some of them, since terms of a margin may come from the others.
     `searched`: the intervals of the sweep, whose values have no rows.
     """
-    rows = list(rows)
+    rows = [in_lines(row) for row in rows]
     found = groups_of(rows, searched=searched)
     decided = [group for group in found if group.decided]
     names = _names(found)

@@ -10,6 +10,7 @@ from typing import Any
 from runners.outcome import UNAVAILABLE
 from sweeper.estimates.memory_terms import MemoryTerm
 from sweeper.plan import typed_value
+from sweeper.screen import in_one_line
 from sweeper.units import format_both, format_bytes
 
 LONGEST_MESSAGE = 160  # characters of an exception on the screen; the tables have all of it
@@ -28,7 +29,7 @@ def error_text(error_type: str | None, message: str | None) -> str:
     first = " ".join(lines[: 2 if announces else 1])
     if error_type is None or error_type == UNAVAILABLE:
         return shortened(first, LONGEST_OF_OURS)
-    name = error_type.rpartition(".")[2]
+    name = in_one_line(error_type).rpartition(".")[2]
     if cause := WRAPPED.match(first):
         name, first = cause[1], first[cause.end() :]
     return shortened(f"{name}: {first}" if first else name, LONGEST_OF_OURS if announces else LONGEST_MESSAGE)

@@ -25,7 +25,7 @@ from runners.point import AttemptFolder, Point, canonical
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.interval import Interval
 from sweeper.plan import Plan
-from sweeper.screen import printable, wrapped
+from sweeper.screen import in_one_line, printable, wrapped
 from sweeper.units import format_bytes, format_seconds
 from sweeper.views.layout import assignments
 from sweeper.views.marks import OPEN, SIGNS, Grid, Sign, grid_lines
@@ -217,13 +217,13 @@ class LiveShow(Show):
             (device, format_seconds(now - running.since), running.phase, running.words)
             for (device, _), running in self._running.items()
         ]
-        widths = [max((cell_len(printable(row[at])) for row in rows), default=0) for at in range(3)]
+        widths = [max((cell_len(in_one_line(row[at])) for row in rows), default=0) for at in range(3)]
         return [
             self._cut(
                 [
-                    (f"{INDENT}{printable(device):{widths[0]}}  {seconds:>{widths[1]}}  ", ""),
-                    (f"{printable(phase):{widths[2]}}  " if widths[2] else "", "bold"),
-                    (printable(words), ""),
+                    (f"{INDENT}{in_one_line(device):{widths[0]}}  {seconds:>{widths[1]}}  ", ""),
+                    (f"{in_one_line(phase):{widths[2]}}  " if widths[2] else "", "bold"),
+                    (in_one_line(words), ""),
                 ]
             )
             for device, seconds, phase, words in rows
@@ -263,12 +263,12 @@ class LiveShow(Show):
     def _table_of_points(self, ids: Sequence[str]) -> list[Text]:
         """A line for each point, with a column for each device."""
         widths = [self._widths[name] for name in self._calculated]
-        left = max((cell_len(printable(self._points[id])) for id in ids), default=0)
+        left = max((cell_len(in_one_line(self._points[id])) for id in ids), default=0)
         left = min(left, max(10, self._console.width - len(INDENT) - sum(widths) - 2 * len(widths)))
         heads = (f"  {name:<{width}}" for name, width in zip(self._calculated, widths, strict=True))
         lines = [self._cut([(f"{INDENT}{'':{left}}{''.join(heads)}", "dim")])]
         for id in ids:
-            words = fitted(printable(self._points[id]), left)
+            words = fitted(in_one_line(self._points[id]), left)
             pieces = [(f"{INDENT}{words}{' ' * (left - cell_len(words))}", "")]
             for name, width in zip(self._calculated, widths, strict=True):
                 cell = self._cell(name, id)

@@ -18,6 +18,7 @@ from sweeper.effects.families import SIZE, Family, PeakRange, PhaseKey, title
 from sweeper.effects.memory_fit import MemoryFit, NotFitted, Size
 from sweeper.errors import Mistake
 from sweeper.units import MIB
+from sweeper.views.written_file import check_place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +41,7 @@ def check(file: str) -> None:
     """Raises Mistake for an unknown format, and without matplotlib. Call it before a long read."""
     if Path(file).suffix not in FORMATS:
         raise Mistake(f"--picture {file}: its name must end in {', '.join(FORMATS)}")
+    check_place("--picture", file)
     if not is_installed("matplotlib"):
         raise Mistake(f"--picture {file}: matplotlib is not installed; {installation('matplotlib')} installs it")
 

@@ -20,6 +20,7 @@ from sweeper.plan_lines import read_plan
 from sweeper.requested import settings_of
 from sweeper.rerun import commands, rerun
 from sweeper.rows import Row
+from sweeper.screen import in_one_line
 from sweeper.tables.records import place_of, record_of, traceback_of
 from sweeper.units import format_bytes, format_exact
 from sweeper.views.decision_text import environment_line
@@ -136,14 +137,15 @@ def _device_lines(each: Mapping[str, Any], width: int | None) -> Iterator[str]:
         for name, value in row.items()
         if value is not None and name not in ELSEWHERE and not columns.is_key(name)
     ]
-    facts += [[name, row[name]] for name in LONG[2:] if row.get(name)]
+    facts += [[name, in_one_line(str(row[name]))] for name in LONG[2:] if row.get(name)]
     yield from _cut(indent(table(facts, "<<")), width)
     if len(each["attempts"]) > 1:
         yield ""
         yield from indent(_attempt_lines(each["attempts"]))
     if each["traceback"] and row["status"] not in NO_MEMORY:
         yield ""
-        yield from indent(each["traceback"].rstrip().splitlines())
+        # Marked, so that no line of a message passes for one of the sheet.
+        yield from (f"  | {line}" for line in each["traceback"].rstrip().splitlines())
 
 
 def _value(name: str, value: Any, row: Row) -> str:

@@ -15,7 +15,7 @@ from runners.point import Attempt, AttemptFolder, Point
 from sweeper.effects.lever_runs import DESIGN
 from sweeper.frontier.open_values import SearchedValues
 from sweeper.plan import Plan
-from sweeper.screen import discard, print_command, show, warn, wrapped
+from sweeper.screen import discard, in_lines, in_one_line, print_command, show, warn, wrapped
 from sweeper.screen import width as screen_width
 from sweeper.units import format_bytes, format_count
 from sweeper.views.code_place import place_in, shown
@@ -76,15 +76,16 @@ class Show:
 
     def settled(self, device: str, point: Point, outcome: Outcome, recalled: bool) -> None:
         self._done += 1
+        outcome = in_lines(outcome)
         text = self._text(point, outcome, recalled)
         if text is not None:
             self._ended_line(device, point, outcome, text)
 
     def remark(self, device: str, text: str) -> None:
-        self._line(f"{device}  {text}")
+        self._line(f"{device}  {in_one_line(text)}")
 
     def gave_up(self, device: str, why: str) -> None:
-        self._line(f"{device}  stops here: {why}")
+        self._line(f"{device}  stops here: {in_one_line(why)}")
 
     def tick(self) -> None:
         pass
@@ -117,9 +118,9 @@ class Show:
         from sweeper.views import levers_text
         from sweeper.views.frontier_text import frontier_text
 
-        tables = f"{shown(folder)}/points.parquet, attempts, phases, environment, estimates, frontier"
+        tables = f"{in_one_line(str(shown(folder)))}/points.parquet, attempts, phases, environment, estimates, frontier"
         if self._design == DESIGN:
-            found = levers_text.as_text(levers_text.as_json(levers_text.runs_of(rows, self._dimensions)))
+            found = levers_text.as_text(levers_text.as_json(levers_text.runs_of(in_lines(rows), self._dimensions)))
         else:
             found = frontier_text(rows, self._objective, self._margin, context, searched)
         for text in ("", summary(rows), "", found, "", f"tables: {tables}"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runners.device import CALCULATED
-from sweeper.tables.overview import RUNNING, Dimensioned, RunOverview, local_time
+from sweeper.tables.overview import DAMAGED, RUNNING, UNKNOWN, Dimensioned, RunOverview, local_time
 from sweeper.units import format_count
 from sweeper.views.layout import counts, table, wrapped
 
@@ -35,6 +35,7 @@ def as_json(runs: Sequence[RunOverview]) -> list[dict[str, Any]]:
             "devices": list(run.devices),
             "dimensions": {each.key: {"count": each.count, "values": list(each.values)} for each in run.dimensions},
             "points": run.points,
+            "tables": run.tables,
             "tables_are_behind": run.behind,
         }
         for run in runs
@@ -54,7 +55,11 @@ def as_text(runs: Sequence[RunOverview], outputs: str, width: int | None = None)
     if width is not None and max(map(len, lines)) > width:
         lines = list(_narrow([HEADS, *rows], width))
     noun = format_count(len(runs), "run")
-    return "\n".join([*lines, "", f"{noun} in {Path(outputs)}; sweeper show {runs[0].path} shows the newest"])
+    notes = [f"{run.name}: {run.why}" for run in runs if run.ended in (DAMAGED, UNKNOWN) and run.why is not None]
+    old = next((run for run in runs if run.ended != RUNNING and (run.tables is not None or run.behind)), None)
+    if old is not None:
+        notes.append(f"sweeper show {old.path} rebuilds its tables from the journals, in memory")
+    return "\n".join([*lines, "", *notes, f"{noun} in {Path(outputs)}; sweeper show {runs[0].path} shows the newest"])
 
 
 def _narrow(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
@@ -81,9 +86,11 @@ def _row(run: RunOverview, apart: Collection[str]) -> tuple[str, str, str, str, 
     measured = [words[key] for key in sorted(words, key=lambda key: key not in apart) if key not in left]
     if left:
         measured.append(f"and {format_count(len(left), 'other key')}")
-    points = "-" if run.points is None else _points(run.points) or "none"
-    if run.points is not None and (run.behind or run.ended == RUNNING):
-        points += " so far"
+    points = f"tables {run.tables}" if run.points is None else _points(run.points) or "none"
+    if run.ended == RUNNING:
+        points = "-" if run.points is None else f"{points} so far"
+    elif run.behind:
+        points += ", tables behind"
     return run.name, local_time(run.started_at) or "-", run.ended, " ".join(filter(None, measured)), points
 
 

@@ -31,4 +31,6 @@ def as_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str)
 
 
 def _escaped(cell: str) -> str:
-    return " ".join(cell.replace("|", "\\|").split())
+    """Text, where a page shows the Markdown as HTML too."""
+    text = cell.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
+    return " ".join(text.split())

@@ -545,3 +545,36 @@ def test_output_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) -
         )  # fmt: skip
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "cannot be written" in done.stderr
+
+
+LONG = "x" * 5000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", LONG, "rtx-4090"],
+        ["fit", f"a/{LONG}", "rtx-4090"],
+        ["fit", f"{LONG}.yaml", "rtx-4090"],
+        ["fit", "gpt2", LONG],
+        ["show", LONG],
+        ["show", "run", LONG],
+        ["report", LONG],
+        ["effects", LONG, "--picture", f"{LONG}.png"],
+        ["compare", LONG, LONG],
+        ["estimate", LONG],
+        ["list", f"outputs={LONG}"],
+        ["environment", f"python={LONG}"],
+        ["devices=cpu", "model=pretrained", f"model.path={LONG}"],
+        ["devices=cpu", f"model={LONG}"],
+        ["devices=cpu", "workload=custom", f"workload.target={LONG}:run"],
+        ["devices=cpu", f"outputs={LONG}"],
+        ["-cd", LONG, "batch=1"],
+        [f"experiment={LONG}"],
+        [LONG],
+    ],
+)
+def test_a_word_that_is_too_long_for_a_files_name_is_one_short_line(typed: Typed, words: list[str]) -> None:
+    ended = typed(*words)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert len(ended.stderr) < 400

@@ -75,6 +75,30 @@ def test_a_value_that_no_command_line_has_is_refused_by_its_key(values: dict[str
     assert message in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (None, "None: must be a text such as"),
+        (5, "5: must be a text such as"),
+        ("a\0b", "holds a null character"),
+        ("\ud800", "surrogates not allowed"),
+        ("x" * 200_000, r"'x{60}'...: has 200,000 letters"),
+    ],
+)
+def test_a_word_that_no_command_line_can_have_is_a_mistake(word: Any, message: str) -> None:
+    for command in (sweeper.run, sweeper.fit):
+        with pytest.raises(sweeper.Mistake, match=message) as found:
+            command(word, "rtx-4090")
+        assert len(str(found.value)) < 200
+
+
+@pytest.mark.parametrize("word", ["a\0b", "x" * 5000])
+def test_a_run_that_no_folder_can_be_named_like_is_a_mistake(word: str) -> None:
+    with pytest.raises(sweeper.Mistake) as found:
+        sweeper.load(word)
+    assert len(str(found.value)) < 200
+
+
 def test_a_sweep_from_a_thread_shows_its_lines_returns_its_tables_and_leaves_the_signals_alone(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from runners import stored_json
 from runners.device import device_named
 from runners.point import Attempt, AttemptFolder, Point
 from sweeper.errors import Mistake
 from sweeper.plan_lines import PlannedLine, read_plan
 from sweeper.run_folder import RunFolder, open_run
-from tests import other_user
+from sweeper.tables.loading import load
+from tests import command_line, other_user
 
 POINT, CPU = Point(values={"batch": 1}), device_named("cpu")
 LINE = PlannedLine(id=POINT.id, order=0, device="cpu", values=POINT.values)
@@ -249,3 +251,28 @@ def test_a_run_of_another_user_that_may_not_be_written_is_refused_in_one_line_wi
                 )
 
         other_user.act(sweep)
+
+
+def test_a_run_that_a_newer_version_wrote_to_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    with closing(open_run(str(tmp_path), "run", "slug")) as run:
+        run.plan([LINE])
+    plan = tmp_path / "run" / "plan.jsonl"
+    line = stored_json.sealed({"kind": "run", "format": 99, "axes": "something new"})
+    plan.write_bytes(plan.read_bytes() + line)
+    before = plan.read_bytes()
+    why = r"a newer version of sweeper wrote this run \(format 99 of its plan; .* up to 2\); update sweeper"
+    with pytest.raises(Mistake, match=f"^name=run: {why}$"):
+        open_run(str(tmp_path), "run", "slug")
+    with pytest.raises(Mistake, match=f"^{tmp_path}/run: {why}$"):
+        load(tmp_path / "run")
+    for words in (
+        ["show", "run"],
+        ["report", "run"],
+        ["compare", "run", "run"],
+        ["frontier", "run"],
+        ["estimate", "run"],
+    ):
+        ended = command_line.run(words, tmp_path)
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+        assert "a newer version of sweeper wrote this run" in ended.stderr
+    assert plan.read_bytes() == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import pytest
 
 from sweeper import screen
@@ -67,3 +69,15 @@ def test_what_a_library_prints_is_shown_once_it_is_done(capsys: pytest.CaptureFi
 )
 def test_a_line_is_broken_between_words_or_after_a_slash(line: str, parts: list[str]) -> None:
     assert screen.wrapped(line, 18) == parts
+
+
+class Pair(NamedTuple):
+    name: str
+    rows: list[dict[str, Any]]
+
+
+def test_every_text_of_a_result_is_in_one_line_except_those_that_have_several() -> None:
+    found = Pair("a\nb", [{"c\r": ("d\n", 1, None, 2.5), "traceback": "one\ntwo"}])
+    assert screen.in_lines(found) == Pair(r"a\nb", [{r"c\r": (r"d\n", 1, None, 2.5), "traceback": "one\ntwo"}])
+    same = Pair("a", [{"b": ("c",)}])
+    assert screen.in_lines(same) is same

@@ -18,6 +18,7 @@ from sweeper.errors import Mistake
 from sweeper.plan_lines import read_plan
 from sweeper.tariffs import read_tariffs
 from sweeper.views.page.content import OF_ATTEMPTS, OF_PHASES, PageContent, page_content
+from sweeper.views.written_file import check_place
 
 PAGE = "report.html"
 NEEDS = ("altair", "vl_convert", "jinja2")
@@ -39,6 +40,8 @@ def check(output: str | None, pictures: str | None) -> None:
         raise Mistake(f"report: {', '.join(missing)} is not installed; {installation(*missing)} installs it")
     if output is not None and not Path(output).parent.is_dir():
         raise Mistake(f"--output {output}: there is no folder {Path(output).parent}")
+    if output is not None:
+        check_place("--output", output)
     if output is not None and Path(output).is_dir():
         raise Mistake(f"--output {output}: is a folder; name a file in it, as in {Path(output) / PAGE}")
     if pictures is not None and Path(pictures).exists() and not Path(pictures).is_dir():

@@ -189,6 +189,53 @@ def test_a_table_that_is_torn_does_not_hide_the_other_runs(written: Written) -> 
     assert found == {"whole": {"measured": {"ok": 2}}, "torn": None}
 
 
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda plan: plan.unlink(), "its plan.jsonl is missing"),
+        (lambda plan: (plan.unlink(), plan.mkdir()), "its plan.jsonl is a folder"),
+        (lambda plan: plan.write_bytes(b"\0garbage\n"), "no line of its plan.jsonl can be read"),
+    ],
+)
+def test_a_run_that_has_lost_its_plan_is_listed_as_damaged(
+    written: Written, spoil: Callable[[Path], object], why: str
+) -> None:
+    run = finished(written)
+    spoil(run.folder / "plan.jsonl")
+    (found,) = runs_in(run.folder.parent)
+    assert (found.name, found.ended, found.why) == ("bill", "damaged", why)
+    assert f"bill: {why}" in run_list.as_text([found], "outputs").splitlines()
+
+
+def test_a_run_whose_tables_are_damaged_or_missing_is_listed_with_the_command_that_rebuilds_them(
+    written: Written,
+) -> None:
+    run = finished(written)
+    for spoil, state in ((lambda file: file.write_bytes(b"PAR1"), "damaged"), (Path.unlink, "missing")):
+        spoil(run.folder / "points.parquet")
+        found = overview(run.folder)
+        text = run_list.as_text([found], "outputs")
+        assert (found.points, found.tables) == (None, state)
+        assert f"tables {state}" in text.splitlines()[1]
+        assert f"sweeper show {run.folder} rebuilds its tables" in text
+
+
+def test_a_finished_run_with_tables_behind_its_plan_is_not_said_to_go_on(written: Written) -> None:
+    run = finished(written)
+    run.plan(kind="run", format=2, design="grid", dimensions=[], keys={}, started_at="2026-11-29T13:00:00+00:00")
+    run.plan(kind="ended", how="finished", ended_at="2026-11-29T13:01:00+00:00")
+    (line,) = (line for line in run_list.as_text([overview(run.folder)], "outputs").splitlines() if line[:4] == "bill")
+    assert line.endswith("2 ok, tables behind")
+
+
+def test_a_run_of_a_newer_version_is_listed_with_that_reason(written: Written) -> None:
+    run = finished(written)
+    run.plan(kind="run", format=99, design="grid", dimensions=[], keys={}, started_at="2026-11-29T13:00:00+00:00")
+    found = overview(run.folder)
+    assert found.ended == "unknown"
+    assert "a newer version of sweeper wrote this run (format 99" in run_list.as_text([found], "outputs")
+
+
 def test_a_large_plan_is_not_read_whole(written: Written) -> None:
     small, large = finished(written, "small"), finished(written, "large")
     for batch in range(3, 3000):
