@@ -17,6 +17,7 @@ SERVE, PAGED = "serve", "paged"
 PASS_TOKENS = 8192  # of all prompts together: the limit that vLLM has by default on a card of 80 GB
 # Of an answer: a usual limit of a chat. Of its decoding steps, a calculated device follows the first and the last ones.
 NEW_TOKENS = 512
+FEW_NEW_TOKENS = 8  # where every step is followed
 NOT_INCLUDED = (
     "the time to read the prompts, in tokens/s",
     "what a server keeps for itself (its own reserve and its copies of inputs)",
@@ -76,6 +77,13 @@ def serving_setting(given: Collection[str] = ()) -> Setting:
     return Setting(
         name=SERVE, values={key: value for key, value in values.items() if key == "workload" or key not in given}
     )
+
+
+def new_tokens(config: Mapping[str, Any], attention: str | None) -> int:
+    """Of an answer, if their number was not typed: few where every step is followed, as its tensors grow."""
+    text = config.get("text_config") or config
+    has_windows = text.get("sliding_window") and text.get("use_sliding_window") is not False
+    return FEW_NEW_TOKENS if has_windows or attention == "eager" else NEW_TOKENS
 
 
 def servings(cells: Iterable[Cell], results: Iterable[Result], requests: int | None) -> tuple[Serving, ...]:

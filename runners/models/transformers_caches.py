@@ -25,6 +25,7 @@ from runners.models import torch_models
 from runners.phases import Unavailable
 
 FULL, WINDOWED = ("full_attention",), ("sliding_attention", "chunked_attention")
+BIASED = ("bloom", "mpt")  # models whose attention always adds a bias by distance
 # The library's defaults for quantized caches: bits, elements per scale and zero point, and the number of new tokens
 # that stay in the dtype until they are quantised together. fp8 has one scale per tensor and quantises every token.
 BITS, GROUP, RESIDUAL = 4, 64, 128
@@ -260,6 +261,17 @@ def is_full_attention(config: Any) -> bool:
     """Whether every layer attends to every position."""
     windows = _windows(config)
     return windows is not None and not any(windows)
+
+
+def steps_take_the_same(config: Any) -> bool:
+    """Whether the tensors of a decoding step are as large for a long answer as for a short one, pages aside.
+
+    Eager attention has weights, and windows and biases by distance have masks, of as many elements as there are
+    positions.
+    """
+    text = config.get_text_config(decoder=True)
+    has_biases = getattr(text, "alibi", False) or text.model_type in BIASED
+    return is_full_attention(config) and not has_biases and text._attn_implementation != "eager"
 
 
 def bytes_held(cache: Any, device: str | None = None) -> int:

@@ -190,16 +190,17 @@ class Generation:
         return place > 0 and sizes[1:] == sizes[:1] and torch_models.is_calculated(self.network.device)
 
     def _is_skipped(self, step: int) -> bool:
-        """Whether a calculated device need not follow a decoding step: every page is allocated already, and a step
-        takes no less than the one before it, so that the last ones have the peak of what is allocated. Their tokens are
-        held as ever. Where the tensors of a step grow (eager attention, masks of windows), more may be reserved.
+        """Whether a calculated device need not follow a decoding step: every page is allocated already, and each step
+        allocates and frees the same, with one token more held.
         """
-        from runners.models import torch_models
+        from runners.models import torch_models, transformers_caches
 
+        module: Any = self.network.module
         return (
             self.cache_spec.kind == "paged"
             and FOLLOWED < step < self.new_tokens - FOLLOWED
             and torch_models.is_calculated(self.network.device)
+            and transformers_caches.steps_take_the_same(module.config)
         )
 
     def _read_prompts(

@@ -38,6 +38,7 @@ from sweeper.planning.point_checks import Rules, positions_of
 from sweeper.planning.probes import Probes
 from sweeper.planning.run_keys import resolutions, run_keys
 from sweeper.planning.schema import Keys, as_list
+from sweeper.serving import new_tokens
 
 Choice = Mapping[str, Any]  # a value for each key with several
 Values = Mapping[str, Sequence[Any]]  # of each key with several, in the order of the dimensions
@@ -205,6 +206,8 @@ class _Planner:
         model_type = model.get("model_type") or config.get("model_type")
         points = request.points(request.chosen_contexts(contexts), model_type)
         for point in points:
+            if request.concurrency is not None and "workload.new_tokens" in point:
+                point["workload.new_tokens"] = new_tokens(config, self.typed.fixed.get("attention"))
             point |= {key: value for key, value in self.of_workloads.items() if self._has(point["workload"], key)}
         return points
 

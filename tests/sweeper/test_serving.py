@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sweeper.fit_cells import LARGEST_BATCH, Cell, FitDevice, FitTable, Result
-from sweeper.serving import SERVE, Serving, servings, speeds
+from sweeper.serving import SERVE, Serving, new_tokens, servings, speeds
 from sweeper.views import fit_table, serving_text
 
 GIB = 2**30
@@ -64,6 +64,13 @@ def test_nothing_is_known_before_a_point_has_ended() -> None:
     cell = replace(CELL, fits=None, largest_batch=None, failing_batch=None, status=None, point_ids=())
     found = serving(cell, [])
     assert (found.fits, found.largest, found.peak_bytes) == (None, None, None)
+
+
+def test_an_answer_is_short_where_every_step_is_followed() -> None:
+    windowed = {"sliding_window": 4096}
+    assert new_tokens({"sliding_window": None}, None) == new_tokens({}, "sdpa") == 512
+    assert new_tokens({**windowed, "use_sliding_window": False}, None) == 512
+    assert new_tokens(windowed, None) == new_tokens({"text_config": windowed}, "sdpa") == new_tokens({}, "eager") == 8
 
 
 def test_no_serving_is_shown_that_was_not_asked_for() -> None:

@@ -212,16 +212,15 @@ def test_a_calculated_device_skips_prompts_that_take_what_the_one_before_takes(
     assert peak_of(skipping) == peak_of(with_all)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("batch", "context"), [(1, 20), (7, 40)])
 def test_a_calculated_device_follows_the_first_and_last_steps_of_an_answer_and_finds_the_peak_of_all(
-    decoder: dict[str, Any], settled: Any, attention: str, batch: int, context: int
+    decoder: dict[str, Any], settled: Any, batch: int, context: int
 ) -> None:
     """Where the decoding steps have the peak, too: its pages are read in a prefill of few tokens."""
     from runners.models import transformers_models
 
     workload = GENERATE | {"cache": "paged", "prefill_chunk": 16, "new_tokens": 90}
-    values = settled("generate", model=decoder, workload=workload, batch=batch, context=context, attention=attention)
+    values = settled("generate", model=decoder, workload=workload, batch=batch, context=context)
 
     class Whole(generate.Generation):
         def _is_skipped(self, step: int) -> bool:
@@ -245,6 +244,27 @@ def test_a_calculated_device_follows_the_first_and_last_steps_of_an_answer_and_f
     assert (metrics.pop("decoding_steps"), all_metrics.pop("decoding_steps")) == (8, 89)
     assert metrics | {"checksum": None} == all_metrics | {"checksum": None}
     assert metrics["cache_bytes"] == LAYERS * POSITION * batch * 16 * -(-(context + 89) // 16)
+
+
+@pytest.mark.parametrize(("kind", "attention"), [("decoder", "eager"), ("windowed", "sdpa")])
+def test_every_step_is_followed_whose_tensors_grow_with_the_answer(
+    request: pytest.FixtureRequest, settled: Any, kind: str, attention: str
+) -> None:
+    """The steps in between leave gaps of their own sizes, which can decide what fits."""
+    from runners.models import transformers_models
+
+    workload = GENERATE | {"cache": "paged", "new_tokens": 20}
+    model = request.getfixturevalue(kind)
+    values = settled("generate", model=model, workload=workload, batch=1, context=8, attention=attention)
+    followed = []
+
+    def work(device: str) -> None:
+        generation = generate.Generation.of(transformers_models.build(values, device), workload)
+        with torch.inference_mode():
+            followed.append(generation.once(lambda name, run_index: nullcontext(Notes()))["decoding_steps"])
+
+    events(work)
+    assert followed == [19]
 
 
 def test_the_pages_of_every_layer_are_allocated_before_a_pass(decoder: dict[str, Any], settled: Any) -> None:
