@@ -537,16 +537,6 @@ def test_sweeper_works_from_an_installed_wheel(tmp_path: Path) -> None:
     assert names_in(empty) == []
 
 
-def test_output_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "sweeper", "--help"],
-            cwd=tmp_path, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "cannot be written" in done.stderr
-
-
 LONG = "x" * 5000
 
 
