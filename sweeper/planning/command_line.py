@@ -362,7 +362,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Parser]]:
     )
     compare = add(
         "compare",
-        "sweeper compare BEFORE AFTER [--fail-above CHANGE] [--counter NAMES] [FLAGS]",
+        "sweeper compare A B [--fail-above CHANGE] [--counter NAMES] [FLAGS]",
         "What changed from one run to another, point by point: what no longer fits, which peaks differ, and what the"
         " measurements depended on. With one run: its calculated points against its measured ones.",
     )
