@@ -121,7 +121,7 @@ class Cell:
     is_close: bool = False  # the largest batch leaves less than the context may take beyond what is assumed
     failing_batch: int | None = None
     failing_peak_bytes: int | None = None  # without a limit
-    needs_at_least_bytes: int | None = None  # what the smallest failing batch held and asked for
+    needs_at_least_bytes: int | None = None  # what the smallest failing batch held and requested
     status: str | None = None  # of batch 1; None if it has not ended
     because: str | None = None  # why it is undecided, or a larger batch that was tried
     undecided_batch: int | None = None  # the smallest one, after which no larger batch was tried

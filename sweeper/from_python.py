@@ -52,7 +52,7 @@ LAST_LINES = 20  # of stderr, in the message of a bug
 
 @dataclass(frozen=True)
 class Run:
-    """A sweep that has ended. `decided`: whether every point has told if it fits, or was skipped."""
+    """A sweep that has ended. `decided`: whether every point was decided or skipped."""
 
     folder: Path
     decided: bool

@@ -15,7 +15,7 @@ from sweeper.fit_cells import Cell, FitDevice, Result, Setting
 
 SERVE, PAGED = "serve", "paged"
 PASS_TOKENS = 8192  # of all prompts together: the limit that vLLM has by default on a card of 80 GB
-# Of an answer: a usual limit of a chat. Of its decoding steps, a calculated device follows the first and the last ones.
+# A usual limit for an answer of a chat. A calculated device follows the first and the last of its decoding steps.
 NEW_TOKENS = 512
 FEW_NEW_TOKENS = 8  # where every step is followed
 NOT_INCLUDED = (
@@ -31,7 +31,7 @@ PAGE = 16  # tokens of a page, as in runners/models/transformers_caches.py
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSpeed:
-    """The most tokens a second in a cell: with one sequence, the largest batch, or the one that was asked for."""
+    """The most tokens a second in a cell: with one sequence, the largest batch, or the requested one."""
 
     device: str
     setting: str
@@ -43,7 +43,7 @@ class CellSpeed:
 class Serving:
     """How many requests of one length a device can answer at once. Peaks are bytes of `counter`.
 
-    `fits` and `peak_bytes` are of the `requests` asked for: what they would take without a limit if they do not fit.
+    `fits` and `peak_bytes` are of `requests`, the requested number. If they do not fit, it is the peak without a limit.
     """
 
     device: str
@@ -80,14 +80,14 @@ def serving_setting(given: Collection[str] = ()) -> Setting:
 
 
 def new_tokens(config: Mapping[str, Any], attention: str | None) -> int:
-    """Of an answer, if their number was not typed: few where every step is followed, as its tensors grow."""
+    """The tokens of an answer, if they were not typed: few where every step is followed, as its tensors grow."""
     text = config.get("text_config") or config
     has_windows = text.get("sliding_window") and text.get("use_sliding_window") is not False
     return FEW_NEW_TOKENS if has_windows or attention == "eager" else NEW_TOKENS
 
 
 def servings(cells: Iterable[Cell], results: Iterable[Result], requests: int | None) -> tuple[Serving, ...]:
-    """One for each cell, if a number of requests was asked for."""
+    """One for each cell, if a number of requests was given."""
     if requests is None:
         return ()
     by_id = {(each.device, each.point_id): each for each in results}
@@ -128,7 +128,7 @@ def _serving(cell: Cell, results: Sequence[Result], requests: int) -> Serving:
 def speeds(
     cells: Iterable[Cell], results: Iterable[Result], devices: Iterable[FitDevice], requests: int | None
 ) -> tuple[CellSpeed, ...]:
-    """Of each batch of interest of the cells that generate: one sequence, the largest batch and the one asked for."""
+    """The speeds of the cells that generate, for one sequence, the largest batch and the requested one."""
     by_name = {each.name: each for each in devices}
     by_id = {(each.device, each.point_id): each for each in results}
     found = []

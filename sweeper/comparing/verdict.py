@@ -96,7 +96,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """Of a gate: 4 if it is worse, 3 if that stays open, else 0."""
+        """The exit code of a gate: 4 if it is worse, 3 if that stays open, else 0."""
         return 4 if self.is_worse else 3 if self.is_open else 0
 
     @cached_property

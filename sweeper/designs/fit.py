@@ -50,7 +50,7 @@ def fit(plan: Plan, calculated: CalculatedPeaks = NOTHING, *_: Any) -> Design:
         search.record(1, answer)
     fits = {each.point.id: answer.fits for each, answer in zip(batch, answers, strict=True) if answer is not None}
     device = next((answer.device for answer in answers if answer is not None), None)
-    # Of several cards, each has its own answer to what should change: their comparison leaves that out.
+    # A comparison of cards leaves out what to change: each card has an answer of its own.
     levers = [Adding(plan, goal, device) for goal in (goals(cells, fits) if _is_of_one_card(plan) else ())]
     elsewhere = Elsewhere(calculated.of_others)
     while True:

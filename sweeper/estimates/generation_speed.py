@@ -16,7 +16,7 @@ PRICE_FORMULA = "price of a million tokens >= price per hour / 3600 / (tokens/s)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSpeed:
-    """Of the first decoding step after the prompts. `tokens_per_second`: of all sequences together, at most."""
+    """The first decoding step after the prompts. `tokens_per_second`: of all sequences together, at most."""
 
     batch: int
     weight_bytes: int  # that a step reads

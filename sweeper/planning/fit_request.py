@@ -51,7 +51,7 @@ OTHER_NAMES = ("gpu", "device", "cards", "gpus")  # of card=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitRequest:
-    """What `fit` was asked for. `overrides`: those of the sweep, its devices included."""
+    """The request that a line of `fit` makes. `overrides`: those of the sweep, its devices included."""
 
     model: str | None
     cards: tuple[str, ...]

@@ -171,7 +171,7 @@ def _chosen(answer: Answer) -> list[tuple[str, Row]]:
 
 
 def _cards(answer: Answer, cards: Mapping[str, Card], points: Sequence[Row]) -> list[CardRooms]:
-    """Of the largest points that fit, each point once, in the order of the findings.
+    """The room that cards have for the largest points that fit, each point once, in the order of the findings.
 
     A point on a host gives a lower bound only: one of them is enough, where there is nothing better.
     """

@@ -129,7 +129,7 @@ def _ended(statuses: Mapping[str, Mapping[str, int]]) -> Mapping[str, str]:
 
 
 def _settings(content: PageContent, sheet: Mapping[str, Any]) -> list[str]:
-    """Of each answer of the sheet, the values in which its search differs from the others, as typed."""
+    """The values of each answer of the sheet in which its search differs from the others, as typed."""
     of_point = {
         (row["device"], row["point_id"]): finding.setting
         for finding in content.answer.findings
