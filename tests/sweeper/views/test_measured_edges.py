@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,3 +75,11 @@ def test_markdown_and_csv_never_mix_measured_cells_with_calculated_ones(table: F
     assert "x8" in measured
     kinds = {line.split(",")[1] for line in fit_table.as_csv(table).splitlines()[1:]}
     assert kinds == {"calculated", "measured"}
+
+
+def test_cells_in_which_only_fragmentation_ends_the_batches_are_counted_in_a_sentence(table: FitTable) -> None:
+    first, *others = table.cells
+    found = replace(table, cells=(replace(first, fits_if_expandable=True), *others))
+    sentence = "In 1 of 8 cells only fragmentation keeps the next larger batch from fitting."
+    assert sentence in fit_table.as_text(found, 200)
+    assert "only fragmentation" not in fit_table.as_text(table, 200)
