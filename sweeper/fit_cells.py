@@ -6,7 +6,6 @@ of a run, one for each batch that was tried: the largest batch is one that was c
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from runners.device import device_named
 from runners.facts import FITS_IF_EXPANDABLE
 from runners.outcome import Outcome, Status
 from runners.point import Point, canonical
-from sweeper.rows import Row
 
 if TYPE_CHECKING:
     from sweeper.serving import CellSpeed, Serving
@@ -85,7 +83,7 @@ class Result:
     fits: bool | None
     peak_bytes: int | None
     needs_at_least_bytes: int | None = None
-    phase: str | None = None  # that has the peak, or in which an allocation was refused
+    phase: str | None = None  # that has the peak; None if the point did not finish, since a later one may be higher
     because: str | None = None  # why it is undecided
     fits_if_expandable: bool = False
     parameters: int | None = None  # of the model, without an adapter
@@ -114,7 +112,7 @@ class Cell:
     counter: str
     fits: bool | None = None  # batch 1
     peak_bytes: int | None = None
-    phase: str | None = None  # that has this peak
+    phase: str | None = None  # that has this peak; None where batch 1 does not fit
     largest_batch: int | None = None
     largest_peak_bytes: int | None = None
     largest_left_bytes: int | None = None  # of the device's memory
@@ -216,30 +214,6 @@ def without_batch(values: Mapping[str, Any]) -> str:
     return canonical({**values, "batch": None})
 
 
-def result_of_row(row: Row) -> Result:
-    deciding = device_named(row["device"]).deciding_counter
-    passed = row["status"] == Status.OK.value
-    peak = row["unlimited_peak_bytes"]  # of calculated rows
-    if peak is None and passed and not row.get("peak_is_partial"):
-        peak = row[f"peak_{deciding}_bytes"]
-    message = " ".join((row["error_message"] or "").split())
-    return Result(
-        device=row["device"],
-        values=json.loads(row["config"]),
-        point_id=row["point_id"],
-        status=row["status"],
-        fits=row["fits"],
-        peak_bytes=peak,
-        needs_at_least_bytes=row["needs_at_least_bytes"],
-        phase=row["peak_phase"] if passed else row["failed_phase"],
-        because=None if row["fits"] is not None else _why(row.get("error_type"), message) or row["status"],
-        fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
-        parameters=_without_adapter(json.loads(row["config"]), row.get("parameters"), row.get("trainable_parameters")),
-        left_bytes=_left(row.get("budget_bytes"), row.get("device_total_bytes"), row.get("peak_used_bytes")),
-        metrics=json.loads(row.get("metrics") or "{}"),
-    )
-
-
 def result_of(point: Point, outcome: Outcome) -> Result:
     passed = outcome.status is Status.OK
     peak = outcome.unlimited_peak_bytes
@@ -254,7 +228,7 @@ def result_of(point: Point, outcome: Outcome) -> Result:
         fits=outcome.fits,
         peak_bytes=peak,
         needs_at_least_bytes=outcome.needs_at_least_bytes,
-        phase=outcome.peak_phase if passed else outcome.failed_phase,
+        phase=outcome.peak_phase if passed else None,
         because=None if outcome.fits is not None else _why(outcome.error_type, message) or outcome.status.value,
         fits_if_expandable=FITS_IF_EXPANDABLE.strip() in message,
         parameters=_without_adapter(

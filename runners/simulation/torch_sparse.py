@@ -274,7 +274,7 @@ def _count(tensor: Tensor, value_of: ValueOf, dims: int) -> int:
 
 def _compressed_copy(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None) -> Any:
     if tensor.layout is not torch.sparse_csr:
-        raise NotImplementedError("a tensor of this layout has no rule")
+        raise NotImplementedError(f"no rule copies a tensor of the layout {tensor.layout}")
     parts = [torch.empty_like(each, device=device) for each in (tensor.crow_indices(), tensor.col_indices())]
     values = torch.empty_like(tensor.values(), dtype=dtype, device=device)
     return aten._sparse_compressed_tensor_unsafe(
@@ -287,7 +287,7 @@ def with_parts(tensor: Tensor, make: Callable[[Tensor], Tensor]) -> Tensor:
     if tensor.layout is torch.sparse_coo:
         return _made(tensor.shape, make(tensor._indices()), make(tensor._values()), tensor.is_coalesced())
     if tensor.layout is not torch.sparse_csr:
-        raise NotImplementedError("a tensor of this layout has no rule")
+        raise NotImplementedError(f"no rule copies a tensor of the layout {tensor.layout}")
     parts = [make(each) for each in (tensor.crow_indices(), tensor.col_indices(), tensor.values())]
     made: Tensor = aten._sparse_compressed_tensor_unsafe(
         *parts, tensor.shape, dtype=parts[-1].dtype, layout=tensor.layout, device=parts[-1].device

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
+from runners.device import Card, Device
+from runners.outcome import Outcome, Phase, Status
 from runners.point import Point
-from sweeper.fit_cells import LARGEST_BATCH, Cell, FitDevice, FitTable, Result, Wanted, cells, result_of_row
+from sweeper.fit_cells import LARGEST_BATCH, Cell, FitDevice, FitTable, Result, Wanted, cells, result_of
 from sweeper.sweeping.fitting import is_close
 from sweeper.views import fit_table
 
@@ -15,6 +16,7 @@ VALUES: dict[str, Any] = {"workload": {"name": "train"}, "context": 64, "batch":
 WANTED = Wanted(device="sim:mine", setting="LoRA", context=64, values={"context": 64}, point=Point(values=VALUES))
 
 
+CARD: dict[str, Any] = {"name": "A card", "vendor": "nvidia", "architecture": "sm_89", "total_bytes": 2400}
 DEVICE = FitDevice(
     name="sim:mine", kind="calculated", card="A card", total_bytes=2400, context_bytes=200,
     context_range_bytes=(150, 350), used_by_others_bytes=None, usable_bytes=2200,
@@ -118,13 +120,24 @@ def test_a_batch_that_fits_by_less_than_the_context_may_take_is_marked() -> None
     assert texts == ["~x7", "x7"]
 
 
+def of(point: Point, status: Status, model: dict[str, int]) -> Result:
+    phase = Phase(name="step", run_index=None, device="sim:mine", completed=True, peak={"allocated": 5})
+    device = Device(name="sim:mine", card=Card(**CARD))
+    outcome = Outcome(
+        status=status, device=device, attempt=1, phases=(phase,), model=model,
+        unlimited={} if status is Status.OK else {"allocated": 9},
+    )  # fmt: skip
+    return result_of(point, outcome)
+
+
 def test_the_parameters_of_a_model_leave_out_those_of_an_adapter() -> None:
-    row = {
-        "device": "sim:mine", "config": json.dumps({"workload": {"name": "train", "method": "lora"}}), "status": "ok",
-        "point_id": "p", "fits": True, "unlimited_peak_bytes": None, "peak_allocated_bytes": 5, "error_message": None,
-        "needs_at_least_bytes": None, "peak_phase": "step", "failed_phase": None, "parameters": 1010,
-        "trainable_parameters": 10,
-    }  # fmt: skip
-    assert result_of_row(row).parameters == 1000
-    full = row | {"config": json.dumps({"workload": {"name": "train", "method": "full"}}), "trainable_parameters": 1010}
-    assert result_of_row(full).parameters == 1010
+    for method, trained in (("lora", 10), ("full", 1010)):
+        point = Point(values={**VALUES, "workload": {"name": "train", "method": method}})
+        counted = of(point, Status.OK, {"parameters": 1010, "trainable_parameters": trained})
+        assert counted.parameters == (1000 if method == "lora" else 1010)
+
+
+def test_a_refused_point_names_no_phase_next_to_the_peak_that_it_would_have() -> None:
+    passed, refused = (of(Point(values=VALUES), status, {}) for status in (Status.OK, Status.OOM))
+    assert (passed.peak_bytes, passed.phase) == (5, "step")
+    assert (refused.peak_bytes, refused.phase) == (9, None)

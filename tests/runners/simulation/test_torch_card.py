@@ -81,6 +81,18 @@ def test_a_tensor_that_a_program_makes_on_meta_takes_no_memory() -> None:
     assert calculated(program).returned == {"meta": True, "before": 0, "after": 4 * MIB}
 
 
+def test_a_tensor_on_meta_cannot_be_moved_to_the_card_as_in_pytorch() -> None:
+    def program(device: str) -> str:
+        with torch.device("meta"):
+            model = nn.Linear(4, 4, bias=False)
+        torch.ones(1, device=device)
+        with pytest.raises(NotImplementedError) as refused:
+            model.to(device)
+        return str(refused.value)
+
+    assert calculated(program).returned == {"result": program("cpu")}  # the same sentence on a device with data
+
+
 def test_tensors_of_two_devices_do_not_meet() -> None:
     def program(device: str) -> None:
         torch.ones(4, device=device) @ torch.ones(4)

@@ -19,7 +19,7 @@ from tests.tracing import Work, peak, real_peak
 
 NODES, EDGES, FEATURES = 100, 400, 16
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse (invariant|CSR)")
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse (invariant|CSR|CSC)")
 
 
 def graph(device: str) -> torch.Tensor:
@@ -152,6 +152,16 @@ def test_what_depends_on_how_many_numbers_are_not_zero_is_unavailable() -> None:
         traced(lambda device: graph(device).coalesce() @ graph(device).coalesce())
     with pytest.raises(Unavailable, match=r"aten\.index_select\.default .* no rule"):
         traced(lambda device: graph(device).index_select(0, torch.arange(5, device=device)))
+
+
+def test_a_copy_of_sparse_columns_is_unavailable_by_its_layout() -> None:
+    def work(device: str) -> None:
+        columns, rows, values = torch.tensor([0, 1, 2]), torch.tensor([0, 1]), torch.ones(2)
+        parts = [each.to(device) for each in (columns, rows, values)]
+        torch.sparse_csc_tensor(*parts, (2, 2), check_invariants=False).clone()
+
+    with pytest.raises(Unavailable, match=r"no rule copies a tensor of the layout torch\.sparse_csc"):
+        traced(work)
 
 
 @pytest.mark.parametrize("name", ["masked_fill", "clamp", "sigmoid", "relu", "mul", "div", "isnan"])
